@@ -28,7 +28,7 @@ from stepscope.store import STORE_NAME
 log = logging.getLogger(__name__)
 
 CATALOG = ".stepscope-runs"
-VERSION = 2  # of the rows in CATALOG
+VERSION = 3  # of the rows in CATALOG
 MAX_BYTES = 2**28
 MAX_UNSAVED = 100  # rows that are read again after a restart of the server
 REREAD_S = 1.0  # minimum age of the row of a live run that is read again

@@ -19,6 +19,7 @@ from dashboard.charts.run_view import (
     world_size_of,
 )
 from stepscope.common.formatting import format_bytes, printable
+from stepscope.common.json_values import flattened
 from stepscope.recorder.final_values import final_values
 from stepscope.run import RunInfo
 from stepscope.run.metadata import RunMetadata, read_metadata
@@ -63,7 +64,7 @@ def row(run: RunInfo, size: int | None) -> dict[str, Any]:
     }
     own: dict[str, Any] = {f"final: {key}": value.last for key, value in final.items()}
     own |= {f"best: {key}": value.best for key, value in final.items()}
-    own |= {f"config: {name}": _cell(value) for name, value in metadata.config.items()}
+    own |= {f"config: {name}": _cell(value) for name, value in flattened(metadata.config).items()}
     shown = [(name, value) for name, value in own.items() if value is not None]
     cells |= {printable(name)[:NAME_LENGTH]: value for name, value in shown[:MAX_CELLS]}
     return {
@@ -80,9 +81,9 @@ def whole_metadata(run: RunInfo) -> RunMetadata:
 
 
 def _cell(value: Any) -> bool | float | str | None:
-    """Return a setting as a cell; None for lists and long texts."""
+    """Return a setting as a cell, a long text cut; None for lists."""
     if isinstance(value, str) and len(value) > NAME_LENGTH:
-        return None
+        return f"{value[: NAME_LENGTH - 1]}…"
     return value if isinstance(value, bool | int | float | str) else None
 
 

@@ -27,8 +27,7 @@ from stepscope.compare.comparison import (
     compare_runs,
 )
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
-from stepscope.metrics import BY_KEY
-from stepscope.report.run_report import run_report
+from stepscope.report.run_report import run_report, scale_and_title
 from stepscope.run import RUN_JSON, RunError, RunInfo, read_run
 from stepscope.run.metadata import NOTES_JSON
 from stepscope.store import STORE_NAME, StoreError
@@ -106,15 +105,15 @@ def charts(each: Sequence[RunFigures], lines: Sequence[Lines], names: Sequence[s
         log = st.toggle("Logarithmic", key="compare_log")
     for key in shown:
         drawn: dict[str, list[RunLine]] = {}
+        size, title = scale_and_title(key)
+        title = printable(title)
         for one, found, name in zip(each, lines, names, strict=True):
             scale = one.samples_per_step if axis == "samples" else 1.0
             if key in found and scale is not None:
                 step, seconds, values = found[key]
                 x = {"time": seconds, "date": local_ms(one.run.created, seconds)}
-                line = RunLine(x.get(axis, step * scale), values)
+                line = RunLine(x.get(axis, step * scale), values / size)
                 drawn.setdefault(name, []).append(line)
-        unit = BY_KEY[key].unit if key in BY_KEY else ""
-        title = printable(f"{key} ({unit})" if unit else key)
         if drawn:
             figure = overlay(drawn, AXES[axis], title, weight, log=log)
             figure["layout"]["xaxis"]["type"] = "date" if axis == "date" else "linear"
@@ -174,7 +173,12 @@ for text in found.notes:
     note("info", escape_markdown(text))
 shown = names
 if by != EACH:
-    shown = [f"{groups[by].label}: {groups[by].shown(index)}" for index in range(len(runs))]
+    row = groups[by]
+    shown = [
+        # Runs without a group are not one; those without a setting have its default.
+        name if by == OWN and row.text(index) is None else f"{row.label}: {row.shown(index)}"
+        for index, name in enumerate(names)
+    ]
 charts(each, lines, shown)
 tables(found, names, each)
 diffs = {name: one.code_diff for name, one in zip(names, each, strict=True) if one.code_diff}

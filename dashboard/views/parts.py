@@ -21,6 +21,11 @@ from stepscope.run import RunInfo
 
 READING_WIDTH = 820  # px
 TABLE_HEIGHT = 320  # px
+PLOT_CONFIG: dict[str, Any] = {
+    "displaylogo": False,
+    "modeBarButtons": [["toImage"]],
+    "toImageButtonOptions": {"filename": "stepscope", "scale": 2},
+}
 OUTPUT_LINES = 12  # Lines that fit into a box of TABLE_HEIGHT.
 text, number = st.column_config.TextColumn, st.column_config.NumberColumn
 
@@ -86,8 +91,8 @@ def table(
 
 
 def plot(figure: dict[str, Any], key: str, alt: str | None = None) -> None:
-    """Draw a Plotly figure without its buttons."""
-    st.plotly_chart(figure, key=key, config={"displayModeBar": False}, alt=alt)
+    """Draw a Plotly figure; pointing at it shows a button that saves it as PNG."""
+    st.plotly_chart(figure, key=key, config=PLOT_CONFIG, alt=alt)
 
 
 def download(

@@ -23,6 +23,7 @@ from dashboard.views.parts import download, output, report_button, table, text
 from stepscope.common.config_issue import ConfigError
 from stepscope.report.run_report import run_report
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
+from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import rank_numbers
 from trainer.config import RunConfig
 from trainer.runners.weights import read_weights
@@ -91,6 +92,8 @@ def details_tab(run: RunInfo) -> None:
         arguments = map(str, given if isinstance(given, list) else [])
         _code("Script", shlex.join([str(script.get("path")), *arguments]))
         _code("Working directory", str(script.get("cwd")))
+    if (git := read_metadata(run).git) is not None:
+        _code("Commit", git.text)
     if run_kind(run) is RunKind.TRAINER and not run.status.live:
         _checkpoints(run, [path.name for path in sorted(run.folder.glob("*.pt"))])
     for title, name in _TABLES.items():
@@ -130,6 +133,8 @@ def _code(title: str, content: str) -> None:
 def _table(title: str, values: Mapping[str, Any]) -> None:
     """Draw names and values as a table; nested values as JSON."""
     shown = {name: "n/a" if value is None else value for name, value in values.items()}
+    if values.get("commit") is None:
+        shown.pop("commit", None)  # that of a script is above
     rows = [
         {"Name": name, "Value": value if isinstance(value, str) else json.dumps(value)}
         for name, value in shown.items()

@@ -11,7 +11,7 @@ from dashboard.controls.sidebar import keep_settings
 from dashboard.format import button, escape_markdown
 from dashboard.run_catalog import RunRow
 from dashboard.run_rows import MIB, disk_use
-from dashboard.run_search import matching
+from dashboard.run_search import hint, matching
 from dashboard.views import parts
 from dashboard.views.parts import connections, number, text
 from dashboard.views.run_edits import KEPT, SELECTION, edit_ticked, untick
@@ -80,7 +80,8 @@ def table() -> None:
             bind="query-params",
             placeholder="Words, lr>0.01, val/loss<0.3, status=failed",
             help="Words in the name, status, tags, group, note or settings; and conditions on any "
-            "column: lr>=0.01, train/loss<0.3, best_loss<0.1, status=failed, group=sweep.",
+            "column: lr>=0.01, train/loss<0.3, best_loss<0.1, duration>60 (seconds), "
+            "started>=2026-11-01, status=failed, group=sweep.",
         )
         columns = _columns(rows)
     found = matching(rows, query or "")
@@ -107,7 +108,9 @@ def table() -> None:
             _buttons(ticked)
         help_text = "Click a cell to open the run, a column title to sort. Tick runs to edit them."
         if len(found) < len(rows):
-            help_text = f"{len(found):,} of {len(rows):,} runs. {help_text}"
+            why = "" if found else hint(rows, query or "")
+            why = f" {escape_markdown(why)}" if why else ""
+            help_text = f"{len(found):,} of {len(rows):,} runs.{why} {help_text}"
         if server.sources:
             help_text += " The values of a remote run are loaded when it is opened."
         st.caption(help_text)

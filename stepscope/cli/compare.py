@@ -79,7 +79,10 @@ def _print(found: comparison.Comparison, rows: Sequence[comparison.SideRow], bas
     for title in ("configuration", "environment", "code"):
         for row in getattr(found, title):
             values = [row.shown(index) for index in range(len(found.runs))]
-            texts = (", ".join(dict.fromkeys(side)) for side in (values[:base], values[base:]))
+            sides = [dict.fromkeys(side) for side in (values[:base], values[base:])]
+            if sides[0].keys() == sides[1].keys():
+                continue  # such as the seeds of repeated runs
+            texts = map(", ".join, sides)
             print(f"{title}: {row.label}: {' → '.join(texts)}")
     print(f"\n{'':<26}{'baseline':>18}{'new':>18}{'change':>14}  interval over runs (95% for all)")
     for one in rows:

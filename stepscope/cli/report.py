@@ -40,6 +40,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
             html = sweep_report(read_sweep(first), full=options.full)
         else:
             runs = [open_run(one, runs=root).info() for one in options.ids]
+            if len({one.folder.resolve() for one in runs}) < len(runs):
+                raise ReportError("RUN: a run must be named only once. Remove the duplicates.")
             for one in runs:
                 recover_ended(one)  # the last rows of a killed process
             html = run_report(runs, full=options.full)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 TEXT_LIMIT = 1000  # maximum number of characters of a value that JSON cannot represent
 LINE_LIMIT = 200
+MAX_DEPTH = 4  # levels of nested objects whose entries have names with dots
 
 
 def to_json(value: Any) -> Any:
@@ -27,6 +29,21 @@ def to_text(value: Any) -> str:
         return str(value).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - of the script's own method
         return f"<{type(value).__name__}>"
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
+    """Return the entries of an object and of nested ones, up to MAX_DEPTH, by names with dots.
+
+    >>> flattened({"lr": 0.1, "model": {"depth": 12}})
+    {'lr': 0.1, 'model.depth': 12}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value and depth < MAX_DEPTH:
+            found |= flattened(value, f"{prefix}{name}.", depth + 1)
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def dict_of(value: Any) -> dict[str, Any]:

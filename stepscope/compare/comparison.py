@@ -20,18 +20,25 @@ import numpy as np
 
 from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common import formatting
-from stepscope.common.formatting import format_bytes, format_short_time, printable, three_digits
+from stepscope.common.formatting import (
+    format_bytes,
+    format_duration,
+    format_short_time,
+    printable,
+    three_digits,
+)
+from stepscope.common.json_values import flattened
 from stepscope.compare.figures import PHASES, RunFigures
 from stepscope.lab.gate import METRICS, Gate, GateResult, GateVerdict, gate_result
 from stepscope.lab.statistics import MAX_VALUES, unpaired_interval, values_needed
 from stepscope.lab.verdict_text import signed
 from stepscope.memory.breakdown import CATEGORIES
 from stepscope.metrics import BY_KEY
-from stepscope.run import RunKind
+from stepscope.run import RunKind, RunStatus
 from stepscope.run.setting_names import current_settings
 from stepscope.store.blocks import Floats
 
-MAX_ROWS, MAX_DEPTH, MAX_CHARS = 1000, 4, 200  # differences of a part, levels, characters
+MAX_ROWS, MAX_CHARS = 1000, 200  # differences of a part, characters
 ALPHA = 0.05
 MIN_RUNS = 2  # on each side, for an interval
 MIN_EQUAL_RUNS = 3  # on each side, for a gate on peak memory that is the same in all of them
@@ -52,7 +59,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "peak_process": ("Peak process memory", format_bytes),
     "energy": ("Energy", formatting.format_energy),
     "energy_per_sample": ("Energy per sample", lambda joules: f"{three_digits(1e3 * joules)} mJ"),
-    "duration": ("Duration", formatting.format_duration),
+    "duration": ("Duration", lambda s: format_short_time(s) if s < 60 else format_duration(s)),
     "steps": ("Steps", "{:,.0f}".format),
 }
 """Label and format of each figure; metrics of the training follow."""
@@ -213,7 +220,7 @@ def compare_sides(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> tupl
         if not _positive(key, both):
             rows.append(SideRow(key, label, float(old.mean()), float(changed.mean())))
             continue
-        means = [float(np.exp(np.log(side).mean())) for side in (old, changed)]
+        means = [_geometric_mean(side) for side in (old, changed)]
         row = SideRow(key, label, means[0], means[1], means[1] / means[0] - 1)
         if key in spread:
             _, low, high = unpaired_interval(old, changed, ALPHA / len(spread))
@@ -270,6 +277,11 @@ def judge_runs(
     return results
 
 
+def _geometric_mean(values: Floats) -> float:
+    """Return the geometric mean; of equal values, such as steps, exactly their value."""
+    return float(values[0] if np.ptp(values) == 0 else np.exp(np.log(values).mean()))
+
+
 def _values(key: str, runs: Sequence[RunFigures]) -> Floats:
     return np.array([one.values[key] for one in runs])
 
@@ -287,6 +299,14 @@ def _positive(key: str, runs: Sequence[RunFigures]) -> bool:
 def _notes(runs: Sequence[RunFigures]) -> tuple[str, ...]:
     found = [f"{one.run.id}: {one.problem}" for one in runs if one.problem is not None]
     found += [f"{one.run.id} is still running." for one in runs if one.run.status.live]
+    for one in runs:
+        if one.run.status in (RunStatus.FAILED, RunStatus.CRASHED):
+            found.append(
+                f"{one.run.id} {one.run.status}: {one.run.reason or 'no reason'}"[:MAX_CHARS]
+            )
+        if one.not_finite:
+            names = ", ".join(kind_of(f"final {key}")[0] for key in one.not_finite)
+            found.append(f"{one.run.id}: not finite (NaN or infinite): {names}.")
     if len({one.values.get("steps") for one in runs}) > 1:
         found.append("The runs differ in steps: final, best and total values are not comparable.")
     return tuple(map(printable, found))
@@ -328,6 +348,7 @@ def _environment(one: RunFigures) -> dict[str, Any]:
 def _code(one: RunFigures) -> dict[str, Any]:
     script = _dict(one.run.run_json.get("script"))
     git = {} if one.metadata.git is None else msgspec.to_builtins(one.metadata.git)
+    git.pop("diff", None)  # "dirty", or "uncommitted" below
     commit = _dict(one.run.run_json.get("environment")).get("commit")
     found = {f"script {name}": script.get(name) for name in ("path", "arguments")}
     if one.code_diff is not None:
@@ -354,15 +375,11 @@ def _change(base: float | None, value: float | None) -> float | None:
     return change if math.isfinite(change) else None
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value and depth < MAX_DEPTH:
-            found |= _flat(value, f"{prefix}{name}.", depth + 1)
-        else:
-            is_text = value is None or isinstance(value, str)
-            found[f"{prefix}{name}"] = value if is_text else json.dumps(value)
-    return found
+def _flat(values: Mapping[str, Any]) -> dict[str, str | None]:
+    return {
+        name: value if value is None or isinstance(value, str) else json.dumps(value)
+        for name, value in flattened(values).items()
+    }
 
 
 def _cut(text: str) -> str:

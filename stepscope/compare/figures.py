@@ -52,7 +52,8 @@ class RunFigures:
     `values` has the figures of `stepscope.compare.comparison.FIGURES`, and `final KEY` and `best
     KEY` of each metric of the training. `phases` are seconds per step by metric, `memory` bytes by
     category when this process used most. `code_diff`: uncommitted changes, recorded by git.
-    `problem`: why the store has no figures.
+    `not_finite`: metrics whose last value is NaN or infinite. `problem`: why the store has no
+    figures.
     """
 
     run: RunInfo
@@ -62,6 +63,7 @@ class RunFigures:
     memory: Mapping[str, int]
     code_diff: str | None = None
     samples_per_step: float | None = None  # of all ranks
+    not_finite: tuple[str, ...] = ()
     problem: str | None = None
 
 
@@ -132,6 +134,7 @@ def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
         phases={key: value for key, value in times.items() if value is not None},
         memory=_memory(reader, gpu),
         samples_per_step=samples,
+        not_finite=tuple(key for key, each in metrics.items() if each["last"] is None),
     )
 
 

@@ -11,7 +11,13 @@ import numpy as np
 
 from stepscope.bottleneck.classify import BottleneckKind
 from stepscope.common.files import read_tail
-from stepscope.common.formatting import format_bytes, format_duration, three_digits
+from stepscope.common.formatting import (
+    format_bytes,
+    format_duration,
+    format_short_time,
+    printable,
+    three_digits,
+)
 from stepscope.common.json_values import dict_of
 from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, compare_runs
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
@@ -22,7 +28,7 @@ from stepscope.metrics import BY_KEY, Unit
 from stepscope.recorder.final_values import MAX_BUCKETS
 from stepscope.report.page import MAX_BLOCK, MAX_BYTES, Report, untrusted_content
 from stepscope.report.scrubber import scrubber_of
-from stepscope.report.svg import Line, line_chart
+from stepscope.report.svg import COLORS, Line, line_chart
 from stepscope.run import RunInfo, rank_file
 from stepscope.store.blocks import Floats
 
@@ -41,6 +47,7 @@ _CHARTS = {
     ),
     "Throughput": ("perf/samples_per_sec",),
 }
+MAX_OWN_CHARTS = 8  # of the script's own metrics
 _SCALES = {Unit.BYTES: (2.0**30, "GiB"), Unit.SECOND: (1e-3, "ms"), Unit.PER_SECOND: (1.0, "1/s")}
 _PRIVATE = {
     *("host", "user", "pid", "pid_started", "pid_namespace", "cwd", "own", "data", "resume"),
@@ -59,26 +66,29 @@ def run_report(runs: Sequence[RunInfo], *, full: bool = False) -> str:
 
     Without `full` it has no host names, user names, addresses and paths. Raises ReportError.
     """
-    names = dict.fromkeys(str(run.run_json.get("name") or run.id) for run in runs)
-    subject = ", ".join(names) if len(runs) <= MAX_COLUMNS else f"{len(runs)} runs"
+    names = [str(run.run_json.get("name") or run.id) for run in runs]
+    subject = ", ".join(dict.fromkeys(names)) if len(runs) <= MAX_COLUMNS else f"{len(runs)} runs"
     report = Report(f"Training report: {subject}", str if full else scrubber_of(runs))
     each = [read_figures(run) for run in runs]
     if len(each) > 1:
+        names = [f"{number} · {name}" for number, name in enumerate(names, 1)]
         found = compare_runs(each)
         report.heading("Comparison", 2)
         report.paragraph("Changes are relative to the first run.", "note", fixed=True)
         if found.obstacles:
             report.paragraph(f"{NOT_COMPARABLE} {' '.join(found.obstacles)}", "verdict")
         report.paragraph(" ".join(found.notes), "note")
-        _tables(report, found, found.runs, full)
+        if len(each) <= COLORS:
+            _add_overlays(report, each, names)
+        _tables(report, found, names, full)
     left_out, points = 0, MAX_BUCKETS * DETAILED_RUNS // max(len(each), DETAILED_RUNS)
     if points < MAX_BUCKETS:
         text = f"Charts of {len(each)} runs have at most {points} points per line: means of more."
         report.paragraph(text, "note", fixed=True)
-    for one in each:
+    for one, name in zip(each, names, strict=True):
         if len(each) == 1 or one.problem is None:  # the comparison has the problem
             end = len(report.parts)
-            _add_run(report, one, full, points)
+            _add_run(report, one, name, full, points)
             if len(each) > 1 and report.size() > MAX_BYTES - HEAD_BYTES:
                 del report.parts[end:]
                 left_out += 1
@@ -103,16 +113,19 @@ def _tables(report: Report, found: Comparison, names: Sequence[str], full: bool)
             report.table(title_of, ("name", *shown), cells)
 
 
-def _add_run(report: Report, figures: RunFigures, full: bool, points: int) -> None:
+def _add_run(report: Report, figures: RunFigures, name: str, full: bool, points: int) -> None:
     run, run_json = figures.run, figures.run.run_json
     recorded, lines = read_recorded(run), read_lines(run)
-    report.heading(report.scrub(run.id), 2)
+    report.heading(report.scrub(name), 2)
+    git = figures.metadata.git
     rows = [
+        ("run", run.id),
         ("status", run.status.value),
         ("reason", run.reason),
         ("started (UTC)", time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.created))),
         ("processes", run_json.get("world_size") or 1),
         ("GPU", dict_of(run_json.get("environment")).get("gpu")),
+        ("commit", git and git.text),
         ("group", figures.metadata.group),
         ("tags", ", ".join(figures.metadata.tags)),
     ]
@@ -171,8 +184,9 @@ def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
     readings = []
     for key, (_, _, points) in list(lines.items())[:MAX_ROWS]:
         unit, value = BY_KEY[key].unit if key in BY_KEY else Unit.NONE, float(points[-1])
-        text = f"{three_digits(value)} {unit.value}".replace(" %", "%")
-        readings.append((key, format_bytes(value) if unit is Unit.BYTES else text))
+        text = f"{three_digits(value)} {unit.value}".replace(" %", "%").removesuffix(" count")
+        show = {Unit.BYTES: format_bytes, Unit.SECOND: format_short_time}.get(unit)
+        readings.append((key, text if show is None else show(value)))
     report.table("Last readings", ("metric", "value"), readings)
     for name in (rank_file("traceback.txt", run.cause), "output.log"):
         with suppress(OSError):  # most runs do not have both
@@ -194,18 +208,49 @@ def _add_out_of_memory(report: Report, run: RunInfo, rank: RankData) -> None:
         report.block("\n".join(texts), "Failed allocation")
 
 
+def _add_overlays(report: Report, each: Sequence[RunFigures], names: Sequence[str]) -> None:
+    """Add charts with a line per run over the steps."""
+    pairs = zip(names, each, strict=True)
+    lines = [(report.scrub(name), read_lines(one.run)) for name, one in pairs if not one.problem]
+    for key in ("train/loss", "perf/step_time"):
+        scale, title = scale_and_title(key)
+        drawn: list[Line] = [
+            (name, found[key][0], found[key][2] / scale) for name, found in lines if key in found
+        ]
+        report.parts.append(line_chart(title, "step", drawn))
+
+
 def _add_charts(report: Report, lines: Lines, points: int) -> None:
     longest = max((float(seconds[-1]) for _, seconds, _ in lines.values()), default=0.0)
     scales = ((3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((one for one in scales if longest > 3 * one[0]), scales[-1])
-    for title, keys in _CHARTS.items():
-        scale, y_unit = _SCALES.get(BY_KEY[keys[0]].unit, (1.0, BY_KEY[keys[0]].unit.value))
+    own = [key for key in lines if key not in BY_KEY][:MAX_OWN_CHARTS]
+    for title, keys in (_CHARTS | {key: (key,) for key in own}).items():
+        scale, y_unit = _scale_and_unit(keys[0])
         drawn: list[Line] = []
         for key in filter(lines.__contains__, keys):
             x, y = (_thinned(values, points) for values in lines[key][1:])
-            drawn.append((BY_KEY[key].label, x / size, y / scale))
+            label = BY_KEY[key].label if key in BY_KEY else report.scrub(printable(key))
+            drawn.append((label, x / size, y / scale))
         title = f"{title}, {y_unit}" if y_unit else title
+        title = title if keys[0] in BY_KEY else report.scrub(printable(title))
         report.parts.append(line_chart(title, f"time since the start, {unit}", drawn))
+
+
+def _scale_and_unit(key: str) -> tuple[float, str]:
+    unit = BY_KEY[key].unit if key in BY_KEY else Unit.NONE
+    return _SCALES.get(unit, (1.0, unit.value))
+
+
+def scale_and_title(key: str) -> tuple[float, str]:
+    """Return the size of a chart's unit in that of the metric, and the title with the unit.
+
+    >>> scale_and_title("perf/step_time"), scale_and_title("eval/f1")
+    ((0.001, 'Step time (ms)'), (1.0, 'eval/f1'))
+    """
+    scale, unit = _scale_and_unit(key)
+    label = BY_KEY[key].label if key in BY_KEY else key
+    return scale, f"{label} ({unit})" if unit else label
 
 
 def _thinned(values: Floats, points: int) -> Floats:
@@ -220,6 +265,8 @@ def values_of(values: object, full: bool) -> Iterator[tuple[str, str | None]]:
     """Yield the rows of an object of JSON, without private values unless `full`."""
     entries = list(dict_of(values).items())
     for name, value in entries[:MAX_ROWS]:
+        if name == "commit" and value is None:
+            continue  # of a script: it is in the summary
         text = value if value is None or isinstance(value, str) else json.dumps(value)
         yield name, "[removed]" if not full and name in _PRIVATE and value else text
     if len(entries) > MAX_ROWS:

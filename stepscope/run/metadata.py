@@ -48,6 +48,13 @@ class GitState(msgspec.Struct, frozen=True):
     dirty: bool | None = None  # None: unknown
     diff: bool = False
 
+    @property
+    def text(self) -> str:
+        """The commit with what is known about it."""
+        known = (self.branch, "uncommitted changes" if self.dirty else None)
+        more = ", ".join(filter(None, known))
+        return f"{self.commit[:12]} ({more})" if more else self.commit[:12]
+
 
 class FinalMetric(msgspec.Struct, frozen=True):
     """Last value of a metric, None if not finite, and the best if it has a direction."""

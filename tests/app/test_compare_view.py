@@ -82,8 +82,8 @@ def test_groups_are_means_with_a_band(page: OpenPage, server: services.Services)
     (figure,) = figures(app)
     band, mean = figure["data"][:2]
     assert len(figure["data"]) == 4, "two groups"
-    assert {round(value, 6) for value in mean["y"]} == {0.15}
-    assert {round(value, 6) for value in band["y"]} == {0.1, 0.2}
+    assert {round(value, 6) for value in mean["y"]} == {150.0}, "ms"
+    assert {round(value, 6) for value in band["y"]} == {100.0, 200.0}
 
 
 def test_settings_with_the_names_of_choices_are_choices(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,15 @@ def test_a_run_without_a_store_has_a_problem_and_no_zero(tmp_path: Path) -> None
     assert any(found.problem in note for note in compare_runs([found]).notes)
     StoreWriter(tmp_path / "a" / "rank0.sqlite").close()  # a store without a row
     assert read_figures(found.run).problem is None
+
+
+def test_failed_and_diverged_runs_are_named(tmp_path: Path) -> None:
+    rows = [(float(step), step, {"train/loss": math.inf if step > 3 else 1.0}) for step in range(9)]
+    content = {"kind": "init", "status": "failed", "reason": "ValueError: bad"}
+    write_run(tmp_path / "b", content, steps=rows)
+    notes = compare_runs([run(tmp_path / "a"), read_figures(read_run(tmp_path / "b"))]).notes
+    assert [note for note in notes if "b failed: ValueError: bad" in note]
+    assert [note for note in notes if "not finite" in note and "b:" in note and "loss" in note]
 
 
 def test_only_what_differs_is_a_difference() -> None:

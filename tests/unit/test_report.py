@@ -152,6 +152,13 @@ def test_tags_group_and_note_are_shown_without_names(tmp_path: Path) -> None:
     assert "&lt;edited&gt;" in run_report([read_run(run)])
 
 
+def test_metrics_of_the_script_have_a_chart(tmp_path: Path) -> None:
+    rows = [(float(step), step, {"eval/f1": step / 9, "<b>": 1.0}) for step in range(9)]
+    html = run_report([read_run(write_run(tmp_path / "a", {"name": "b"}, steps=rows))])
+    assert "<figcaption>eval/f1</figcaption>" in html
+    assert "<figcaption>&lt;b&gt;</figcaption>" in html
+
+
 def test_many_runs_are_a_page_within_the_limit(tmp_path: Path) -> None:
     keys = {key for chart in _CHARTS.values() for key in chart if key[:3] not in ("gpu", "hos")}
     steps = [(step / 10, step, dict.fromkeys(keys, 1 / step)) for step in range(1, 513)]
@@ -252,6 +259,9 @@ def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
     assert "learning_rate" in first
     assert "node-" not in html
     assert '<th scope="row">host</th>' not in first
+    assert "<h2>1 · " in html
+    assert first.count("<figure>") == 1, "the step time of both runs over the steps"
+    assert first.count('class="line c') >= 2
     assert html.count("<h2>") == 3  # the run without a store is in the comparison only
     with pytest.raises(ReportError):
         run_report([read_run(tmp_path / "c")])
@@ -287,6 +297,7 @@ def test_the_command_writes_runs_and_a_sweep(tmp_path: Path) -> None:
     assert [
         word for word in (">Comparison<", ">plain<", ">fsdp<") if word not in out.read_text()
     ] == []
+    assert main(["report", runs[0], runs[0], "-o", str(out)]) == 1
     folder = next((tmp_path / "old").rglob("sweep.json")).parent
     assert main(["report", str(folder), "-o", str(out)]) == 0
     (folder / "sweep.json").write_text(json.dumps({"status": "finished"}))

@@ -10,7 +10,7 @@ import pytest
 
 from dashboard import run_catalog
 from dashboard.run_catalog import CATALOG, RunCatalog
-from dashboard.run_search import matching
+from dashboard.run_search import hint, matching
 from stepscope.run import process_identity, write_run_json
 from stepscope.run.metadata import edit_notes
 
@@ -121,17 +121,33 @@ def test_an_unreadable_run_hides_no_other(tmp_path: Path) -> None:
         ("x=nan", {"c"}),
         ("precision=16", {"b"}),
         ("lr>x", set()),
+        ("#baseline", {"a"}),
+        ("config:lr=0.1", {"a"}),
+        ("duration>=60 duration<61", {"a", "b", "c"}),
+        ("started<1970-01-02", {"a", "b", "c"}),
+        ("started>=2026-11-01", set()),
+        ("model.depth=12", {"b"}),
+        ("pinned=false", {"a", "b", "c"}),
+        ("status=nested", set()),
         ("<>", set()),
     ],
 )
 def test_words_and_conditions_select_rows(tmp_path: Path, query: str, ids: set[str]) -> None:
     write(tmp_path, "a", group="sweep", config={"lr": "0.1"}, tags=["baseline"])
     loss = {"train/loss": {"last": 0.3, "best": 0.25}}
-    precise = {"lr": 0.2, "precision": "fp16"}
+    precise = {"lr": 0.2, "precision": "fp16", "model": {"depth": 12}, "status": "nested"}
     write(tmp_path, "b", group="sweep", config=precise, note="Careful", final=loss)
     write(tmp_path, "c", status="failed", config={"day": "20231126", "x": "nan"})
     rows = RunCatalog(tmp_path).rows(check=False)
     assert {row.id for row in matching(rows, query)} == ids
+
+
+def test_a_condition_that_no_run_can_satisfy_is_explained(tmp_path: Path) -> None:
+    write(tmp_path, "a", config={"lr": 0.1})
+    rows = RunCatalog(tmp_path).rows(check=False)
+    assert hint(rows, "a lr>0.5 config:lr=0.1 duration>1") is None
+    for query in ("depth>3", "lr!=0.1", "lr>", "=3"):
+        assert query[:2] in str(hint(rows, query))
 
 
 def test_texts_that_look_like_numbers_are_kept(tmp_path: Path) -> None:
