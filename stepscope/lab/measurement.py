@@ -61,9 +61,11 @@ def rate(seconds: Floats, samples: Floats, epochs: Floats) -> float:
 def epoch_cuts(epochs: Floats) -> NDArray[np.intp]:
     """Return the first step of each whole epoch, and the end of the last one.
 
-    The first epoch is cut by the warm-up, the last by the end of the run.
+    The first epoch is cut by the warm-up, the last by the end of the run. Steps without a
+    DataLoader have no epoch (NaN), and so no cut.
     """
-    return np.flatnonzero(np.diff(epochs)) + 1
+    change = np.diff(epochs)
+    return np.flatnonzero(np.isfinite(change) & (change != 0)) + 1
 
 
 def burst_cuts(seconds: Floats) -> NDArray[np.intp]:

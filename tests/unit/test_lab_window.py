@@ -49,6 +49,14 @@ def test_the_rate_is_unbiased_in_bursts(subtests: pytest.Subtests) -> None:
             assert found.mean() == pytest.approx(1, abs=0.006 + 3 * error)
 
 
+def test_a_pause_every_few_steps_counts_without_a_loader() -> None:
+    """Such a script has no epochs; a median over steps would not see its slow ones."""
+    seconds = np.where(np.arange(200) % 4 == 3, 21.0, 1.0)
+    none = np.full(200, np.nan)
+    assert rate(seconds, np.ones(200), none) == pytest.approx(4 / 24)
+    assert rate(seconds, np.ones(200), none) == rate(seconds, np.ones(200), ONE_EPOCH[:200])
+
+
 def test_one_hiccup_hardly_moves_the_rate() -> None:
     seconds = np.ones(200)
     seconds[77] = 40.0
