@@ -121,7 +121,8 @@ def main(argv: Sequence[str], at: int) -> int:
         sweep = SweepRunner(folder, plan, process, shown(options)).run()
         write_patch(folder, plan, sweep)
         words = list(argv) if options.folder else ["--folder", str(folder), *argv]
-        code = close(options, sweep, shlex.join(["stepscope", "lab", *words]))
+        again = shlex.join(["stepscope", "lab", *words])
+        code = close(options, sweep, again, gates=bool(gates))
         return _judge(folder, plan, sweep, gates) if gates and code == FINISHED else code
     except (UsageError, ConfigError, SweepError, RevisionError) as error:
         print_error(str(error))

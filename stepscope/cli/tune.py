@@ -62,10 +62,12 @@ def main(argv: Sequence[str]) -> int:
         check_outputs(options)
         if options.apply and os.path.lexists(options.apply):
             raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
+        if options.apply and not os.path.isdir(os.path.dirname(options.apply) or "."):
+            raise UsageError(f"--apply: the folder of {options.apply} is missing. Create it first.")
         load_scipy()
         plan = _plan(options, argv[at:])
         folder = process.folder = folder_of(options, plan)
-        print_error(f"{folder}: {len(plan.arms)} variants in at most {plan.minutes:g} minutes.")
+        print_error(f"{folder}: {len(plan.arms)} settings in at most {plan.minutes:g} minutes.")
         sweep = SweepRunner(folder, plan, process, shown(options)).run()
         patch = write_patch(folder, plan, sweep)
         if options.json == "-":
@@ -125,6 +127,8 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
     used: Set[str] = frozenset()
     if not finished:
         lines = [str(sweep["reason"])]
+        if not any(arm["rounds"] for arm in sweep["arms"]):
+            return [printable(line) for line in lines]
     elif best is None:
         is_open = any(arm["verdict"] == "undecided" for arm in sweep["arms"])
         text = "No setting was shown to be faster yet" if is_open else "No setting pays here"
@@ -132,6 +136,7 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
             text = "No faster setting keeps the loss"
         lines = [f"{text}: {_waits_for(sweep['baseline']['metrics'])}."]
     elif best["verdict"] != "faster":
+        used = set(best["arms"])
         lines = [f"Not confirmed: {' + '.join(best['arms'])}: {best['text']}."]
     else:
         used, lines = set(best["arms"]), _gain(best, patch)
@@ -145,7 +150,7 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
     lines += ["", "Not measured:"] * bool(refused)
     for arm in refused:
         lines.append(f"  {arm['name']}: {arm['reason'].removeprefix(arm['name'] + ': ')}")
-    return [printable(line) for line in lines]
+    return ["\t".join(map(printable, line.split("\t"))) for line in lines]
 
 
 def _gain(best: Mapping[str, Any], patch: Patch) -> list[str]:
@@ -159,10 +164,10 @@ def _gain(best: Mapping[str, Any], patch: Patch) -> list[str]:
         f"{' + '.join(best['arms'])}: {1 + best['effect']:.2f} × faster "
         f"[{low:.2f}, {high:.2f}], {best['loss']['text']}{memory}."
     ]
-    diff = patch.diff.splitlines()
+    diff = patch.diff.split("\n")[:-1]
     if diff:
         count = sum(line.startswith("+") for line in diff[2:])
-        lines += ["", f"{count} line{'s' * (count > 1)}:", *diff]
+        lines += ["", f"{count} line{'s' * (count > 1)} (patch.diff in the folder):", *diff]
     for one in patch.by_hand:
         lines += ["", f"By hand, {one.setting}, {one.where}:", *(f"    {it}" for it in one.lines)]
     return lines

@@ -81,8 +81,13 @@ def shown(options: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
     return show
 
 
-def close(options: argparse.Namespace, sweep: dict[str, Any], resume: str) -> int:
-    """Print and write the results; return the exit code. `resume` is the command for the rest."""
+def close(
+    options: argparse.Namespace, sweep: dict[str, Any], resume: str, *, gates: bool = False
+) -> int:
+    """Print and write the results; return the exit code. `resume` is the command for the rest.
+
+    The table is on stderr if stdout has JSON or, with `gates`, Markdown.
+    """
     if options.json == "-":
         sys.stdout.write(f"{json.dumps(sweep, indent=1)}\n")
     elif options.json:
@@ -91,7 +96,7 @@ def close(options: argparse.Namespace, sweep: dict[str, Any], resume: str) -> in
         atomic_write(Path(options.csv), to_csv(sweep), durable=False)
     if sweep["baseline"] is not None:
         lines = [*table(sweep), "", *closing(sweep)]
-        out = sys.stderr if options.json == "-" else sys.stdout
+        out = sys.stderr if options.json == "-" or gates else sys.stdout
         out.write("\n".join(lines) + "\n")
     else:
         print_error(sweep["reason"])

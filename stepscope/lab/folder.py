@@ -191,6 +191,8 @@ class AppliedSetting(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[str] = []
     at: CallPlace | None = None
     places: list[CallPlace] = []
+    refused_places: list[CallPlace | None] = []
+    """Where the setting was refused; None for an unknown place."""
 
     @property
     def word(self) -> str:

@@ -64,7 +64,9 @@ def make_patch(source: str, path: str, name: str, settings: Sequence[AppliedSett
     # From the last call to the first, so that the lines of the other calls stay.
     for place, setting in sorted(places, key=lambda pair: -pair[0].line):
         changed = None
-        if os.path.realpath(place.file) == here:
+        # The call at a refused place has other arguments at other times.
+        is_refused = place in setting.refused_places or None in setting.refused_places
+        if os.path.realpath(place.file) == here and not is_refused:
             changed = _with_keyword(text, setting, place)
         text = text if changed is None else changed
         if changed is None:
@@ -81,11 +83,16 @@ def make_patch(source: str, path: str, name: str, settings: Sequence[AppliedSett
             missing = manual.get(setting.name, [])
             if setting.places and not missing:
                 continue
-            calls = [f"{os.path.basename(one.file)}, line {one.line}" for one in missing]
+            calls = [
+                f"{os.path.basename(one.file)}, line {one.line}"
+                + " (not for all calls there)" * (one in setting.refused_places)
+                for one in missing
+            ]
             where = "; ".join(sorted(calls)) or "at the call that has this argument"
         by_hand.append(ManualChange(setting.name, setting.lines, where))
-    before, after = (one.splitlines(keepends=True) for one in (source, text))
-    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+", one) for one in (source, text))
+    tab = "\t" * (" " in name)  # as GNU diff ends a name with spaces
+    lines = difflib.unified_diff(before, after, f"a/{name}{tab}", f"b/{name}{tab}")
     missing_end = "\n\\ No newline at end of file\n"
     ended = (line if line.endswith("\n") else line + missing_end for line in lines)
     return Patch("".join(ended), by_hand, text)
@@ -113,6 +120,8 @@ def _with_keyword(text: str, setting: AppliedSetting, place: CallPlace) -> str |
         return None
     call = calls[0]
     found = next((one for one in call.keywords if one.arg == setting.name), None)
+    if found is not None and not isinstance(found.value, ast.Constant):
+        return None  # such as args.workers, an option that would have no effect
     if found is None and any(one.arg is None for one in call.keywords):
         return None  # **kwargs may have it
     if any(isinstance(one, ast.Starred) for one in call.args):

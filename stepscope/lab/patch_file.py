@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,14 +15,15 @@ from stepscope.lab.folder import read_samples, write_json
 from stepscope.lab.patch import Patch, make_patch
 from stepscope.lab.script_plan import ScriptPlan, TunePlan, words_of
 
-PATCH_JSON = "patch.json"
+PATCH_JSON, PATCH_DIFF = "patch.json", "patch.diff"
 _MAX_BYTES = 2**20
 
 
 def write_patch(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any]) -> Patch:
     """Write and return the patch of the best combination, empty if it is not faster.
 
-    A sweep of `stepscope lab` without settings in it has no file. Raises OSError.
+    A sweep of `stepscope lab` without settings in it has no file. PATCH_DIFF is for `git apply`.
+    Raises OSError.
     """
     best = sweep.get("best") or {}
     pays = best.get("verdict") == "faster" and sweep["status"] == "finished"
@@ -36,10 +38,14 @@ def write_patch(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any]) -> Pat
             source = path.read_bytes().decode()
         except (OSError, UnicodeDecodeError):
             source = ""  # every change is listed by hand
-    patch = make_patch(source, str(path), path.name, settings)
+    name = os.path.relpath(path, plan.script.cwd)
+    name = path.name if name.startswith("..") else name
+    patch = make_patch(source, str(path), name, settings)
     if words or isinstance(plan, TunePlan):
         by_hand = [asdict(one) for one in patch.by_hand]
         write_json(folder / PATCH_JSON, {"diff": patch.diff, "by_hand": by_hand})
+    if patch.diff:
+        (folder / PATCH_DIFF).write_bytes(patch.diff.encode())
     return patch
 
 

@@ -301,12 +301,13 @@ def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int, ranks
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log that has a text, or an empty text."""
+    """Return the last line of a log that is not Stepscope's, or an empty text."""
     try:
         lines = terminal_text(read_tail(log, MAX_LOG_BYTES)).split("\n")
     except OSError:
         return ""
-    return next((line for line in reversed(lines) if line.strip()), "")
+    own = "stepscope: "
+    return next((one for one in reversed(lines) if one.strip() and not one.startswith(own)), "")
 
 
 def files(root: Path, without: Set[Path]) -> Files:

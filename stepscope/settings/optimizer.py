@@ -55,6 +55,7 @@ class Implementation(Setting):
                     values |= former
                 undo_amp(optimizer)
                 self.refusals[f"{self.name} is not applied to sparse gradients."] = None
+                self.refused_places[None] = None
 
         handle = subject.register_step_pre_hook(first_step)
         subject.register_load_state_dict_post_hook(undo_amp)

@@ -78,6 +78,8 @@ class Setting:
         self.places: list[Place | None] = []
         """Where the setting was entered."""
         self.refusals: dict[str, Place | None] = {}
+        self.refused_places: dict[Place | None, None] = {}
+        """The places of all refusals in order, None for an unknown one."""
         self.failed: str | None = None
         self.is_probe = False
         """True if `problem` is asked, but the setting is not entered."""
@@ -128,8 +130,10 @@ class Setting:
         elif reason is None:
             self.enter(subject)
             self.places.append(place)
-        elif len(self.refusals) < _MAX_REFUSALS:
-            self.refusals.setdefault(reason, place)
+        else:
+            self.refused_places[place] = None
+            if len(self.refusals) < _MAX_REFUSALS:
+                self.refusals.setdefault(reason, place)
 
     def guard(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function; its exception becomes the reason of the refusal."""
@@ -163,6 +167,7 @@ class Setting:
             "lines": self.lines(),
             "at": None if at is None else at._asdict(),
             "places": [place._asdict() for place in dict.fromkeys(self.places) if place],
+            "refused_places": [place and place._asdict() for place in self.refused_places],
         }
 
 

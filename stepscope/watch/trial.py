@@ -13,8 +13,10 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepscope.distributed import rank_and_size
@@ -119,7 +121,7 @@ class TrialLimit:
         return True
 
     def install(self) -> None:
-        """Wrap what a trial cannot do: input, fork, and resuming from a checkpoint."""
+        """Wrap what a trial cannot do: input, fork, resume, and overwrite a checkpoint."""
         set_parent_death_signal()
         is_rank = self._parent is not None and self._session.world_size == self._ranks
         if is_rank and os.getppid() != self._parent:  # torchrun has ended before that
@@ -129,7 +131,7 @@ class TrialLimit:
         original = os.fork
         os.fork = lambda: self._fork(original)
         # Not torch itself: the hooks of the run wait for that, and a module has one hook.
-        PostImportHook("torch.serialization", self._watch_loads).start()
+        PostImportHook("torch.serialization", self._watch_files).start()
         PostImportHook("torch.optim.optimizer", self._watch_resumes).start()
 
     def _input(self, prompt: object = "") -> NoReturn:
@@ -142,7 +144,7 @@ class TrialLimit:
             self._end(f"The script forks ({place}), and a trial measures one process.")
         return original()
 
-    def _watch_loads(self, module: Any) -> None:
+    def _watch_files(self, module: Any) -> None:
         load = module.load
 
         @functools.wraps(load)
@@ -150,7 +152,22 @@ class TrialLimit:
             self._loaded = str(f) if isinstance(f, str | os.PathLike) else None
             return load(f, *args, **kwargs)
 
-        module.load = loading  # before torch/__init__.py takes it from this module
+        save, own = module.save, [self._folder.parents[1], Path(tempfile.gettempdir())]
+
+        @functools.wraps(save)
+        def saving(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(f, str | os.PathLike):
+                path = Path(os.path.realpath(f))
+                if path.is_file() and not any(path.is_relative_to(one) for one in own):
+                    self._end(
+                        f"The script would overwrite {f} (torch.save). Make it write inside {{out}} "
+                        "(--output {out}): each trial has its own folder.",
+                        stops=True,
+                    )
+            return save(obj, f, *args, **kwargs)
+
+        # Before torch/__init__.py takes them from this module.
+        module.load, module.save = loading, saving
 
     def _watch_resumes(self, module: Any) -> None:
         restore = module.Optimizer.load_state_dict

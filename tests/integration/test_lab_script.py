@@ -89,6 +89,19 @@ def test_what_no_trial_may_do_is_a_sentence(
     assert bool(answer.get("stops")) is stops
 
 
+def test_an_existing_checkpoint_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.pt"
+    outside.write_bytes(b"mine")
+    script = folder / "train.py"
+    line = f"import torch; torch.save(1, {str(outside)!r})\n"
+    script.write_text(f"{line}{script.read_text()}")
+    answer = take(tmp_path, steps=20)
+    assert (outside.read_bytes(), answer["stops"]) == (b"mine", True)
+    assert str(outside) in answer["reason"]
+    outside.unlink()
+    assert take(tmp_path, steps=20)["metrics"]["steps"] == 20, "a new file outside of the folder"
+
+
 def test_a_module_edited_between_trials_ends_the_sweep(folder: Path, tmp_path: Path) -> None:
     script, module = folder / "train.py", folder / "rates.py"
     script.write_text(f"import rates\n{script.read_text()}")

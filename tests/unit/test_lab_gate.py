@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -140,8 +141,9 @@ def test_a_variant_with_another_pythonpath_keeps_its_order(
 
 def test_the_documented_ci_step_has_the_exit_code_of_the_gate(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs/gate.md").read_text()
-    blocks = re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE)
-    (step,) = [block for block in blocks if "GITHUB_STEP_SUMMARY" in block]
+    (block,) = re.findall(r"run: \|\n((?: {10}.*\n)+)", text)
+    step = textwrap.dedent(block)
+    assert "GITHUB_STEP_SUMMARY" in step
     stubs = "git() { :; }\nstepscope() { echo '| new |'; return 4; }\n"
     environment = os.environ | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     done = subprocess.run(["bash", "-c", stubs + step], env=environment, capture_output=True)

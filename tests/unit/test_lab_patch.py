@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.lab.folder import AppliedSetting, CallPlace
 from stepscope.lab.patch import Patch, make_patch
@@ -49,6 +51,7 @@ def test_a_call_gets_the_argument(call: str, after: str | None) -> None:
     [
         "x = DataLoader(d, **options)",
         "x = DataLoader(*d)",
+        "x = DataLoader(d, num_workers=args.workers)",
         "x = DataLoader((d))",
         "x = Mine(d)",
         "x = DataLoader(d), DataLoader(e)",
@@ -65,6 +68,30 @@ def test_an_unclear_call_is_changed_by_hand(call: str) -> None:
     assert [(one.setting, one.where) for one in found.by_hand] == [
         ("num_workers", "train.py, line 3")
     ]
+
+
+@pytest.mark.parametrize("refused", [CallPlace("train.py", 3), None])
+def test_a_call_that_is_refused_at_times_is_changed_by_hand(refused: CallPlace | None) -> None:
+    source = IMPORTS + "def make(d): return DataLoader(d)\n"
+    found = patched(source, replace(setting("num_workers", 4, 3), refused_places=[refused]))
+    assert (found.text, found.diff) == (source, "")
+    assert found.by_hand[0].where.startswith("train.py, line 3")
+    elsewhere = replace(setting("num_workers", 4, 3), refused_places=[CallPlace("train.py", 9)])
+    assert patched(source, elsewhere).diff
+
+
+@pytest.mark.parametrize("name", ["my train.py", "sub/train.py"])
+def test_the_diff_is_applied_by_git(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    source = f"{IMPORTS}x = 'a\x0cb\u2028c'\r\ndef f(d):\n\treturn DataLoader(d)  # \x0c\n"
+    file.write_bytes(source.encode())
+    found = make_patch(source, "train.py", name, [setting("num_workers", 4, 5)])
+    assert (found.text != source, found.by_hand) == (True, [])
+    command = ["git", "apply", "-"]
+    done = subprocess.run(command, cwd=tmp_path, input=found.diff.encode(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes().decode() == found.text
 
 
 def test_several_settings_of_one_script() -> None:

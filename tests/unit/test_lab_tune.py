@@ -157,7 +157,8 @@ def test_the_result_has_the_gain_the_patch_and_the_rest(tmp_path: Path) -> None:
     lines = tune.result_lines(sweep, Patch("--- a\n+++ b\n@@ @@\n+one\n+two\n", by_hand))
     assert lines[0].startswith(f"fused: {1 + best['effect']:.2f} × faster [")
     assert lines[0].endswith("peak memory +3.0%.")
-    assert lines.index("2 lines:") < lines.index("+two") < lines.index("    SGD(..., fused=True)")
+    count = "2 lines (patch.diff in the folder):"
+    assert lines.index(count) < lines.index("+two") < lines.index("    SGD(..., fused=True)")
     refused = lines[lines.index("Not measured:") :]
     assert refused[1:] == ["  bf16: not here", "  set_to_none: set_to_none refused"]
     assert not any(line.startswith("  fused:") for line in lines)
@@ -173,6 +174,7 @@ def test_wrong_options(
         Path(name).write_text("")
     assert tune.main(["--minutes", minutes, "train.py"]) == USAGE
     assert tune.main(["--apply", "train.py", "train.py"]) == USAGE
+    assert tune.main(["--apply", "no/new.py", "train.py"]) == USAGE
     for settings in ("", "tf32,", "tf32,env:A=1", "num_workers", "tf32 tf32"):
         assert tune.main(["--settings", settings, "train.py"]) == USAGE
         assert "--settings: " in capsys.readouterr().err
