@@ -160,8 +160,8 @@ class TrialLimit:
                 path = Path(os.path.realpath(f))
                 if path.is_file() and not any(path.is_relative_to(one) for one in own):
                     self._end(
-                        f"The script would overwrite {f} (torch.save). Make it write inside {{out}} "
-                        "(--output {out}): each trial has its own folder.",
+                        f"The script would overwrite {f} (torch.save). Make it write inside "
+                        "{out} (--output {out}): each trial has its own folder.",
                         stops=True,
                     )
             return save(obj, f, *args, **kwargs)
