@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if argv[:1] == ["lab"]:
         lab = importlib.import_module("stepscope.cli.lab")
         at = lab.script_at(argv[1:])
-        if at is not None:
+        if at is not None or lab.OF_SCRIPTS & {*argv}:
             return int(lab.main(argv[1:], at))
     if argv[:1] == ["tune"]:
         return int(importlib.import_module("stepscope.cli.tune").main(argv[1:]))

@@ -67,6 +67,7 @@ VALUED = frozenset(
     ("--variant", "--link", "--gate", "--steps", "--warmup", "--max-rounds")
     + ("--folder", "--json", "--csv", "--nproc-per-node")
 )
+OF_SCRIPTS = frozenset(("--variant", "--gate", "--link", "--nproc-per-node"))
 SWITCHES = frozenset(("--no-combination", "--no-best"))
 MAX_ROUNDS = 12
 NPROC: Any = {"type": int, "metavar": "N", "help": "start each trial by torchrun, with N ranks"}
@@ -92,9 +93,12 @@ def script_at(argv: Sequence[str], valued: Set[str] = VALUED) -> int | None:
     return None
 
 
-def main(argv: Sequence[str], at: int) -> int:
+def main(argv: Sequence[str], at: int | None) -> int:
     """Run a sweep over the script at `argv[at]`; return the exit code."""
-    options = _parser().parse_args(argv[:at])
+    parser = _parser()
+    options = parser.parse_args(argv[:at])  # which prints the help, if asked
+    if at is None:
+        parser.error("no script given: name a file, or a module after -m.")
     process = TrialProcess("stepscope.lab.script_trial")
     for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
         signal.signal(number, lambda *_: process.stop())
