@@ -44,7 +44,7 @@ def hint(rows: Iterable[RunRow], query: str) -> str | None:
         if match is None and re.search("[<>=]", word):
             return f"{word}: a condition is a column, one of <, <=, >, >= and =, and a value."
         if match is not None and not any(_cells(row, match[1], known) for row in listed):
-            return f"{match[1]} is no column of these runs."
+            return f"No column of these runs is named {match[1]}."
     return None
 
 

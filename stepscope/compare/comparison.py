@@ -301,9 +301,8 @@ def _notes(runs: Sequence[RunFigures]) -> tuple[str, ...]:
     found += [f"{one.run.id} is still running." for one in runs if one.run.status.live]
     for one in runs:
         if one.run.status in (RunStatus.FAILED, RunStatus.CRASHED):
-            found.append(
-                f"{one.run.id} {one.run.status}: {one.run.reason or 'no reason'}"[:MAX_CHARS]
-            )
+            reason = _cut(one.run.reason or "no reason").rstrip(".")
+            found.append(f"{one.run.id} {one.run.status}: {reason}.")
         if one.not_finite:
             names = ", ".join(kind_of(f"final {key}")[0] for key in one.not_finite)
             found.append(f"{one.run.id}: not finite (NaN or infinite): {names}.")

@@ -23,7 +23,7 @@ font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
 h2{border-bottom:1px solid var(--rule);margin-top:2rem}
 table{border-collapse:collapse;width:100%}th,td{text-align:left;vertical-align:top;
 padding:.2rem .6rem .2rem 0;border-bottom:1px solid var(--rule);font-variant-numeric:tabular-nums}
-th[scope=col]{overflow-wrap:normal}th[scope=row]{min-width:7rem}td{min-width:4rem}
+th[scope=col]{overflow-wrap:normal}th[scope=row]{min-width:7rem}td{min-width:4.6rem}
 .wide{overflow-x:auto}.wide table{overflow-wrap:normal;min-width:40rem}
 pre{white-space:pre-wrap;border:1px solid var(--rule);padding:.6rem;font-size:12px}
 figure{margin:1rem 0;break-inside:avoid}figcaption{font-weight:600}

@@ -249,7 +249,10 @@ def scale_and_title(key: str) -> tuple[float, str]:
     ((0.001, 'Step time (ms)'), (1.0, 'eval/f1'))
     """
     scale, unit = _scale_and_unit(key)
-    label = BY_KEY[key].label if key in BY_KEY else key
+    if key not in BY_KEY:
+        return scale, key
+    label = BY_KEY[key].label
+    label = label[:1].upper() + label[1:]
     return scale, f"{label} ({unit})" if unit else label
 
 
