@@ -152,7 +152,7 @@ class TrialLimit:
             self._loaded = str(f) if isinstance(f, str | os.PathLike) else None
             return load(f, *args, **kwargs)
 
-        save, own = module.save, [self._folder.parents[1], Path(tempfile.gettempdir())]
+        save, own = module.save, [self._folder.parents[1], Path(tempfile.gettempdir()).resolve()]
 
         @functools.wraps(save)
         def saving(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
