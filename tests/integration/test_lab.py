@@ -115,7 +115,7 @@ def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
     process.take(job(changes=TWO_RANKS, steps=LONG), 150)
     stopper.join()
     assert len(began) == 2
-    alive = [rank for rank in began if rank.is_running()]
+    alive = psutil.wait_procs(began, 5)[1]  # a killed one may still write its pages to the disk
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
 
 
