@@ -46,7 +46,6 @@ _PARAMS: dict[str, tuple[str, Collection[str]]] = {
 """Parameters of the address: the widget and the possible values of each."""
 _TICKS = "ticks"
 _BETWEEN = "~"  # Between two ticks: names of variants have commas, plus and equals signs.
-DEFAULTS = {"lab_baseline": "plain", "lab_rounds": 12, "lab_steps": 0, "lab_find_best": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,6 @@ class LabForm:
 def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     """Draw the form and return the selection; `settings` are the sidebar's."""
     st.markdown("#### Settings to compare")
-    set_defaults()
     if _read_link():
         st.session_state[_SIDEBARS] = settings.workload
     base = _baseline(found.devices, settings)
@@ -98,12 +96,6 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     if refused is None:
         place.markdown(_time_words(server, plan))
     return LabForm(plan, refused, place)
-
-
-def set_defaults() -> None:
-    """Put the first values into the widgets of the form."""
-    for key, value in DEFAULTS.items():
-        st.session_state.setdefault(key, value)
 
 
 def _read_link() -> bool:
@@ -201,16 +193,20 @@ def length_fields() -> tuple[int, int, bool]:
             "A round measures every undecided setting once and the baseline once or more, in "
             "random order. Verdicts follow after 5, 8 and 12 rounds."
         )
-        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, key="lab_rounds", help=about, **_KEPT)
+        more: Any = {"key": "lab_rounds", "help": about, **_KEPT}
+        # Not by session_state: drawn again, a widget may answer with the default of its kind.
+        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, 12, **more)
         about = (
             "Measured steps per trial, after warm-up; 0 uses as many as the baseline runs in two "
             "seconds."
         )
-        steps = st.number_input("Steps per trial", 0, 100_000, key="lab_steps", help=about, **_KEPT)
+        more = {"key": "lab_steps", "help": about, **_KEPT}
+        steps = st.number_input("Steps per trial", 0, 100_000, 0, **more)
         about = (
             "Combines the winners one by one and measures the result against the baseline again."
         )
-        find_best = st.toggle("Find the best combination", key="lab_find_best", help=about, **_KEPT)
+        more = {"key": "lab_find_best", "help": about, **_KEPT}
+        find_best = st.toggle("Find the best combination", True, **more)
     return int(rounds), int(steps), bool(find_best)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.controls.lab_form import LabForm, length_fields, set_defaults
+from dashboard.controls.lab_form import LabForm, length_fields
 from dashboard.format import note, segments
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.files import read_regular_file
@@ -38,14 +38,12 @@ _EXAMPLES = "bs64: --batch-size 64\ntf32\nnum_workers=4 pin_memory\nenv:OMP_NUM_
 
 def wanted_script(simulated: bool) -> LabForm:
     """Draw the form of a script and return its plan and command; `simulated`: a GPU is."""
-    set_defaults()
-    st.session_state.setdefault("lab_cwd", os.getcwd())
     about = "A training script, relative to the working folder, or -m and a module."
     target = _text("Script", "lab_script", "train.py or -m package.module", about)
     about = "{out} becomes a new folder of each trial, {seed} a number per round."
     arguments = _text("Arguments", "lab_arguments", "--epochs 90 --out {out}", about)
     about = "Trials run here, as in a terminal. No trial may change a file in it."
-    folder = _text("Working folder", "lab_cwd", "", about)
+    folder = _text("Working folder", "lab_cwd", "", about, os.getcwd())
     about = "Ranks that torchrun starts on this machine. 0: the script starts without torchrun."
     limits: Any = {"min_value": 0, "max_value": RANKS_LIMIT, "value": 0, "help": about}
     ranks = st.number_input("torchrun processes", key="lab_ranks", **limits, **_KEPT)
@@ -91,9 +89,9 @@ def wanted_script(simulated: bool) -> LabForm:
     return LabForm(plan, None, place, words)
 
 
-def _text(label: str, key: str, placeholder: str, about: str) -> str:
+def _text(label: str, key: str, placeholder: str, about: str, value: str = "") -> str:
     more: Any = {"placeholder": placeholder, "help": about, **_KEPT}
-    return str(st.text_input(label, key=key, **more)).replace("\0", "").strip()
+    return str(st.text_input(label, value, key=key, **more)).replace("\0", "").strip()
 
 
 def _script(target: str, arguments: str, folder: str, ranks: int | None) -> ScriptCommand:
