@@ -149,7 +149,10 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
         lines.append(f"  {arm['name']}: {arm['text']}" + f" ({' '.join(reasons)})" * bool(reasons))
     lines += ["", "Not measured:"] * bool(refused)
     for arm in refused:
-        lines.append(f"  {arm['name']}: {arm['reason'].removeprefix(arm['name'] + ': ')}")
+        reason = str(arm["reason"])
+        if arm["verdict"] == "impossible":  # it begins with the setting
+            reason = reason.partition(": ")[2]
+        lines.append(f"  {arm['name']}: {reason}")
     return ["\t".join(map(printable, line.split("\t"))) for line in lines]
 
 
