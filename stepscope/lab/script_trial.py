@@ -57,6 +57,7 @@ NO_UPLOAD = {
     "PYTHONDONTWRITEBYTECODE": "1",  # no new __pycache__ in the script's folder
 }
 MODULES = "modules.json"
+MIN_SCRIPT_STEPS = 80  # of a whole script, for a warm-up of 10 and 30 measured steps
 SIMULATED = "The script trains on a simulated GPU, whose times are not those of a GPU."
 MAX_LOG_BYTES = 20_000
 UNEVEN_STEPS = (
@@ -238,7 +239,9 @@ def _result(folder: Path, code: int, job: Mapping[str, Any], ranks: int) -> dict
         if (run_folder / UNEVEN).exists():
             others = ranks_text([number for number, one in enumerate(trials) if one is None])
             return {"reason": f"No last step of {others} {UNEVEN_STEPS}"}
-        if None in trials:
+        # A whole script shorter than the first trial shows how many steps a trial can have.
+        is_whole = [ended.status, job["steps"], ranks] == [RunStatus.FINISHED, 0, 1]
+        if None in trials and not (is_whole and _steps_of(ended, 0) >= MIN_SCRIPT_STEPS):
             return {"reason": _early(ended, code, job, trials.index(None), ranks)}
         if is_simulated(str(ended.run_json.get("device"))):
             return {"reason": SIMULATED, **NEW_SWEEP}
@@ -249,12 +252,14 @@ def _result(folder: Path, code: int, job: Mapping[str, Any], ranks: int) -> dict
                 reason = f"{one['name']} {one['state']}: {one['text']}"
                 return {"reason": reason, "settings": settings}
         metrics = measured(run_folder, int(job["warmup"]), ranks)
+        if None in trials:
+            metrics["script_steps"] = _steps_of(ended, 0)
     except (RunTooShortError, RunError, StoreError) as error:
         return {"reason": str(error)}
     machine = {**(ended.run_json.get("environment") or {}), "rate": metrics.pop("rate_unit")}
     if PYTHON in job["changes"]:
         machine.pop("torch", None)  # may be another version
-    modules = {path for trial in trials for path in trial["modules"]}
+    modules = {path for trial in trials if trial is not None for path in trial["modules"]}
     return {"metrics": metrics, "machine": machine, "settings": settings, "modules": modules}
 
 
@@ -290,14 +295,19 @@ def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int, ranks
     own = find_rank(ended.folder, number)
     if own is None or own.run_json.get("reason") is not None:  # no step was seen
         return of_rank(number, ranks, own.run_json["reason"] if own else "It was not recorded.")
-    try:
-        count = len(Steps(open_run(ended.folder, rank=number), 0).seconds) + 1
-    except RunTooShortError:
-        count = 1
+    count = _steps_of(ended, number)
     measured_s = f"{job['seconds']:g} s were measured"
     wanted = f"{job['warmup'] + job['steps'] + 1} steps" if job["steps"] else measured_s
     text = f"The script ended after {count} steps, before {wanted}. Train longer, or give fewer "
     return of_rank(number, ranks, f"{text}steps (--steps, --warmup).")
+
+
+def _steps_of(ended: RunInfo, number: int) -> int:
+    """Return the number of steps of a rank."""
+    try:
+        return len(Steps(open_run(ended.folder, rank=number), 0).seconds) + 1
+    except RunTooShortError:
+        return 1
 
 
 def _last_line(log: Path) -> str:

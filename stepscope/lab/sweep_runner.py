@@ -245,12 +245,15 @@ def _job(plan: SweepPlan, state: SweepState, trial: NextTrial) -> dict[str, Any]
 def with_steps(plan: SweepPlan, measured: Trial | None) -> SweepPlan:
     """Return the plan with the automatic `steps` and `warmup`.
 
-    The steps take `sample_s` at the step time of the first trial; the warm-up is a quarter more.
+    The steps take `sample_s` at the step time of the first trial, or are 7 of 10 steps of a script
+    that ended before; the warm-up is a quarter more.
     """
     steps = plan.steps
     if not steps:
         assert measured is not None
-        steps = max(MIN_STEPS, math.ceil(plan.sample_s / measured.metrics["step_time"]))
+        steps = math.ceil(plan.sample_s / measured.metrics["step_time"])
+        whole = measured.metrics.get("script_steps") or math.inf
+        steps = max(MIN_STEPS, int(min(steps, 0.7 * whole)))
     return replace(plan, steps=steps, warmup=plan.warmup or max(MIN_WARMUP_STEPS, steps // 4))
 
 

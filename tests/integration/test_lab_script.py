@@ -89,6 +89,16 @@ def test_what_no_trial_may_do_is_a_sentence(
     assert bool(answer.get("stops")) is stops
 
 
+def test_a_short_script_is_measured_by_a_part_of_its_steps(folder: Path, tmp_path: Path) -> None:
+    script = folder / "train.py"
+    script.write_text(script.read_text().replace("    finally:", "    except OSError:"))
+    found = take(tmp_path, "--steps", "200", "--pause", "0", steps=0)
+    assert found["metrics"]["script_steps"] == 200
+    assert found["metrics"]["steps"] == pytest.approx(200, abs=12)
+    short = take(tmp_path, "--steps", "60", "--pause", "0", steps=0)
+    assert "ended after 60 steps" in short["reason"]
+
+
 def test_an_existing_checkpoint_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.pt"
     outside.write_bytes(b"mine")

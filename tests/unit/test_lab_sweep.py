@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.lab.comparison import NextTrial, VariantComparison, replay_comparison
@@ -483,6 +484,10 @@ def test_steps_are_chosen_from_a_first_trial(tmp_path: Path) -> None:
     assert (found["plan"]["steps"], found["plan"]["warmup"]) == (100, 25)
     slow = with_steps(plan(steps=0, warmup=0, sample_s=0.1), read_samples(tmp_path)[0])
     assert (slow.steps, slow.warmup) == (30, 10)
+    (first, *_) = read_samples(tmp_path)
+    whole = structs.replace(first, metrics=first.metrics | {"script_steps": 80})
+    short = with_steps(plan(steps=0, warmup=0, sample_s=12.8), whole)
+    assert short.steps + short.warmup < 80
 
 
 def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
