@@ -358,7 +358,7 @@ def annotate(
 
 
 def _fields(value: Any) -> Any:
-    """Return a namespace or dataclass as a dict, any other value as it is."""
+    """Return a namespace or dataclass as a dict, any other value unchanged."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return vars(value) if isinstance(value, Namespace) else value

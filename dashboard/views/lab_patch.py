@@ -73,7 +73,7 @@ def _draw(sweep: StoredSweep, patch: Patch) -> None:
             name = f"{sweep.id}.patch"
             download("Download", lambda: patch.diff, name, "lab_download_patch", about)
     elif not patch.by_hand:
-        st.markdown("No combination was confirmed to be faster, so the script stays as it is.")
+        st.markdown("No combination was confirmed to be faster, so there is no patch.")
     for one in patch.by_hand:
         st.markdown(f"By hand, **{escape_markdown(one.setting)}**: {escape_markdown(one.where)}")
         st.code("\n".join(one.lines), language="python", wrap_lines=True)

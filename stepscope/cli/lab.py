@@ -221,15 +221,21 @@ def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
     return folder
 
 
-def _parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="stepscope lab",
-        usage="%(prog)s --variant V [options] (script.py | -m module) [arguments]",
-        description="Measure which changes make a script faster on this machine.",
-        epilog="\n  ".join(("examples:", *EXAMPLES)),
+def script_parser(command: str, about: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser for the options that precede a script."""
+    return argparse.ArgumentParser(
+        prog=f"stepscope {command.partition(' ')[0]}",
+        usage=f"stepscope {command} [options] (script.py | -m module) [arguments]",
+        description=about,
+        epilog="\n  ".join(("examples:", *examples)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = "Measure which changes make a script faster on this machine."
+    found = script_parser("lab --variant V", about, EXAMPLES)
     kinds = "'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or settings"
     help_ = f"{kinds}; repeat for more variants"
     found.add_argument("--variant", action="append", metavar="V", help=help_)

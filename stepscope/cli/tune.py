@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.lab import NPROC, command_of, folder_of, script_at
+from stepscope.cli.lab import NPROC, command_of, folder_of, script_at, script_parser
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import printable
 from stepscope.lab.command import (
@@ -190,14 +190,8 @@ def _waits_for(metrics: Mapping[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="stepscope tune",
-        usage="%(prog)s [options] (script.py | -m module) [arguments]",
-        description="Find the settings that make a script faster on this machine.",
-        epilog="\n  ".join(("examples:", *EXAMPLES)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    about = "Find the settings that make a script faster on this machine."
+    found = script_parser("tune", about, EXAMPLES)
     add = found.add_argument
     add("--nproc-per-node", **NPROC)
     add("--minutes", metavar="N", type=float, default=20.0, help="time budget (20)")

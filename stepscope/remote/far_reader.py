@@ -229,7 +229,7 @@ class FarReader:
         if owners != {os.geteuid()} or not regular:
             return "It belongs to another user of the remote host."
         if self.is_of_another_host(run, store):
-            return "Its store is on a local disk of its own host, which alone may write to it."
+            return "Its store is on a local disk of that host, which alone may write to it."
         return None if os.access(store, os.W_OK) else "The remote folder is read-only."
 
     def is_of_another_host(self, run, store):

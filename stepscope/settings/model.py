@@ -249,7 +249,7 @@ class Compile(ModelSetting):
         def inlined(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs)
 
-        # torch skips the methods of its own modules, such as Sequential, as the outermost function.
+        # torch skips the methods of torch's modules, such as Sequential, as the outermost function.
         compiled = torch.compile(inlined)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
