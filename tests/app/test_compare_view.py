@@ -109,6 +109,18 @@ def test_settings_with_the_names_of_choices_are_choices(
     assert drawn == {choice: [f"{name}: 0", f"{name}: 1"] for name, choice in choices.items()}
 
 
+def test_runs_without_a_group_are_not_one(page: OpenPage, server: services.Services) -> None:
+    for name, group in (("a", "g"), ("b", "g"), ("c", None), ("d", None)):
+        record(server.runs, name, group=group)
+    app = opened(page, "a", "b", "c", "d")
+    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
+    app.selectbox(key="compare_group").select("group of the runs").run()
+    (figure,) = figures(app)
+    named = [one["name"] for one in figure["data"] if "name" in one]
+    assert named[0] == "group: g"
+    assert len(named) == 3, "two lines without a group"
+
+
 def test_a_missing_setting_is_not_the_text_none(page: OpenPage, server: services.Services) -> None:
     record(server.runs, "a", config={})
     record(server.runs, "b", config={"compile": "none"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.cli import lab
-from stepscope.lab import script_trial
+from stepscope.lab import command, script_trial
 from stepscope.lab.folder import Trial
 from stepscope.lab.gate import (
     EXIT_CODES,
@@ -29,6 +30,7 @@ from stepscope.lab.gate import (
     worst,
 )
 from stepscope.lab.script_plan import ScriptCommand, ScriptPlan, variant
+from tests.support import fake_sweep
 
 SCRIPT = ScriptCommand(
     target="t.py", is_module=False, arguments=(), cwd="/", python="python", sha256=None
@@ -189,6 +191,17 @@ def test_a_metric_without_values_is_an_error(
     }
     assert found == {"energy": 1, "step_time": 0}
     assert "energy was not measured" in capsys.readouterr().err
+
+
+def test_only_markdown_is_on_stdout_with_a_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(json=None, csv=None)
+    content = fake_sweep.sweep(combining=[])
+    for arm in content["arms"]:
+        arm["metrics"] = arm["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
+    for gates in (True, False):
+        command.close(options, content, "", gates=gates)
+        out, err = capsys.readouterr()
+        assert (out == "", "baseline" in err.lower()) == (gates, gates)
 
 
 def test_equal_memory_passes_a_gate_without_an_allowance() -> None:

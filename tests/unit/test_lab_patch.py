@@ -88,6 +88,8 @@ def test_the_diff_is_applied_by_git(tmp_path: Path, name: str) -> None:
     file.write_bytes(source.encode())
     found = make_patch(source, "train.py", name, [setting("num_workers", 4, 5)])
     assert (found.text != source, found.by_hand) == (True, [])
+    end = "\t" if " " in name else ""  # without it, GNU patch takes the first word for the name
+    assert found.diff.startswith(f"--- a/{name}{end}\n+++ b/{name}{end}\n")
     command = ["git", "apply", "-"]
     done = subprocess.run(command, cwd=tmp_path, input=found.diff.encode(), capture_output=True)
     assert done.returncode == 0, done.stderr

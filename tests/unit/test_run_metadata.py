@@ -46,6 +46,8 @@ def test_the_edits_of_the_user_win_and_an_empty_text_removes(tmp_path: Path) -> 
     recorded = merged(RECORDED, RunNotes(), "id")
     assert (recorded.name, recorded.tags, recorded.group) == ("digits", ("first", "2"), "sweep")
     assert recorded.git == GitState("abc", "main", dirty=True, diff=True)
+    assert recorded.git.text == "abc (main, uncommitted changes)"
+    assert GitState("abc").text == "abc"
     assert recorded.final == {"train/loss": FinalMetric(0.2, 0.1)}
     assert recorded.totals == {"steps": 300.0, "peak_allocated": 2.0e9}
     assert recorded.packages == {"torch": "2.9"}
@@ -124,7 +126,9 @@ def test_secrets_of_a_command_are_hidden(command: str, shown: str) -> None:
     ],
 )
 def test_secrets_in_a_config_are_hidden_and_tokens_of_a_tokenizer_are_not(text: str) -> None:
-    config = {"lr": 0.1, "names": ["a", text], "login": {"token": "x", "pad_token": "<pad>"}}
-    shown = {"lr": 0.1, "names": ["a", HIDDEN], "login": {"token": HIDDEN, "pad_token": "<pad>"}}
+    login = {"token": "x", "pad_token": "<pad>", "passwords": {"db": "x"}}
+    hidden = {"token": HIDDEN, "pad_token": "<pad>", "passwords": {"db": HIDDEN}}
+    config = {"lr": 0.1, "names": ["a", text], "login": login}
+    shown = {"lr": 0.1, "names": ["a", HIDDEN], "login": hidden}
     assert with_hidden_secrets("config", config) == shown
     assert is_secret("", text)

@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 
 from stepscope.run.rank_info import read_run_json
 from stepscope.settings import SETTINGS, SettingError, parse
-from stepscope.settings.setting import Training
+from stepscope.settings.setting import Place, Training
 from tests.support.applied_settings import applied
 
 STEPS = 4
@@ -317,6 +317,16 @@ def test_fused_is_refused_for_sparse_gradients() -> None:
         assert run() == bare
         assert found["fused"]["state"] == "refused"
         assert "not applied to sparse gradients" in found["fused"]["text"]
+        assert found["fused"]["refused_places"] == [None]
+
+
+def test_the_places_of_all_refusals_are_recorded() -> None:
+    (setting,) = parse(["persistent_workers"])
+    places = [Place("train.py", line) for line in (3, 3, 7)]
+    for place in places:
+        setting.apply({"num_workers": 0, "persistent_workers": False}, place)
+    lines = [place["line"] for place in setting.as_json()["refused_places"]]
+    assert lines == [3, 7], "also those of one reason"
 
 
 class OwnSgd(torch.optim.SGD):
