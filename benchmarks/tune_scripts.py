@@ -36,6 +36,7 @@ EXAMPLES = ("https://github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231
 NANO_GPT = ("https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291")
 MIN_GPT = ("https://github.com/karpathy/minGPT", "37baab71b9abea1b76ab957409a1cc2fbfba8a26")
 MAKEMORE = ("https://github.com/karpathy/makemore", "988aa59e4d8fefa526d06f3b453ad116258398d4")
+BASICS = ("https://github.com/yunjey/pytorch-tutorial", "0500d3df5a2a8080ccfccbc00aca0eacc21818db")
 CHARACTERS = np.array(list("abcdefghijklmnopqrstuvwxyz ,.\nABCDEFGHIJKLMNOPQRSTUVWXYZ!'"))
 
 
@@ -78,6 +79,11 @@ def cora(folder: Path) -> None:
     rows = [f"{i} {' '.join(map(str, one))} class{i % 7}" for i, one in enumerate(features)]
     (data / "cora.content").write_text("\n".join(rows), "utf-8")
     np.savetxt(data / "cora.cites", rng.integers(0, nodes, (5429, 2)), "%d")
+
+
+def basics(folder: Path) -> None:
+    """Write MNIST two folders up."""
+    mnist(folder.parent)
 
 
 def mnist(folder: Path) -> None:
@@ -212,6 +218,22 @@ SCRIPTS: dict[str, Script] = {
         data=mnist,
         needs=MNIST_PACKAGES,
         quick="optimizer = optim.Adam(",
+    ),
+    "feedforward": Script(
+        source=BASICS,
+        folder="tutorials/01-basics/feedforward_neural_network",
+        file="main.py",
+        data=basics,
+        needs=MNIST_PACKAGES,
+        quick="optimizer = torch.optim.Adam(",
+    ),
+    "convolutional": Script(
+        source=BASICS,
+        folder="tutorials/02-intermediate/convolutional_neural_network",
+        file="main.py",
+        data=basics,
+        needs=MNIST_PACKAGES,
+        quick="optimizer = torch.optim.Adam(",
     ),
     "siamese_network": Script(
         source=EXAMPLES, folder="siamese_network", file="main.py", data=mnist, needs=MNIST_PACKAGES

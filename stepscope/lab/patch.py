@@ -16,6 +16,7 @@ LOADER = {"num_workers": 5, "pin_memory": 7, "persistent_workers": 13, "prefetch
 IMPORT_LEVEL = ("tf32", "cudnn_benchmark", "threads")
 WHERE = {
     "bf16": "around the forward pass and the loss",
+    "fp16": "around the forward pass and the loss, and in place of backward() and step()",
     "channels_last": "after the model is on its device, and for each batch of images",
     "compile": "after the model and its optimizer are constructed",
     "gc_off": "before the training loop, and in it",

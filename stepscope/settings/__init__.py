@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from stepscope.settings import checkpoint, loader, model, optimizer, process
+from stepscope.settings import autocast, checkpoint, loader, model, optimizer, process
 from stepscope.settings.setting import Setting, SettingError
 
 __all__ = ["SETTINGS", "Setting", "SettingError", "parse"]
@@ -20,9 +20,10 @@ SETTINGS: Mapping[str, type[Setting]] = {
         process.Tf32,
         process.CudnnBenchmark,
         model.Compile,  # innermost: what the next two add to a call is not compiled
-        checkpoint.Checkpoint,  # refused for a compiled model; before the hooks of bf16
+        checkpoint.Checkpoint,  # refused for a compiled model; before the hooks of autocast
         model.ChannelsLast,
-        model.Bf16,
+        autocast.Bf16,
+        autocast.Fp16,
         process.Sdpa,
         optimizer.Fused,
         optimizer.Foreach,

@@ -6,7 +6,6 @@ name of a parameter changes, and neither pickle nor deepcopy of a module contain
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -15,7 +14,6 @@ from stepscope.settings.setting import Moment, Setting, Training
 
 Call = Callable[..., Any]
 
-LAYERS = 8  # Number of layers whose dtype is read in the first forward pass.
 UNSUPPORTED = {"ScriptModule", "FSDPModule", "FullyShardedDataParallel", "OptimizedModule"}
 WRAPPERS = {"DistributedDataParallel", "DataParallel"}
 
@@ -61,96 +59,6 @@ class ModelSetting(Setting):
 
     def end_pass(self) -> None:
         """Act before `backward()` and after a step."""
-
-
-class Bf16(ModelSetting):
-    name = "bf16"
-    help = "Runs forward and loss under bfloat16 autocast; weights stay in float32."
-    code = 'with torch.autocast("{device}", dtype=torch.bfloat16):\n    ...  # forward and loss'
-    changes = "matrix products and convolutions have 7 bits of mantissa"
-    reversible = True
-    works_in_ddp = True
-    OWN: ClassVar[str] = "The script uses autocast itself."
-
-    def __init__(self, text: str | None = None) -> None:
-        super().__init__(text)
-        self._is_active, self._own_autocast = True, False
-        self._device_type, self._passes = "cuda", 0
-        self._context: Any = None
-        self._handles: list[Any] = []
-        self._dtypes: set[str] = set()
-
-    def problem(self, subject: Training) -> str | None:
-        torch, device, kind = sys.modules["torch"], subject.device.type, type(subject.model)
-        if self._own_autocast or torch.is_autocast_enabled(device):
-            return self.OWN
-        if device not in ("cpu", "cuda"):
-            return f"Not supported on the device {device}."
-        if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            return "This GPU has no bfloat16 operations."
-        if any(p.dtype is not torch.float32 for p in subject.model.parameters()):
-            return f"{kind.__name__} has parameters of other types than float32."
-        loss = torch.nn.BCELoss
-        if device == "cuda" and any(issubclass(type(one), loss) for one in gc.get_objects()):
-            return "The script has a BCELoss, which raises under autocast. Use BCEWithLogitsLoss."
-        if not _layers(subject):
-            return f"{kind.__name__} has no linear layer or convolution."
-        return super().problem(subject)
-
-    def replaced(self, subject: Training, call: Call) -> Call:
-        torch = self._torch = sys.modules["torch"]
-        self._device_type = subject.device.type
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled():
-                self._begin_pass()
-            else:  # an evaluation
-                self.end_pass()
-            return call(*args, **kwargs)
-
-        for layer in _layers(subject):
-            self._handles.append(layer.register_forward_hook(self._read_dtype))
-        self._begin_pass()  # the call that has begun
-        return forward
-
-    def _begin_pass(self) -> None:
-        if self._context is None and self._is_active and not self._own_autocast:
-            self._context = self._torch.autocast(self._device_type, dtype=self._torch.bfloat16)
-            self._context.__enter__()
-            self._passes += 1
-
-    def end_pass(self) -> None:
-        """Leave autocast: before `backward()`, after a step, before an evaluation."""
-        context, self._context = self._context, None
-        if context is not None:
-            context.__exit__(None, None, None)
-        while self._handles:
-            self._handles.pop().remove()
-
-    def leave(self) -> None:
-        self._is_active = False
-        self.end_pass()
-
-    def autocast_entered(self, context: Any) -> None:
-        """End the setting if the context is an autocast of the script."""
-        # Checkpointed code enters the autocast of its forward again in backward().
-        is_backward = sys.modules["torch"]._C._current_graph_task_id() != -1
-        if context._enabled and context is not self._context and not is_backward:
-            self._own_autocast = True
-            self.end_pass()
-
-    def _read_dtype(self, layer: Any, inputs: Any, output: Any) -> None:
-        self._dtypes.add(str(getattr(output, "dtype", None)))
-
-    def evidence(self) -> tuple[bool, str]:
-        if self._own_autocast:
-            return False, self.OWN
-        seen = ", ".join(sorted(self._dtypes))
-        text = f"{self._passes} forward passes under autocast; output of layers: {seen}."
-        return "torch.bfloat16" in self._dtypes, text
-
-    def lines(self) -> list[str]:
-        return self.code.format(device=self._device_type).splitlines()
 
 
 class ChannelsLast(ModelSetting):
@@ -301,13 +209,6 @@ def _recompile_limits() -> int:
 def bases_of(kind: type) -> set[str]:
     """Return the names of a class and its bases."""
     return {base.__name__ for base in kind.__mro__}
-
-
-def _layers(subject: Training) -> list[Any]:
-    """Return some layers that autocast runs in bfloat16."""
-    nn = sys.modules["torch"].nn
-    kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    return [m for m in subject.model.modules() if isinstance(m, kinds)][:LAYERS]
 
 
 def _sizes(torch: Any, values: tuple[Any, ...]) -> Iterator[int]:

@@ -17,8 +17,9 @@ from types import MethodType, ModuleType
 from typing import Any
 
 from stepscope.settings import Setting
+from stepscope.settings.autocast import Autocast, Fp16
 from stepscope.settings.loader import LoaderSetting, NonBlocking
-from stepscope.settings.model import Bf16, ModelSetting
+from stepscope.settings.model import ModelSetting
 from stepscope.settings.optimizer import SetToNone
 from stepscope.settings.process import Sdpa
 from stepscope.settings.setting import Moment, Training, script_place
@@ -45,7 +46,7 @@ class SettingHooks:
         moments = {setting.moment for setting in settings}
         self._awaits_training = Moment.TRAINING in moments
         self._awaits_model = Moment.MODEL in moments
-        self._bf16 = next((one for one in settings if isinstance(one, Bf16)), None)
+        self._autocasts = [one for one in settings if isinstance(one, Autocast)]
         self.end()
 
     def end(self) -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ class SettingHooks:
         patches.replace(optimizers, "__init__", self._around_optimizer, traced=False)
         patches.replace(optimizers, "zero_grad", self._around_zero_grad, traced=False)
         patches.replace(torch.autograd, "backward", self._around_backward, traced=False)
-        if self._bf16 is not None:
+        if self._autocasts:
             patches.replace(torch.autocast, "__enter__", self._around_autocast, traced=False)
         for setting in self.settings:
             if isinstance(setting, Sdpa):
@@ -172,6 +173,9 @@ class SettingHooks:
             root = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
             self._begin_training(getattr(root, "device", None))
             self._end_pass()
+            for setting in self._autocasts if self.is_active else ():
+                if isinstance(setting, Fp16) and setting.places:
+                    return setting.backward(original, tensors, args, kwargs)
             return original(tensors, *args, **kwargs)
 
         return backward
@@ -180,8 +184,8 @@ class SettingHooks:
         """Wrap `torch.autocast.__enter__`."""
 
         def __enter__(context: Any) -> Any:
-            if self._bf16 is not None:
-                self._bf16.autocast_entered(context)
+            for setting in self._autocasts:
+                setting.autocast_entered(context)
             return original(context)
 
         return __enter__
