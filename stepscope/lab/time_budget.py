@@ -74,13 +74,23 @@ def _before(trials: Sequence[Trial], key: str, number: int) -> Sequence[Trial]:
 
 def _round_s(before: Sequence[Trial], names: Sequence[str]) -> float:
     """Return the expected seconds of one trial of each name, by the trials so far."""
-    took: dict[str, list[float]] = {}
-    for one in before:
-        took.setdefault(one.name, []).append(one.seconds)
+    took = _seconds(before)
     typical = statistics.median([one.seconds for one in before]) if before else 0.0
     return sum(statistics.fmean(took.get(name, [typical])) for name in names)
 
 
 def _pair_s(before: Sequence[Trial]) -> float:
-    """Return the seconds of a confirming round: twice the longest trial that was measured."""
-    return 2 * max((one.seconds for one in before if one.ok), default=0.0)
+    """Return the seconds of a confirming round: twice those of the slowest variant.
+
+    Its shorter trials count, because other programs can make a single one ten times longer.
+    """
+    took = _seconds([one for one in before if one.ok]).values()
+    return 2 * max(map(statistics.median_low, took), default=0.0)
+
+
+def _seconds(trials: Sequence[Trial]) -> dict[str, list[float]]:
+    """Return the seconds of the trials by name."""
+    took: dict[str, list[float]] = {}
+    for one in trials:
+        took.setdefault(one.name, []).append(one.seconds)
+    return took

@@ -42,10 +42,12 @@ class SimulatedTrials:
     def __init__(self, effects: Mapping[str, float], seed: int) -> None:
         self._effects, self._random = effects, random.Random(seed)
         self.seconds, self.names = 0.0, []
+        self.slow = -1  # number of a trial of 60 s
 
     def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         changes = [name.removeprefix("with:") for name in job["changes"]]
-        self.seconds += 4.0
+        seconds = 60.0 if len(self.names) == self.slow else 4.0
+        self.seconds += seconds
         self.names.append(changes)
         late = {**ENTRY, "name": "set_to_none", "state": "refused", "text": "the default"}
         if "set_to_none" in changes:  # seen only when it is applied
@@ -58,7 +60,7 @@ class SimulatedTrials:
         if "probe" in job:
             metrics["steps"] = 110
             entries = [probed(word) for word in job["probe"]]
-        return {"seconds": 4.0, "metrics": metrics, "machine": {}, "settings": entries}
+        return {"seconds": seconds, "metrics": metrics, "machine": {}, "settings": entries}
 
 
 def tuned(
@@ -67,6 +69,7 @@ def tuned(
     seed: int = 0,
     minutes: float = 8,
     names: Sequence[str] = NAMES,
+    slow: int = -1,
 ) -> tuple[dict[str, Any], SimulatedTrials]:
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text("import torch\n")
@@ -79,6 +82,7 @@ def tuned(
     )
     write_plan(folder, plan)
     trials = SimulatedTrials(effects, seed)
+    trials.slow = slow
     sweep = SweepRunner(folder, plan, trials).run()  # type: ignore[arg-type]
     write_patch(folder, plan, sweep)
     return sweep, trials
@@ -97,6 +101,12 @@ def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
     assert sweep["plan"]["baselines"] == 2
     assert sweep["plan"]["minutes"] == 8
     assert {one["setting"] for one in json.loads((tmp_path / "patch.json").read_text())["by_hand"]}
+
+
+def test_one_slow_trial_does_not_end_the_sweep(tmp_path: Path) -> None:
+    sweep, trials = tuned(tmp_path, {"fused": 0.2}, slow=3)
+    assert sweep["best"]["arms"] == ["fused"]
+    assert trials.seconds <= 8 * 60
 
 
 def test_no_gain_is_found_where_none_is(tmp_path: Path) -> None:
