@@ -82,10 +82,12 @@ def _round_s(before: Sequence[Trial], names: Sequence[str]) -> float:
 def _pair_s(before: Sequence[Trial]) -> float:
     """Return the seconds of a confirming round: twice those of the slowest variant.
 
-    Its shorter trials count, because other programs can make a single one ten times longer.
+    Other programs can make a single trial ten times longer, so a variant needs two to be slow.
     """
-    took = _seconds([one for one in before if one.ok]).values()
-    return 2 * max(map(statistics.median_low, took), default=0.0)
+    measured = [one for one in before if one.ok]
+    typical = statistics.median([one.seconds for one in measured]) if measured else 0.0
+    repeated = [took for took in _seconds(measured).values() if len(took) > 1]
+    return 2 * max(typical, *map(statistics.median_low, repeated), 0.0)
 
 
 def _seconds(trials: Sequence[Trial]) -> dict[str, list[float]]:
