@@ -219,6 +219,14 @@ SCRIPTS: dict[str, Script] = {
         needs=MNIST_PACKAGES,
         quick="optimizer = optim.Adam(",
     ),
+    "logistic_regression": Script(
+        source=BASICS,
+        folder="tutorials/01-basics/logistic_regression",
+        file="main.py",
+        data=basics,
+        needs=MNIST_PACKAGES,
+        quick="optimizer = torch.optim.SGD(",
+    ),
     "feedforward": Script(
         source=BASICS,
         folder="tutorials/01-basics/feedforward_neural_network",
