@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from stepscope.settings.model import Call, ModelSetting
+from stepscope.settings.model import Call, ModelSetting, bases_of
 from stepscope.settings.setting import Training
 
-_ARGUMENTS = ("grad_tensors", "retain_graph", "create_graph")  # of torch.autograd.backward
+_ARGUMENTS = (
+    "grad_tensors",
+    "retain_graph",
+    "create_graph",
+    "grad_variables",
+    "inputs",
+)  # of torch.autograd.backward
 LAYERS = 8  # Number of layers whose dtype is read in the first forward pass.
 
 
@@ -155,6 +161,13 @@ class Fp16(Autocast):
         parameters = list(model.parameters())
         if any(p.device != subject.device or hasattr(p, "device_mesh") for p in parameters):
             return f"{type(model).__name__} has parameters on several devices."
+        distributed = sys.modules["torch"].distributed
+        is_job = distributed.is_available() and distributed.is_initialized()
+        if is_job and "DistributedDataParallel" not in bases_of(type(model)):
+            # Reduced by the script after backward(), inf reaches ranks that found none.
+            return "In a distributed job the model must be a DistributedDataParallel."
+        if (found := _hooked(model)) is not None:
+            return found
         if any(getattr(module, "sparse", False) for module in model.modules()):
             return "Sparse gradients are not supported."
         return super().problem(subject)
@@ -166,20 +179,25 @@ class Fp16(Autocast):
         self._scale = full((), self.SCALE, device=subject.device)
         self._growth = full((), 0, dtype=self._torch.int32, device=subject.device)
         self._found_inf = full((), 0.0, device=subject.device)
-        self._parameters = [p for p in subject.model.parameters() if p.requires_grad]
-        self._step_hook = subject.optimizers[0].register_step_pre_hook(self._before_step)
+        self._model, [self._optimizer] = subject.model, subject.optimizers
+        self._parameters = list(subject.model.parameters())
+        self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        self._step_hook = self._optimizer.register_step_pre_hook(self._before_step)
 
     def backward(self, call: Call, losses: Any, args: Any, kwargs: Any) -> Any:
         """Call `torch.autograd.backward`; gradients are scaled inside of it only."""
+        if in_backward():
+            return call(losses, *args, **kwargs)
         roots = losses if isinstance(losses, (list, tuple)) else (losses,)
-        roots = [root for root in roots if root.grad_fn is not None]
-        if self._is_active and not in_backward():
-            self._check(roots, dict(zip(_ARGUMENTS, args, strict=False)) | kwargs)
-        if not self._is_active or self._own_autocast or in_backward():
+        if self._is_active:
+            self.guard(self._check, roots, dict(zip(_ARGUMENTS, args, strict=False)) | kwargs)
+        if self.failed is not None and self._is_active:
+            self.leave()
+        if not self._is_active or self._own_autocast:
             return call(losses, *args, **kwargs)
         if gradients := self._gradients():  # of earlier passes: exact, the scale is a power of 2
             self._torch._foreach_mul_(gradients, self._scale)
-        hooks = [root.register_hook(self._scaled) for root in roots]
+        hooks = [root.register_hook(self._scaled) for root in roots if root.requires_grad]
         try:
             return call(losses, *args, **kwargs)
         finally:
@@ -190,17 +208,21 @@ class Fp16(Autocast):
                 unscale(gradients, self._found_inf, self._scale.double().reciprocal().float())
             self._is_scaled = True
 
-    def _check(self, roots: list[Any], given: dict[str, Any]) -> None:
-        """End the setting before a pass whose gradients it cannot scale and unscale."""
+    def _check(self, roots: Sequence[Any], given: dict[str, Any]) -> None:
+        """Set `failed` before a pass whose gradients cannot be scaled and unscaled."""
         self._backwards += 1
         if self.refusals:  # a later optimizer, whose parameters may be others
-            self._stop(next(iter(self.refusals)))
-        elif given.get("create_graph"):
-            self._stop("The script differentiates its gradients (create_graph=True).")
+            self.failed = next(iter(self.refusals))
+        elif [len(group["params"]) for group in self._optimizer.param_groups] != self._sizes:
+            self.failed = "The script adds parameters to its optimizer."
+        elif given.get("create_graph") or given.get("inputs") is not None:
+            self.failed = "The script calls backward() with create_graph or inputs."
         elif self._backwards & (self._backwards - 1) == 0:  # the passes 1, 2, 4, 8, …
             known = {id(parameter) for parameter in self._parameters}
             if any(id(leaf) not in known for leaf in _leaves(roots)):
-                self._stop("The script computes gradients of other tensors than parameters.")
+                self.failed = "The script computes gradients of other tensors than parameters."
+            else:
+                self.failed = _hooked(self._model)
 
     def _scaled(self, gradient: Any) -> Any:
         return gradient * self._scale.to(gradient)
@@ -211,7 +233,8 @@ class Fp16(Autocast):
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Skip the step if a gradient is inf or NaN: without gradients, step() does nothing."""
         if any(one is not None for one in (*args[1:], *kwargs.values())):
-            self._stop("The script gives step() a closure.")
+            self.failed = "The script gives step() a closure."
+            self.leave()
         elif self._is_scaled and self._found_inf.item():
             self._skipped += 1
             for parameter in self._parameters:
@@ -226,13 +249,10 @@ class Fp16(Autocast):
         update(self._scale, self._growth, self._found_inf, self.GROWTH, self.BACKOFF, self.INTERVAL)
         self._found_inf.zero_()
 
-    def _stop(self, reason: str) -> None:
-        self.failed = reason
-        self.leave()
-
     def leave(self) -> None:
         super().leave()
         self._step_hook.remove()
+        self._model, self._optimizer, self._parameters = None, None, []  # frees their memory
 
     def evidence(self) -> tuple[bool, str]:
         is_seen, text = super().evidence()
@@ -245,9 +265,18 @@ def in_backward() -> bool:
     return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
 
 
-def _leaves(roots: list[Any]) -> Iterator[Any]:
+def _hooked(model: Any) -> str | None:
+    """Return a reason if code of the script sees the gradients within `backward()`."""
+    hooks = [*(p._backward_hooks for p in model.parameters())]
+    hooks += [p._post_accumulate_grad_hooks for p in model.parameters()]
+    for module in model.modules():
+        hooks += module._backward_hooks, module._backward_pre_hooks
+    return "The script has hooks for gradients." if any(hooks) else None
+
+
+def _leaves(roots: Sequence[Any]) -> Iterator[Any]:
     """Yield the tensors whose gradients a backward pass from these tensors accumulates."""
-    nodes = [root.grad_fn for root in roots]
+    nodes = [root.grad_fn for root in roots if root.requires_grad]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()

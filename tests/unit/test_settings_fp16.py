@@ -120,6 +120,26 @@ def step_with_a_closure(loss: Any, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step(closure)
 
 
+def give_inputs(loss: Any, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward(inputs=optimizer.param_groups[0]["params"])
+    optimizer.step()
+
+
+def add_a_parameter(loss: Any, optimizer: torch.optim.Optimizer) -> None:
+    other = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [other]})
+    (loss + other.sum()).backward()
+    assert other.grad == 1
+    optimizer.step()
+
+
+def clamp_gradients(loss: Any, optimizer: torch.optim.Optimizer) -> None:
+    # Found in a later pass: hooks are searched in the passes 1, 2, 4, 8, …
+    optimizer.param_groups[0]["params"][0].register_hook(lambda grad: grad.clamp(-1, 1))
+    loss.backward()
+    optimizer.step()
+
+
 def replace_the_optimizer(loss: Any, optimizer: torch.optim.Optimizer) -> None:
     later = torch.optim.SGD(optimizer.param_groups[0]["params"], lr=0.1)
     loss.backward()
@@ -146,7 +166,10 @@ def train(found: Applied, end: Callable[[Any, torch.optim.Optimizer], None]) -> 
     ("end", "reason"),
     [
         (differentiate_twice, "create_graph"),
+        (give_inputs, "inputs"),
         (step_with_a_closure, "closure"),
+        (add_a_parameter, "adds parameters"),
+        (clamp_gradients, "hooks"),
         (replace_the_optimizer, "later optimizer"),
     ],
 )
@@ -214,6 +237,12 @@ def test_fp16_is_refused_where_it_cannot_act(monkeypatch: pytest.MonkeyPatch) ->
     cpu = torch.device("cpu")
     assert setting.problem(Training(cpu, model, (optimizers[0],))) is None
     assert "Sparse" in (setting.problem(Training(cpu, sparse, (optimizers[1],))) or "")
+    handle = next(model.parameters()).register_hook(lambda grad: grad)
+    assert "hooks" in (setting.problem(Training(cpu, model, (optimizers[0],))) or "")
+    handle.remove()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert "distributed" in (setting.problem(Training(cpu, model, (optimizers[0],))) or "")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
     assert "optimizers" in (setting.problem(Training(cpu, model, tuple(optimizers))) or "")
     monkeypatch.undo()
     assert "bf16" in (setting.problem(Training(cpu, model, (optimizers[0],))) or "")
