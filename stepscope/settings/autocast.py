@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from threading import get_ident
 from typing import Any, ClassVar
 
-from stepscope.settings.model import Call, ModelSetting, bases_of
+from stepscope.settings.model import Call, ModelSetting
 from stepscope.settings.setting import Training
 
-_ARGUMENTS = (
-    "grad_tensors",
-    "retain_graph",
-    "create_graph",
-    "grad_variables",
-    "inputs",
-)  # of torch.autograd.backward
 LAYERS = 8  # Number of layers whose dtype is read in the first forward pass.
 
 
@@ -55,10 +48,12 @@ class Autocast(ModelSetting):
         return super().problem(subject)
 
     def replaced(self, subject: Training, call: Call) -> Call:
-        torch = self._torch = sys.modules["torch"]
-        self._device_type = subject.device.type
+        torch, thread = sys.modules["torch"], get_ident()
+        self._torch, self._device_type = torch, subject.device.type
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != thread:  # such as an evaluation; autocast belongs to one thread
+                return call(*args, **kwargs)
             if torch.is_grad_enabled():
                 self._begin_pass()
             else:  # an evaluation
@@ -126,9 +121,10 @@ class Bf16(Autocast):
 
 
 class Fp16(Autocast):
-    """Scales the gradients within `backward()` only, so that the script never sees scaled ones.
+    """Scales the gradients within `backward()`, with the kernels and the scale of GradScaler.
 
-    The scale, the check and the skipped steps are those of GradScaler, with the same kernels.
+    For trials only: code of the script that runs within `backward()`, such as hooks, sees scaled
+    gradients, and a skipped step has no gradients.
     """
 
     name = "fp16"
@@ -143,32 +139,25 @@ class Fp16(Autocast):
         "scaler.update()"
     )
     changes = "matrix products and convolutions have 10 bits of mantissa and a smaller range"
+    trials_only = True
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     # Defaults of torch.amp.GradScaler.
     SCALE, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
     _is_scaled = False
-    _backwards = _steps = _skipped = 0
+    _steps = _skipped = 0
 
     def dtype(self) -> Any:
         return sys.modules["torch"].float16
 
     def problem(self, subject: Training) -> str | None:
+        parameters, name = list(subject.model.parameters()), type(subject.model).__name__
         if subject.device.type not in self.devices:
             return f"float16 is slow on the device {subject.device.type}. Use bf16."
         if len(subject.optimizers) != 1:
             return "Several optimizers are not supported."
-        model = subject.model
-        parameters = list(model.parameters())
         if any(p.device != subject.device or hasattr(p, "device_mesh") for p in parameters):
-            return f"{type(model).__name__} has parameters on several devices."
-        distributed = sys.modules["torch"].distributed
-        is_job = distributed.is_available() and distributed.is_initialized()
-        if is_job and "DistributedDataParallel" not in bases_of(type(model)):
-            # Reduced by the script after backward(), inf reaches ranks that found none.
-            return "In a distributed job the model must be a DistributedDataParallel."
-        if (found := _hooked(model)) is not None:
-            return found
-        if any(getattr(module, "sparse", False) for module in model.modules()):
+            return f"{name} has parameters on several devices."
+        if any(getattr(module, "sparse", False) for module in subject.model.modules()):
             return "Sparse gradients are not supported."
         return super().problem(subject)
 
@@ -179,22 +168,16 @@ class Fp16(Autocast):
         self._scale = full((), self.SCALE, device=subject.device)
         self._growth = full((), 0, dtype=self._torch.int32, device=subject.device)
         self._found_inf = full((), 0.0, device=subject.device)
-        self._model, [self._optimizer] = subject.model, subject.optimizers
         self._parameters = list(subject.model.parameters())
-        self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
-        self._step_hook = self._optimizer.register_step_pre_hook(self._before_step)
+        self._step_hook = subject.optimizers[0].register_step_pre_hook(self._before_step)
 
     def backward(self, call: Call, losses: Any, args: Any, kwargs: Any) -> Any:
         """Call `torch.autograd.backward`; gradients are scaled inside of it only."""
-        if in_backward():
+        if not self._is_active or self._own_autocast or in_backward():
             return call(losses, *args, **kwargs)
+        if kwargs.get("create_graph") or any(args[2:3]):
+            self.failed = "The script differentiates its gradients (create_graph=True)."
         roots = losses if isinstance(losses, (list, tuple)) else (losses,)
-        if self._is_active:
-            self.guard(self._check, roots, dict(zip(_ARGUMENTS, args, strict=False)) | kwargs)
-        if self.failed is not None and self._is_active:
-            self.leave()
-        if not self._is_active or self._own_autocast:
-            return call(losses, *args, **kwargs)
         if gradients := self._gradients():  # of earlier passes: exact, the scale is a power of 2
             self._torch._foreach_mul_(gradients, self._scale)
         hooks = [root.register_hook(self._scaled) for root in roots if root.requires_grad]
@@ -208,22 +191,6 @@ class Fp16(Autocast):
                 unscale(gradients, self._found_inf, self._scale.double().reciprocal().float())
             self._is_scaled = True
 
-    def _check(self, roots: Sequence[Any], given: dict[str, Any]) -> None:
-        """Set `failed` before a pass whose gradients cannot be scaled and unscaled."""
-        self._backwards += 1
-        if self.refusals:  # a later optimizer, whose parameters may be others
-            self.failed = next(iter(self.refusals))
-        elif [len(group["params"]) for group in self._optimizer.param_groups] != self._sizes:
-            self.failed = "The script adds parameters to its optimizer."
-        elif given.get("create_graph") or given.get("inputs") is not None:
-            self.failed = "The script calls backward() with create_graph or inputs."
-        elif self._backwards & (self._backwards - 1) == 0:  # the passes 1, 2, 4, 8, …
-            known = {id(parameter) for parameter in self._parameters}
-            if any(id(leaf) not in known for leaf in _leaves(roots)):
-                self.failed = "The script computes gradients of other tensors than parameters."
-            else:
-                self.failed = _hooked(self._model)
-
     def _scaled(self, gradient: Any) -> Any:
         return gradient * self._scale.to(gradient)
 
@@ -234,7 +201,6 @@ class Fp16(Autocast):
         """Skip the step if a gradient is inf or NaN: without gradients, step() does nothing."""
         if any(one is not None for one in (*args[1:], *kwargs.values())):
             self.failed = "The script gives step() a closure."
-            self.leave()
         elif self._is_scaled and self._found_inf.item():
             self._skipped += 1
             for parameter in self._parameters:
@@ -252,39 +218,16 @@ class Fp16(Autocast):
     def leave(self) -> None:
         super().leave()
         self._step_hook.remove()
-        self._model, self._optimizer, self._parameters = None, None, []  # frees their memory
 
     def evidence(self) -> tuple[bool, str]:
         is_seen, text = super().evidence()
         text += f" The scale is {self._scale.item():g}; {self._skipped} of {self._steps} steps were"
-        return is_seen and self._steps > self._skipped, f"{text} skipped."
+        return is_seen and self._steps >= 2 * self._skipped, f"{text} skipped."
 
 
 def in_backward() -> bool:
     """Return True inside of a backward pass, where checkpointed code runs again."""
     return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
-
-
-def _hooked(model: Any) -> str | None:
-    """Return a reason if code of the script sees the gradients within `backward()`."""
-    hooks = [*(p._backward_hooks for p in model.parameters())]
-    hooks += [p._post_accumulate_grad_hooks for p in model.parameters()]
-    for module in model.modules():
-        hooks += module._backward_hooks, module._backward_pre_hooks
-    return "The script has hooks for gradients." if any(hooks) else None
-
-
-def _leaves(roots: Sequence[Any]) -> Iterator[Any]:
-    """Yield the tensors whose gradients a backward pass from these tensors accumulates."""
-    nodes = [root.grad_fn for root in roots if root.requires_grad]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
-        new = {one for one, _ in node.next_functions if one is not None} - seen
-        seen |= new
-        nodes += new
 
 
 def _layers(subject: Training) -> list[Any]:

@@ -65,6 +65,8 @@ class Setting:
     moment: ClassVar[Moment]
     reversible: ClassVar[bool] = False
     """True if `leave` restores the script's own state at a step boundary."""
+    trials_only: ClassVar[bool] = False
+    """True if it may change a training beyond its numerics, so that only trials apply it."""
     bounds: ClassVar[tuple[int, int] | None] = None
     """The least and the largest value; None for a setting without a value."""
     choices: ClassVar[tuple[str, ...]] = ()

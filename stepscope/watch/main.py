@@ -27,6 +27,7 @@ from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
 from stepscope.tracker import annotate
 from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
+from stepscope.watch.trial import TRIAL
 from stepscope.watch.watched_run import begin, follow
 
 PACKAGE_FOLDER = Path(__file__).parent
@@ -130,9 +131,15 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if ours >= len(argv):
         parser.error("no script given: name a file, or a module after -m.")
     try:
-        parse(options.settings)
+        settings = parse(options.settings)
     except SettingError as error:
         parser.error(f"--with: {error}")
+    for setting in settings:
+        if setting.trials_only and TRIAL not in os.environ:
+            parser.error(
+                f"--with: {setting.name} is applied only in trials of stepscope lab and tune. In a "
+                "training, add these lines:\n" + "\n".join(setting.lines())
+            )
     return options, list(argv[ours:])
 
 

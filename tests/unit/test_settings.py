@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +462,52 @@ def test_bf16_equals_autocast_around_forward_and_loss() -> None:
         loss.backward()
         assert during == [False]
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_bf16_of_updates_by_autograd_grad_uses_the_new_weights() -> None:
+    with applied("bf16"):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for _ in range(4):
+            loss = model(torch.ones(2, 4)).pow(2).mean()
+            losses.append(loss.item())
+            parameters = list(model.parameters())
+            for one, gradient in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
+                one.data -= 0.1 * gradient
+        assert losses == sorted(set(losses), reverse=True)
+        assert not torch.is_autocast_enabled("cpu")
+        optimizer.step()
+
+
+def test_bf16_of_a_gradient_penalty_stays_until_backward() -> None:
+    with applied("bf16"):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = torch.ones(2, 4, requires_grad=True)
+        output = model(batch)
+        (slope,) = torch.autograd.grad(output.sum(), batch, create_graph=True)
+        assert torch.is_autocast_enabled("cpu")
+        (output.mean() + slope.pow(2).mean()).backward()
+        assert not torch.is_autocast_enabled("cpu")
+        optimizer.step()
+
+
+def test_bf16_ignores_an_evaluation_in_another_thread() -> None:
+    with applied("bf16") as found:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(torch.ones(2, 4)).pow(2).mean()
+        with torch.no_grad(), ThreadPoolExecutor(1) as threads:
+            dtypes = threads.submit(lambda: torch.no_grad()(model)(torch.ones(1, 4)).dtype)
+        assert dtypes.result() is torch.float32
+        assert torch.is_autocast_enabled("cpu")
+        loss.backward()
+        assert not torch.is_autocast_enabled("cpu")
+        optimizer.step()
+        assert found["bf16"]["state"] == "in effect"
 
 
 def test_bf16_is_refused_for_a_bce_loss_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ class SettingHooks:
         patches.replace(torch.autograd, "backward", self._around_backward, traced=False)
         if self._autocasts:
             patches.replace(torch.autocast, "__enter__", self._around_autocast, traced=False)
+            patches.replace(torch.autograd, "grad", self._around_grad, traced=False)
         for setting in self.settings:
             if isinstance(setting, Sdpa):
                 attention = partial(self._around_attention, setting)
@@ -179,6 +180,16 @@ class SettingHooks:
             return original(tensors, *args, **kwargs)
 
         return backward
+
+    def _around_grad(self, original: Function) -> Function:
+        """Wrap `torch.autograd.grad`: like `backward()`, except for a term of the loss."""
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not (kwargs.get("create_graph") or any(args[2:3])):
+                self._end_pass()
+            return original(outputs, inputs, *args, **kwargs)
+
+        return grad
 
     def _around_autocast(self, original: Function) -> Function:
         """Wrap `torch.autocast.__enter__`."""
