@@ -17,9 +17,9 @@ from typing import Annotated
 
 import msgspec
 
-from dashboard.run_index import MAX_READ, is_final, is_settled, modified_ns
+from dashboard.run_index import MAX_READ, is_final, is_settled
 from dashboard.run_rows import row
-from stepscope.common.files import atomic_write, is_own_folder, read_regular_file
+from stepscope.common.files import atomic_write, is_own_folder, modified_ns, read_regular_file
 from stepscope.run import RUN_JSON, RunError, is_run_id, read_run
 from stepscope.run.rank_info import now_of
 from stepscope.run.retention import folder_size

@@ -15,6 +15,7 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stepscope.common.files import modified_ns
 from stepscope.run import (
     RUN_JSON,
     STALE_S,
@@ -187,14 +188,6 @@ def is_final(run: RunInfo) -> bool:
     """Return True if the status of a run cannot change."""
     # A run of another host without a heartbeat looks crashed, and may recover.
     return not run.status.live and (run.status is not RunStatus.CRASHED or is_own(run))
-
-
-def modified_ns(path: Path | str) -> int:
-    """Return the modification time of a file; 0 if there is none."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
 
 
 def is_settled(modified_ns: int) -> bool:

@@ -55,13 +55,18 @@ def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigI
     others = any(other.reason is None for other in devices)
     remedy = "Choose another device" if others else "No other device can train here"
     usable = sum(other.cuda_index is not None and other.reason is None for other in devices)
-    gpus = usable if on_gpu else 0
+    compiles = config.compile_mode is not CompileMode.NONE
     found = [
         ConfigIssue("device", device.reason, remedy) if device.reason else None,
         _precision_problem(config.precision, device),
-        *step_problems(config, on_gpu=on_gpu, compile_reason=device.compile_reason),
+        *_model_problems(config),
+        *(_compile_problems(config, on_gpu, device.compile_reason) if compiles else ()),
+        *(_graph_problems(config) if config.cuda_graphs and on_gpu else ()),
+        *(() if on_gpu else _gpu_only(config)),
         *(_copy_problems(config) if on_gpu else _on_a_cpu(config)),
-        *parallel_problems(config, gpus=gpus),
+        *(_data_parallel(config, on_gpu) if config.strategy is Strategy.DP else ()),
+        *_ranks(config, usable if on_gpu else None),
+        *(_distributed(config, on_gpu) if config.distributed else ()),
     ]
     return tuple(problem for problem in found if problem is not None)
 
@@ -110,22 +115,6 @@ def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig |
     except ConfigError as error:
         return error.problem
     return next(iter(validate(smaller, devices)), smaller)
-
-
-def step_problems(
-    config: RunConfig, *, on_gpu: bool, compile_reason: str | None
-) -> list[ConfigIssue]:
-    """Return issues of settings that fail in the optimizer step or have no effect on it.
-
-    `compile_reason` is None if torch.compile supports the device.
-    """
-    compiles = config.compile_mode is not CompileMode.NONE
-    return [
-        *_model_problems(config),
-        *(_compile_problems(config, on_gpu, compile_reason) if compiles else ()),
-        *(_graph_problems(config) if config.cuda_graphs and on_gpu else ()),
-        *(() if on_gpu else _gpu_only(config)),
-    ]
 
 
 def epoch_problem(config: RunConfig, samples: int) -> ConfigIssue | None:
@@ -238,19 +227,6 @@ def _copy_problems(config: RunConfig) -> Iterator[ConfigIssue]:
     if TRAITS[config.workload].decodes:
         reason = f"{config.workload} reads each sample from disk on demand"
         yield ConfigIssue("dataset_on_device", reason, "Switch it off")
-
-
-def parallel_problems(config: RunConfig, *, gpus: int) -> list[ConfigIssue]:
-    """Return issues of the parallelism strategy and its settings.
-
-    `gpus`: GPUs of this machine that torch supports, 0 for a CPU run.
-    """
-    on_gpu = config.device != "cpu"
-    return [
-        *(_data_parallel(config, on_gpu) if config.strategy is Strategy.DP else ()),
-        *_ranks(config, gpus if on_gpu else None),
-        *(_distributed(config, on_gpu) if config.distributed else ()),
-    ]
 
 
 def start_problem(config: RunConfig) -> ConfigIssue | None:

@@ -13,6 +13,7 @@ import warnings
 import psutil
 import torch
 
+from stepscope.common.json_values import first_line
 from stepscope.gpu.source import nvml_uuid
 from stepscope.host.environment import cpu_name
 from trainer.config_validation import TrainDevice
@@ -41,7 +42,10 @@ def cuda_reason() -> str | None:
         warnings.simplefilter("always")  # torch warns of a driver that is too old or not loaded
         available = torch.cuda.is_available()
         if available:
-            error = _init_error()
+            try:
+                torch.cuda.init()  # type: ignore[no-untyped-call]  # without a context
+            except (RuntimeError, torch.cuda.DeferredCudaCallError) as failed:
+                error = first_line(failed).rstrip(".")
     if available and error is None:
         return None
     messages = [str(warning.message).split(" (Triggered")[0] for warning in caught]
@@ -52,15 +56,6 @@ def cuda_reason() -> str | None:
         f"torch {version} (CUDA {torch.version.cuda}) cannot use a GPU: {detail}. "
         "Check that nvidia-smi works on this machine."
     )
-
-
-def _init_error() -> str | None:
-    """Initialize CUDA without a context; return the error, None on success."""
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
-        return str(error).strip().splitlines()[0].rstrip(".")
-    return None
 
 
 def _gpu(index: int) -> TrainDevice:

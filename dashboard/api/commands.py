@@ -15,7 +15,7 @@ from dashboard.controls.actions import END_NOW, can_end_now, refusal
 from stepscope.memory.snapshots import recording
 from stepscope.profiling import profile_command
 from stepscope.recorder.recorder import CommandName
-from stepscope.run import RunInfo, read_run
+from stepscope.run import read_run
 from stepscope.session.stop import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
 
@@ -62,7 +62,10 @@ def send(body: bytes) -> dict[str, Any]:
     reason = refusal(name, run)
     if reason is not None:
         raise NotAllowed(f"{name.replace('_', ' ').capitalize()} was not sent: {reason}")
-    said = _stop_unheard(run) if name is CommandName.STOP else None
+    said = None
+    if name is CommandName.STOP:
+        _stops[run.id] += 1
+        said = kill_unheard(run) if _stops[run.id] >= len(SIGNALS) else None
     if said is None:
         send_command(run.folder, name, args, command_id)
     return {"said": said}
@@ -114,9 +117,3 @@ def _arguments(name: CommandName, args: object) -> dict[str, Any]:
     if not isinstance(text, str) or len(text) > MAX_MARK_CHARS:
         raise ValueError(f"args: text must be at most {MAX_MARK_CHARS} characters.")
     return {"text": text.strip() or "marked"}
-
-
-def _stop_unheard(run: RunInfo) -> str | None:
-    """Kill a script that has ignored several Stop commands; else return None."""
-    _stops[run.id] += 1
-    return kill_unheard(run) if _stops[run.id] >= len(SIGNALS) else None

@@ -30,7 +30,7 @@ def devices_answer(server: Services, query: Mapping[str, str]) -> Answer:
     answer["machine"] = machine_content(seen.view, server.cuda_indices(), ours)
     uuid = query.get("gpu", "")
     if uuid:
-        since = _epoch(query.get("since", "0"))
+        since = finite("since", query.get("since", "0"))
         answer["gpu"] = _gpu(server, seen.view, uuid, since, ours)
     return answer
 
@@ -60,8 +60,9 @@ def _torchs(server: Services, uuid: str) -> str:
     return "none: torch does not use it here"
 
 
-def _epoch(text: str) -> float:
+def finite(name: str, text: str) -> float:
+    """Return the number of a parameter. Raises ValueError."""
     value = float(text) if len(text) < 40 else math.nan
     if not math.isfinite(value):
-        raise ValueError(f"since: must be epoch seconds, got {text[:40]!r}.")
+        raise ValueError(f"{name}: must be a finite number, got {text[:40]!r}.")
     return value

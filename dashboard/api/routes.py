@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from starlette.routing import Route
 
 from dashboard import live_chart, services
 from dashboard.api import commands
-from dashboard.api.devices import devices_answer
+from dashboard.api.devices import devices_answer, finite
 from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
 from dashboard.charts import memory_breakdown, series
@@ -153,7 +152,7 @@ def get_window(request: Request) -> Answer:
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = _axis(query.get("axis", "step"))
-    low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
+    low, high = (finite(name, query.get(name, "")) for name in ("from", "to"))
     run = read_run(folder)
     with StoreReader(folder) as reader:
         if query.get("only") == memory_breakdown.SERIES:
@@ -229,13 +228,6 @@ def _axis(text: str) -> Axis:
     if axis is None:
         raise ValueError(f"axis: must be step or time, got {text[:40]!r}.")
     return axis
-
-
-def _finite(text: str) -> float:
-    value = float(text) if len(text) < 40 else math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"from, to: must be finite numbers, got {text[:40]!r}.")
-    return value
 
 
 ROUTES = [

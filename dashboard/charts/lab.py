@@ -25,6 +25,7 @@ from dashboard.charts.figures import (
     title,
 )
 from dashboard.sweep_content import Arm, SweepContent, Verdict
+from stepscope.lab.verdict_text import signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,6 @@ STYLES = {
     Verdict.IMPOSSIBLE: VerdictStyle("impossible", "–"),
 }
 ROW_PX = 34
-MAX_EFFECT = 10.0
-"""Largest effect shown as a number: an interval of two rounds can reach millions."""
 MAX_LABEL_CHARS = 34  # in the chart; the table has the whole label
 
 
@@ -72,24 +71,13 @@ def effects_figure(sweep: SweepContent) -> Json | None:
     return {"data": traces, "layout": _layout(arms, sweep.plan.margin)}
 
 
-def percent(value: float) -> str:
-    """Return a fraction as a signed percentage with a true minus sign.
-
-    >>> percent(0.1204), percent(-0.005), percent(12_345.0)
-    ('+12.0%', '−0.5%', 'above +1000%')
-    """
-    if value > MAX_EFFECT:
-        return f"above +{MAX_EFFECT:.0%}"
-    return f"{value:+.1%}".replace("-", "\N{MINUS SIGN}")
-
-
 def interval(low: float | None, high: float | None) -> str:
     """Return an interval in percent; "" if a bound is missing.
 
     >>> interval(-0.01, 0.031)
     '[−1.0%, +3.1%]'
     """
-    return "" if low is None or high is None else f"[{percent(low)}, {percent(high)}]"
+    return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
 def _trace(verdict: Verdict, arms: list[Arm], rows: dict[str, int]) -> Json:
@@ -155,7 +143,7 @@ def _range(arms: list[Arm], margin: float) -> list[float]:
 
 def _hover(arm: Arm) -> str:
     text = STYLES[arm.verdict].text if arm.verdict is not None else ""
-    effect = f"{percent(arm.effect or 0.0)} {interval(arm.low, arm.high)}".strip()
+    effect = f"{signed(arm.effect or 0.0)} {interval(arm.low, arm.high)}".strip()
     return f"<b>{plain(arm.label)}</b><br>{text}: {effect}<br>{arm.rounds} rounds"
 
 

@@ -18,7 +18,7 @@ from dashboard.charts.chart_spec import (
     y_axis,
 )
 from dashboard.charts.memory_breakdown import metric_words
-from dashboard.charts.run_view import RunView, loss_keys, norm_keys, rate_keys
+from dashboard.charts.run_view import RunView, optimizer_keys, rate_keys
 from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
 from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunKind
@@ -113,7 +113,7 @@ def _absent(content: RunView, drawn: set[str]) -> str | None:
 
 
 def _loss(content: RunView) -> Json:
-    names, keys = content.optimizers, loss_keys(len(content.optimizers))
+    names, keys = content.optimizers, optimizer_keys("train/loss", len(content.optimizers))
     lines = [color for color in LINES if color != "orange"]  # the validation loss is orange
     traces = [
         trace(
@@ -234,7 +234,7 @@ def _optimizer(content: RunView) -> list[Json]:
         rates.append(trace(key, label=label or None, color=color, optional=True))
     norms = [
         trace(key, "ema", label=label, color=LINES[i % len(LINES)], optional=True)
-        for i, key in enumerate(norm_keys(count))
+        for i, key in enumerate(optimizer_keys("train/grad_norm", count))
         for label in [f"{names[i]} {i}" if several else None]
     ]
     scale = [

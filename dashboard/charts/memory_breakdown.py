@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dashboard.charts.chart_spec import Json, chart, training_gpu, y_axis
+from dashboard.charts.chart_spec import Json, chart, trace, training_gpu, y_axis
 from dashboard.charts.run_state import state
 from dashboard.charts.run_view import RunView, run_content
-from dashboard.charts.series import SeriesCursor, events, fitting_bucket, rounded, span
+from dashboard.charts.series import SeriesCursor, events, fitting_bucket, position, rounded, span
 from stepscope.common.json_values import dict_of
 from stepscope.memory.breakdown import (
     CATEGORIES,
@@ -164,23 +164,13 @@ def _notes(now: BreakdownSample | None, run: RunInfo, place: MemoryDomain) -> li
 
 def _part(category: MemoryCategory) -> Json:
     key = f"{SERIES}/{category.key}"
-    trace = _trace(key, category.label, "part", category.color, category.help)
-    return trace | {"short": category.short or category.label}
+    drawn = _trace(key, category.label, "part", category.color, category.help)
+    return drawn | {"short": category.short or category.label}
 
 
 def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
-    return {
-        "series": SERIES,
-        "metric": key,
-        "label": label,
-        "style": style,
-        "color": color,
-        "axis": "y",
-        "dash": "dash" if style == "context" else "solid",
-        "optional": True,
-        "gpu": None,
-        "help": words,
-    }
+    drawn = trace(key, style, label=label, color=color, optional=True)
+    return drawn | {"series": SERIES, "help": words}
 
 
 def _delta(
@@ -203,10 +193,7 @@ def _rows(
     rows = [_values(moment.parts or {}) for moment in found]
     keys = dict.fromkeys(key for row in rows for key in row)
     return {
-        "end": stop,
-        "bucket": bucket,
-        "first": start - start % bucket,
-        "reset": False,
+        **position(start, stop, bucket, reset=False),
         "stack": True,
         "t": [round(moment.ts - run.created, 3) for moment in found],
         "s": [moment.step for moment in found],

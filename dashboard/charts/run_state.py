@@ -27,7 +27,6 @@ def state(run: RunInfo) -> dict[str, Any]:
         "status": run.status,
         "reason": run.reason or _waiting(run),
         "warnings": warnings(run),
-        "t0": run.created,
         "now": round((run.ended or now_of(run.run_json)) - run.created, 3),
         "progress": progress,
         "series": {},

@@ -97,7 +97,9 @@ def run_content(run: RunInfo) -> RunView:
         has_cuda=device not in ("cpu", None),
         gpus=() if on_cpu else tuple(_gpus(run_json.get("devices"), capabilities)),
         training_gpu=None if device in ("cpu", None) else device,
-        gpu_reason=_gpu_reason(run_json, capabilities, on_cpu),
+        gpu_reason=CPU_TRAINS
+        if on_cpu and run_json.get("devices")
+        else str(capabilities.get("nvml") or NO_GPU),
         allocator_reason=_allocator_reason(device, capabilities),
         kind=kind,
         optimizers=optimizer_names(run_json),
@@ -161,9 +163,9 @@ def optimizer_names(run_json: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name[:40] for name in _texts(run_json.get("optimizers"))[:MAX_OPTIMIZERS])
 
 
-def loss_keys(optimizers: int) -> tuple[str, ...]:
-    """Return the loss metric of each optimizer."""
-    return ("train/loss", *(f"train/loss.optimizer{i}" for i in range(1, optimizers)))
+def optimizer_keys(metric: str, optimizers: int) -> tuple[str, ...]:
+    """Return the metric of each optimizer."""
+    return (metric, *(f"{metric}.optimizer{i}" for i in range(1, optimizers)))
 
 
 def rate_keys(optimizers: int) -> tuple[tuple[str, int, int], ...]:
@@ -176,11 +178,6 @@ def rate_keys(optimizers: int) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def norm_keys(optimizers: int) -> tuple[str, ...]:
-    """Return the gradient norm metric of each optimizer."""
-    return ("train/grad_norm", *(f"train/grad_norm.optimizer{i}" for i in range(1, optimizers)))
-
-
 def _allocator_reason(device: str | None, capabilities: Mapping[str, Any]) -> str | None:
     if device is None:
         return NOT_BEGUN
@@ -188,12 +185,6 @@ def _allocator_reason(device: str | None, capabilities: Mapping[str, Any]) -> st
         return NO_ALLOCATOR
     reason = capabilities.get("allocator")
     return None if reason is None else f"No allocated and reserved memory: {reason}."
-
-
-def _gpu_reason(run_json: Mapping[str, Any], capabilities: Mapping[str, Any], on_cpu: bool) -> str:
-    if on_cpu and run_json.get("devices"):
-        return CPU_TRAINS
-    return str(capabilities.get("nvml") or NO_GPU)
 
 
 def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:

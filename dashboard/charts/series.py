@@ -18,8 +18,7 @@ from dashboard.charts.chart_spec import COLORS
 from dashboard.charts.run_state import state
 from dashboard.charts.run_view import (
     custom_metrics,
-    loss_keys,
-    norm_keys,
+    optimizer_keys,
     optimizer_names,
     rate_keys,
     run_kind,
@@ -76,8 +75,9 @@ def keys_of(run: RunInfo, include_folded: bool) -> Keys:
 @functools.lru_cache(maxsize=64)
 def _keys(custom: tuple[str, ...], optimizers: int, include_folded: bool) -> Keys:
     rates = (key for key, _, _ in rate_keys(optimizers))
-    folded = {*FOLDED, *norm_keys(optimizers), *rates}
-    drawn = {*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if include_folded else ())}
+    folded = {*FOLDED, *optimizer_keys("train/grad_norm", optimizers), *rates}
+    losses = optimizer_keys("train/loss", optimizers)
+    drawn = {*LIVE_KEYS, *custom, *losses, *(folded if include_folded else ())}
     return Keys(frozenset(drawn), frozenset({*drawn, *folded, "train/epoch"}))
 
 
@@ -180,17 +180,19 @@ class _SeriesResponse:
         first = min(start, newest) if stop - start <= RECENT_STEPS else newest
         raw = self.reader.read(info.id, first, stop, 1)
         if first <= start and len(raw) == stop - first:
-            block = _in_buckets(raw.slice(start - first, len(raw)), start, bucket)
+            numbers = np.arange(start, stop) // bucket
+            begins = np.flatnonzero(np.diff(numbers, prepend=-1))
+            block = merge(raw.slice(start - first, len(raw)), begins)
         else:  # many new rows, or damaged frames
             block = self.reader.read(info.id, start, stop, bucket)
         rows = self._rows(block, bucket)
         recent = raw.slice(max(0, len(raw) - (stop - newest)), len(raw))
         last = {"last": self._last(recent, info.stream == "steps")}
-        return _position(start, stop, bucket, reset) | rows | last
+        return position(start, stop, bucket, reset) | rows | last
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         rows = self._rows(self.reader.read(info.id, start, stop, bucket), bucket)
-        return _position(start, stop, bucket, reset=False) | rows
+        return position(start, stop, bucket, reset=False) | rows
 
     def _last(self, block: SeriesBlock, is_steps: bool) -> dict[str, float | int | str | None]:
         last: dict[str, float | int | str | None] = {
@@ -216,14 +218,9 @@ class _SeriesResponse:
         }
 
 
-def _position(start: int, stop: int, bucket: int, reset: bool) -> dict[str, Any]:
+def position(start: int, stop: int, bucket: int, reset: bool) -> dict[str, Any]:
+    """Return the rows of an answer: their range, their bucket, and whether they replace others."""
     return {"end": stop, "bucket": bucket, "first": start - start % bucket, "reset": reset}
-
-
-def _in_buckets(rows: SeriesBlock, start: int, bucket: int) -> SeriesBlock:
-    """Merge rows, the first of which has the number `start`, into aligned buckets."""
-    numbers = np.arange(start, start + len(rows)) // bucket
-    return merge(rows, np.flatnonzero(np.diff(numbers, prepend=-1)))
 
 
 def _newest_values(block: SeriesBlock) -> dict[str, float]:

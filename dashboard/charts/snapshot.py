@@ -225,7 +225,9 @@ def _blocks(
                 base.append(round(start / factor, 4))
                 size.append(round(part.size / factor, 4))
                 place.append(number)
-                text.append(_block_text(summary, part.size, part.stack))
+                frames = summary.frames(part.stack)
+                at = f"<br>{plain(where(frames))}" if frames else ""
+                text.append(format_bytes(part.size) + at)
             start += part.size
     if not base:
         return None
@@ -245,11 +247,6 @@ def _blocks(
         },
         "hovertemplate": f"%{{text}}<br>at %{{base:.2f}} {unit}<extra>{STATE_WORDS[state]}</extra>",
     }
-
-
-def _block_text(summary: SnapshotSummary, size: int, stack: int) -> str:
-    frames = summary.frames(stack)
-    return format_bytes(size) + (f"<br>{plain(where(frames))}" if frames else "")
 
 
 def _row_label(row: SegmentRow) -> str:

@@ -138,7 +138,10 @@ def buttons(run: RunInfo | None) -> list[Json]:
             "when": {
                 status.value: _not_in(status, action.name, kind)
                 for status in RunStatus
-                if status.live and _drawn_in(status, action.name)
+                # Only one of Pause and Resume is drawn.
+                if status.live
+                and action.name
+                is not (CommandName.PAUSE if status is RunStatus.PAUSED else CommandName.RESUME)
             },
         }
         for action in ACTIONS
@@ -166,12 +169,6 @@ def refusal(name: CommandName, run: RunInfo) -> str | None:
     if name not in supported_commands(run):
         return "this run does not support it."
     return _not_in(run.status, name, run_kind(run))
-
-
-def _drawn_in(status: RunStatus, name: CommandName) -> bool:
-    """Return False for Pause or Resume, of which only one is drawn."""
-    hidden = CommandName.PAUSE if status is RunStatus.PAUSED else CommandName.RESUME
-    return name is not hidden
 
 
 def _not_in(status: RunStatus, name: CommandName, kind: RunKind) -> str | None:

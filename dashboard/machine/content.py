@@ -62,7 +62,7 @@ def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) 
         "title": f"GPU {device.info.nvml_index}",
         "cuda": None if index is None else f"cuda:{index}",
         "name": device.info.name,
-        "short": short_uuid(device.info.uuid),
+        "short": device.info.short_uuid,
         "level": device.health.level.value,
         "health": device.health.text,
         "utilization": _utilization(device),
@@ -71,15 +71,6 @@ def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) 
         "who": _who(device, ours),
         "instances": [_instance(instance, ours) for instance in device.instances],
     }
-
-
-def short_uuid(uuid: str) -> str:
-    """Return the first part of a UUID.
-
-    >>> short_uuid("MIG-41b36db5-0000-4000-8000-000000000001")
-    'MIG-41b36db5'
-    """
-    return "-".join(uuid.split("-")[:2])
 
 
 def absent(device: DeviceState, key: str) -> str:
@@ -177,7 +168,7 @@ def instance_name(instance: DeviceState) -> Json:
     """Return the identity of a MIG instance."""
     return {
         "uuid": instance.info.uuid,
-        "short": short_uuid(instance.info.uuid),
+        "short": instance.info.short_uuid,
         "profile": getattr(instance.facts, "mig_profile", None) or instance.info.name,
     }
 

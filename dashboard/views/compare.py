@@ -15,9 +15,9 @@ from dashboard.charts.compare import RunLine, line_names, overlay
 from dashboard.controls.run_picker import labels
 from dashboard.controls.sidebar import keep_settings
 from dashboard.format import escape_markdown, note, pick
-from dashboard.run_index import modified_ns
 from dashboard.services import Services
 from dashboard.views import parts
+from stepscope.common.files import modified_ns
 from stepscope.common.formatting import printable
 from stepscope.compare.comparison import (
     NOT_COMPARABLE,

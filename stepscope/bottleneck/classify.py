@@ -104,7 +104,7 @@ class StepBreakdown:
 class BottleneckDiagnosis:
     """Verdict on a run's steps as one sentence, and a recommendation.
 
-    `share` is None without a cause, `parts` if unknown. `missing_steps` is 0 with enough steps.
+    `share` is None without a cause, `parts` if unknown.
     """
 
     kind: BottleneckKind
@@ -112,7 +112,6 @@ class BottleneckDiagnosis:
     share: float | None = None
     next: Recommendation | None = None
     parts: StepBreakdown | None = None
-    missing_steps: int = 0
     figures: StepAverages = field(default_factory=lambda: StepAverages(steps=0))
 
     @property
@@ -130,9 +129,7 @@ def verdict(
         missing = max(1, missing)
         steps = "1 more step is" if missing == 1 else f"{missing} more steps are"
         text = f"Not enough data yet: {steps} needed; the first, slow steps do not count."
-        return BottleneckDiagnosis(
-            kind=BottleneckKind.TOO_YOUNG, text=text, missing_steps=missing, figures=figures
-        )
+        return BottleneckDiagnosis(kind=BottleneckKind.TOO_YOUNG, text=text, figures=figures)
     if setup.simulated:
         text = "No diagnosis: the GPU is simulated, and its times are not those of a GPU."
         return BottleneckDiagnosis(kind=BottleneckKind.SIMULATED, text=text, figures=figures)
@@ -234,34 +231,25 @@ def _cause(
     return BottleneckKind.UNCLEAR, None
 
 
-def percent(share: float) -> str:
-    """Return a fraction as whole percent.
-
-    >>> percent(0.634)
-    '63%'
-    """
-    return f"{100 * share:.0f}%"
-
-
 def _text(
     kind: BottleneckKind, parts: StepBreakdown, figures: StepAverages, setup: RunSetup
 ) -> str:
     if kind is BottleneckKind.INPUT:
-        return f"Input-bound: {percent(parts.data)} of each step waits for data."
+        return f"Input-bound: {parts.data:.0%} of each step waits for data."
     if kind is BottleneckKind.TRANSFER:
-        return f"Transfer-bound: {percent(parts.copies)} of each step copies data to the GPU."
+        return f"Transfer-bound: {parts.copies:.0%} of each step copies data to the GPU."
     if kind is BottleneckKind.LAUNCH:
         return (
-            f"Launch-bound: the GPU is idle for {percent(parts.other)} of each step because the "
+            f"Launch-bound: the GPU is idle for {parts.other:.0%} of each step because the "
             "host launches kernels too slowly."
         )
     who = "the GPU computes" if setup.on_gpu else "the CPU computes"
     if kind is BottleneckKind.COMPUTE:
-        text = f"Compute-bound: {who} for {percent(parts.compute)} of each step."
+        text = f"Compute-bound: {who} for {parts.compute:.0%} of each step."
         if figures.throttled:
-            text += f" For {percent(figures.throttled)} of the time {_lowered(figures)}."
+            text += f" For {figures.throttled:.0%} of the time {_lowered(figures)}."
         return text
-    return f"Throttled: for {percent(figures.throttled or 0)} of the time {_lowered(figures)}."
+    return f"Throttled: for {figures.throttled or 0:.0%} of the time {_lowered(figures)}."
 
 
 def _lowered(figures: StepAverages) -> str:
@@ -280,5 +268,5 @@ def _unclear(parts: StepBreakdown, setup: RunSetup) -> str:
         "H2D copy time": parts.copies,
         "gaps between launches" if setup.on_gpu else "unexplained": parts.other,
     }
-    listed = [f"{percent(share)} {name}" for name, share in shares.items() if share >= 0.005]
+    listed = [f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.005]
     return f"No single cause: each step is {', '.join(listed)}."

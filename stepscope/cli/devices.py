@@ -106,22 +106,13 @@ def _load(host: HostState) -> list[str]:
 
 def _head(device: DeviceState, width: int) -> str:
     left = f"{device.info.nvml_index}  {printable(device.info.name)}"
-    right = short_uuid(device.info.uuid)
+    right = device.info.short_uuid
     if device.facts is not None and device.facts.pci_bus_id:
         right += f"  {printable(device.facts.pci_bus_id)}"
     left_width = width - len(right) - 2
     if left_width <= 12:
         return cut(left, width)
     return f"{cut(left, left_width):<{left_width}}  {right}"
-
-
-def short_uuid(uuid: str) -> str:
-    """Return the first part of a UUID, which distinguishes GPUs.
-
-    >>> short_uuid("GPU-c0da5130-0000-4000-8000-000000000001")
-    'GPU-c0da5130'
-    """
-    return printable("-".join(uuid.split("-")[:2]))
 
 
 def _value(device: DeviceState, key: str, text: str = "{:.0f}", label: str = "") -> str:
@@ -205,9 +196,7 @@ def _health(device: DeviceState, width: int) -> list[str]:
 def _instance(instance: DeviceState, width: int) -> list[str]:
     facts = instance.facts
     profile = facts.mig_profile if facts is not None and facts.mig_profile else instance.info.name
-    lines = wrapped(
-        [f"MIG {profile}", short_uuid(instance.info.uuid), *_memory(instance)], width, INDENT
-    )
+    lines = wrapped([f"MIG {profile}", instance.info.short_uuid, *_memory(instance)], width, INDENT)
     return [*lines, *_processes(instance, width, 2 * INDENT)]
 
 

@@ -266,7 +266,10 @@ def findings(machine: MachineProbe) -> Iterator[CheckResult]:
     if problem is not None:
         remedy = f"Install torch {SUPPORTED}."
         yield CheckResult(CheckStatus.MISSING, "torch version", problem, remedy)
-    yield from _shared_memory(machine)
+    if machine.shared_memory is not None and machine.shared_memory < MIN_SHARED_MEMORY_BYTES:
+        detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
+        remedy = "In a container, start it with --shm-size=8g."
+        yield CheckResult(CheckStatus.MISSING, "/dev/shm", detail, remedy)
     yield from _alerts(machine.alerts)
     if machine.page is None:
         yield CheckResult(CheckStatus.OK, "page", "'stepscope ui' opens it")
@@ -349,13 +352,6 @@ def _torch_devices(machine: MachineProbe, torch: dict[str, Any], built: str) -> 
         return CheckResult(CheckStatus.MISSING, "torch", detail, "Unset it to train on a GPU.")
     detail = f"{built}, does not see the GPU: {next(iter(torch['warnings']), 'it gives no reason')}"
     return CheckResult(CheckStatus.BROKEN, "torch", detail, GET_TORCH)
-
-
-def _shared_memory(machine: MachineProbe) -> Iterator[CheckResult]:
-    if machine.shared_memory is not None and machine.shared_memory < MIN_SHARED_MEMORY_BYTES:
-        detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
-        remedy = "In a container, start it with --shm-size=8g."
-        yield CheckResult(CheckStatus.MISSING, "/dev/shm", detail, remedy)
 
 
 def _alerts(file: dict[str, Any]) -> Iterator[CheckResult]:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.config_issue import ConfigError
 from stepscope.common.secrets import without_secrets
 from stepscope.lab.command import (
     FAILED,
     FINISHED,
-    USAGE,
     UsageError,
     add_numbers,
     check_outputs,
     close,
+    exit_code,
     numbers,
     print_error,
     print_estimate,
@@ -29,7 +28,6 @@ from stepscope.lab.command import (
 from stepscope.lab.folder import (
     PLAN_JSON,
     SCHEMA,
-    SweepError,
     new_sweep_folder,
     read_plan,
     read_samples,
@@ -47,7 +45,7 @@ from stepscope.lab.gate import (
     worst,
 )
 from stepscope.lab.patch_file import write_patch
-from stepscope.lab.revision import RevisionError, check_links, repository
+from stepscope.lab.revision import check_links, repository
 from stepscope.lab.script_plan import (
     ARGUMENTS,
     REV,
@@ -99,41 +97,32 @@ def main(argv: Sequence[str], at: int | None) -> int:
     options = parser.parse_args(argv[:at])  # which prints the help, if asked
     if at is None:
         parser.error("no script given: name a file, or a module after -m.")
-    process = TrialProcess("stepscope.lab.script_trial")
-    for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
-        signal.signal(number, lambda *_: process.stop())
-    try:
-        check_outputs(options)
-        load_scipy()
-        gates = _gates(options.gate)
-        plan = _plan(options, argv[at:])
-        folder = folder_of(options, plan)
-        process.folder = folder
-        print_estimate(folder, plan, None)
-        for arm in plan.arms:
-            if ARGUMENTS in arm.changes:
-                words = with_arguments(plan.script.arguments, arm.changes[ARGUMENTS])
-                print_error(
-                    f"{arm.name}: {shlex.join([plan.script.target, *without_secrets(words)])}"
-                )
-        if gates:
-            print_error(
-                f"{plan.max_rounds} rounds resolve about ±"
-                f"{percent(expected_resolution(plan, len(gates)))} if processes of one script "
-                f"differ by {percent(ASSUMED_SPREAD)} (standard deviation)."
-            )
-        sweep = SweepRunner(folder, plan, process, shown(options)).run()
-        write_patch(folder, plan, sweep)
-        words = list(argv) if options.folder else ["--folder", str(folder), *argv]
-        again = shlex.join(["stepscope", "lab", *words])
-        code = close(options, sweep, again, gates=bool(gates))
-        return _judge(folder, plan, sweep, gates) if gates and code == FINISHED else code
-    except (UsageError, ConfigError, SweepError, RevisionError) as error:
-        print_error(str(error))
-        return USAGE
-    except OSError as error:
-        print_error(f"The folder of the sweep or a result cannot be written: {error}.")
-        return FAILED
+    return exit_code(partial(_lab, options, argv, at), "stepscope.lab.script_trial")
+
+
+def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: TrialProcess) -> int:
+    check_outputs(options)
+    load_scipy()
+    gates = _gates(options.gate)
+    plan = _plan(options, argv[at:])
+    folder = process.folder = folder_of(options, plan)
+    print_estimate(folder, plan, None)
+    for arm in plan.arms:
+        if ARGUMENTS in arm.changes:
+            words = with_arguments(plan.script.arguments, arm.changes[ARGUMENTS])
+            print_error(f"{arm.name}: {shlex.join([plan.script.target, *without_secrets(words)])}")
+    if gates:
+        print_error(
+            f"{plan.max_rounds} rounds resolve about ±"
+            f"{percent(expected_resolution(plan, len(gates)))} if processes of one script "
+            f"differ by {percent(ASSUMED_SPREAD)} (standard deviation)."
+        )
+    sweep = SweepRunner(folder, plan, process, shown(options)).run()
+    write_patch(folder, plan, sweep)
+    words = list(argv) if options.folder else ["--folder", str(folder), *argv]
+    again = shlex.join(["stepscope", "lab", *words])
+    code = close(options, sweep, again, gates=bool(gates))
+    return _judge(folder, plan, sweep, gates) if gates and code == FINISHED else code
 
 
 def command_of(

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
-import signal
-import sys
 from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from stepscope.cli.lab import NPROC, command_of, folder_of, script_at, script_parser
-from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import printable
 from stepscope.lab.command import (
-    FAILED,
-    FINISHED,
-    STOPPED,
-    USAGE,
     UsageError,
+    add_common,
     check_outputs,
+    close,
+    exit_code,
+    numbers,
     print_error,
     shown,
 )
-from stepscope.lab.folder import INTERRUPTED, SweepError, write_json
 from stepscope.lab.patch import Patch
 from stepscope.lab.patch_file import write_patch
 from stepscope.lab.script_plan import TunePlan, tuning_candidates, variant
@@ -54,49 +49,34 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv[:at])
     if at is None:
         parser.error("no script given: name a file, or a module after -m.")
-    process = TrialProcess("stepscope.lab.script_trial")
-    for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
-        signal.signal(number, lambda *_: process.stop())
-    try:
-        options.csv = None
-        check_outputs(options)
-        if options.apply and os.path.lexists(options.apply):
-            raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
-        if options.apply and not os.path.isdir(os.path.dirname(options.apply) or "."):
-            raise UsageError(f"--apply: the folder of {options.apply} is missing. Create it first.")
-        load_scipy()
-        plan = _plan(options, argv[at:])
-        folder = process.folder = folder_of(options, plan)
-        print_error(f"{folder}: {len(plan.arms)} settings in at most {plan.minutes:g} minutes.")
-        sweep = SweepRunner(folder, plan, process, shown(options)).run()
-        patch = write_patch(folder, plan, sweep)
-        if options.json == "-":
-            sys.stdout.write(f"{json.dumps(sweep, indent=1)}\n")
-        elif options.json:
-            write_json(Path(options.json), sweep)
-        out = sys.stderr if options.json == "-" else sys.stdout
-        out.write("\n".join(result_lines(sweep, patch)) + "\n")
-        if options.apply and patch.diff:
-            with open(options.apply, "x", encoding="utf-8", newline="") as file:
-                file.write(patch.text)
-        elif options.apply:
-            print_error(f"--apply: {options.apply} was not written: the patch changes no line.")
-        if sweep["status"] == "stopped":
-            words = list(argv) if options.folder else ["--folder", str(folder), *argv]
-            print_error(f"To resume: {shlex.join(['stepscope', 'tune', *words])}")
-            return STOPPED if sweep["reason"] == INTERRUPTED else FAILED
-        return FINISHED if sweep["status"] == "finished" else FAILED
-    except (UsageError, ConfigError, SweepError) as error:
-        print_error(str(error))
-        return USAGE
-    except OSError as error:
-        print_error(f"The folder of the sweep or a result cannot be written: {error}.")
-        return FAILED
+    return exit_code(partial(_tune, options, argv, at), "stepscope.lab.script_trial")
+
+
+def _tune(options: argparse.Namespace, argv: Sequence[str], at: int, process: TrialProcess) -> int:
+    check_outputs(options)
+    if options.apply and os.path.lexists(options.apply):
+        raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
+    if options.apply and not os.path.isdir(os.path.dirname(options.apply) or "."):
+        raise UsageError(f"--apply: the folder of {options.apply} is missing. Create it first.")
+    load_scipy()
+    plan = _plan(options, argv[at:])
+    folder = process.folder = folder_of(options, plan)
+    print_error(f"{folder}: {len(plan.arms)} settings in at most {plan.minutes:g} minutes.")
+    sweep = SweepRunner(folder, plan, process, shown(options)).run()
+    patch = write_patch(folder, plan, sweep)
+    if options.apply and patch.diff:
+        with open(options.apply, "x", encoding="utf-8", newline="") as file:
+            file.write(patch.text)
+    elif options.apply:
+        print_error(f"--apply: {options.apply} was not written: the patch changes no line.")
+    words = list(argv) if options.folder else ["--folder", str(folder), *argv]
+    again = shlex.join(["stepscope", "tune", *words])
+    return close(options, sweep, again, result_lines(sweep, patch))
 
 
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
-    given = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
-    if given["steps"] == 1:
+    given = numbers(options)
+    if given.get("steps") == 1:
         raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
     if not 0 < options.minutes <= MAX_MINUTES:
         raise UsageError(
@@ -117,7 +97,7 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
         script=script,
         minutes=options.minutes,
         arms=tuple(map(variant, texts)),
-        **{name: value for name, value in given.items() if value is not None},
+        **given,
     )
 
 
@@ -197,9 +177,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--minutes", metavar="N", type=float, default=20.0, help="time budget (20)")
     add("--settings", metavar="LIST", help='only these, as "tf32,num_workers=2 pin_memory"')
     add("--apply", metavar="FILE", help="write the patched script to a new file")
-    add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
-    add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
-    add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
-    add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
-    add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
+    add_common(found)
     return found

@@ -32,6 +32,14 @@ def is_own_folder(folder: Path) -> bool:
     return False
 
 
+def modified_ns(path: Path | str) -> int:
+    """Return the modification time of a file; 0 if there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
 MOUNTS = Path("/proc/self/mountinfo")
 LOCAL_FILE_SYSTEMS = frozenset(
     {"bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "iso9660"}

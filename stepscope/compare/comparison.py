@@ -27,7 +27,7 @@ from stepscope.common.formatting import (
     printable,
     three_digits,
 )
-from stepscope.common.json_values import flattened
+from stepscope.common.json_values import dict_of, flattened
 from stepscope.compare.figures import PHASES, RunFigures
 from stepscope.lab.gate import METRICS, Gate, GateResult, GateVerdict, gate_result
 from stepscope.lab.statistics import MAX_VALUES, unpaired_interval, values_needed
@@ -318,14 +318,14 @@ def _settings(one: RunFigures) -> dict[str, Any]:
 
 
 def _workload(one: RunFigures) -> Any:
-    path = _dict(one.run.run_json.get("script")).get("path")
+    path = dict_of(one.run.run_json.get("script")).get("path")
     if _is_built_in(one):
         return _settings(one).get("workload")
     return path.rpartition("/")[2] if isinstance(path, str) else one.run.run_json.get("name")
 
 
 def _hardware(run_json: Mapping[str, Any]) -> Any:
-    found = _dict(run_json.get("environment"))
+    found = dict_of(run_json.get("environment"))
     cpu = found.get("cpu") and f"{found['cpu']}, {found.get('cores')} cores"
     return found.get("gpu") or cpu
 
@@ -340,15 +340,15 @@ def _visible_gpus(run_json: Mapping[str, Any]) -> int | None:
 
 def _environment(one: RunFigures) -> dict[str, Any]:
     packages = (one.metadata.packages or {}).items()
-    found = _dict(one.run.run_json.get("environment")) | {"commit": None}  # it is of the code
+    found = dict_of(one.run.run_json.get("environment")) | {"commit": None}  # it is of the code
     return found | {f"package {name}": version for name, version in packages}
 
 
 def _code(one: RunFigures) -> dict[str, Any]:
-    script = _dict(one.run.run_json.get("script"))
+    script = dict_of(one.run.run_json.get("script"))
     git = {} if one.metadata.git is None else msgspec.to_builtins(one.metadata.git)
     git.pop("diff", None)  # "dirty", or "uncommitted" below
-    commit = _dict(one.run.run_json.get("environment")).get("commit")
+    commit = dict_of(one.run.run_json.get("environment")).get("commit")
     found = {f"script {name}": script.get(name) for name in ("path", "arguments")}
     if one.code_diff is not None:
         crc = zlib.crc32(one.code_diff.encode(errors="replace"))
@@ -393,7 +393,3 @@ def _cut_value(text: str) -> str:
 
 def _is_built_in(one: RunFigures) -> bool:
     return bool(one.run.run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER)
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

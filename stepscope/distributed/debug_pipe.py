@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.files import read_regular_file
+from stepscope.common.files import modified_ns, read_regular_file
 from stepscope.distributed.flight_recorder import FlightRecorderDump, counts, parsed, unpickled
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -107,7 +107,7 @@ class NcclRecord:
         self._dump: FlightRecorderDump | None = None
         self._counts: Any = None
         """The numbers of the collectives when `_dump` was requested."""
-        self._requested: tuple[float, int | None, Any] | None = None
+        self._requested: tuple[float, int, Any] | None = None
         """When a dump was requested, the mtime of the file before, and the numbers then."""
 
     def look(self, rank: int) -> FlightRecorderDump | str:
@@ -130,7 +130,7 @@ class NcclRecord:
                 return "a CUDA graph is being captured"
             if (stem := os.environ.get(PIPE)) is None:
                 return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
-            before = _mtime_ns(file)
+            before = modified_ns(file)
             try:
                 pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
                 with open(pipe, "wb", buffering=0) as writer:
@@ -142,9 +142,9 @@ class NcclRecord:
             self._read(file, *self._requested)
         return self._dump if self._requested is None and now == self._counts else None
 
-    def _read(self, file: Path, began_s: float, before: int | None, numbers: Any) -> None:
+    def _read(self, file: Path, began_s: float, before: int, numbers: Any) -> None:
         """Read the requested dump if torch has completed it."""
-        if _mtime_ns(file) not in (None, before):
+        if modified_ns(file) not in (0, before):
             # Incomplete while torch writes it: the next poll reads it again.
             with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
                 self._dump = parsed(unpickled(read_regular_file(file, MAX_BYTES)))
@@ -162,10 +162,3 @@ def _prefix() -> str:
             return os.environ[name]
     cache = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '/tmp')}/.cache"
     return f"{cache}/torch/comm_lib_trace_rank_"
-
-
-def _mtime_ns(file: Path) -> int | None:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:
-        return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml
 
+from stepscope.common.formatting import printable
 from stepscope.gpu.nvml_queries import field_number
 
 ARCHITECTURES = dict(
@@ -34,6 +35,11 @@ class DeviceInfo:
     memory_total: int | None
     driver_version: str | None
     mig: bool
+
+    @property
+    def short_uuid(self) -> str:
+        """The first part of the UUID, which distinguishes GPUs, such as GPU-c0da5130."""
+        return printable("-".join(self.uuid.split("-")[:2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.common.config_issue import ConfigError
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_duration, printable
-from stepscope.lab.folder import INTERRUPTED, write_json
+from stepscope.lab.folder import INTERRUPTED, SweepError, write_json
 from stepscope.lab.plan import SweepPlan, estimate
 from stepscope.lab.report import closing, progress_line, table, to_csv
+from stepscope.lab.revision import RevisionError
+from stepscope.lab.trial_process import TrialProcess
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 
@@ -28,16 +32,23 @@ def print_error(text: str) -> None:
 
 
 def add_numbers(parser: argparse.ArgumentParser) -> None:
+    """Add the options of sweeps over chosen variants."""
+    add_common(parser)
+    add = parser.add_argument
+    help_ = "skip the search for the best combination (old name: --no-best)"
+    add("--no-combination", "--no-best", dest="no_best", action="store_true", help=help_)
+    add("--csv", metavar="FILE", help="write the variants as CSV at the end")
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the options of all sweeps."""
+    parser.set_defaults(no_best=False, csv=None)
     add = parser.add_argument
     add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
     add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
     add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
-    help_ = "skip the search for the best combination (old name: --no-best)"
-    add("--no-combination", "--no-best", dest="no_best", action="store_true", help=help_)
     add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
     add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
-    add("--csv", metavar="FILE", help="write the variants as CSV at the end")
 
 
 def numbers(options: argparse.Namespace) -> dict[str, Any]:
@@ -45,6 +56,21 @@ def numbers(options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
     given = {name: value for name, value in given.items() if value is not None}
     return given | {"find_best": not options.no_best}
+
+
+def exit_code(sweep: Callable[[TrialProcess], int], module: str) -> int:
+    """Return the exit code of a sweep with processes of `module`; print why it cannot run."""
+    process = TrialProcess(module)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
+        signal.signal(number, lambda *_: process.stop())
+    try:
+        return sweep(process)
+    except (UsageError, ConfigError, SweepError, RevisionError) as error:
+        print_error(str(error))
+        return USAGE
+    except OSError as error:
+        print_error(f"The folder of the sweep or a result cannot be written: {error}.")
+        return FAILED
 
 
 def check_outputs(options: argparse.Namespace) -> None:
@@ -82,11 +108,16 @@ def shown(options: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
 
 
 def close(
-    options: argparse.Namespace, sweep: dict[str, Any], resume: str, *, gates: bool = False
+    options: argparse.Namespace,
+    sweep: dict[str, Any],
+    resume: str,
+    lines: Sequence[str] = (),
+    *,
+    gates: bool = False,
 ) -> int:
     """Print and write the results; return the exit code. `resume` is the command for the rest.
 
-    The table is on stderr if stdout has JSON or, with `gates`, Markdown.
+    `lines` replace the table, which is on stderr if stdout has JSON or, with `gates`, Markdown.
     """
     if options.json == "-":
         sys.stdout.write(f"{json.dumps(sweep, indent=1)}\n")
@@ -94,8 +125,8 @@ def close(
         write_json(Path(options.json), sweep)
     if options.csv:
         atomic_write(Path(options.csv), to_csv(sweep), durable=False)
-    if sweep["baseline"] is not None:
-        lines = [*table(sweep), "", *closing(sweep)]
+    if lines or sweep["baseline"] is not None:
+        lines = lines or [*table(sweep), "", *closing(sweep)]
         out = sys.stderr if options.json == "-" or gates else sys.stdout
         out.write("\n".join(lines) + "\n")
     else:

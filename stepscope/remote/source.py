@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from stepscope.common.files import modified_ns
 from stepscope.remote import far_reader
 from stepscope.remote.mirror import Answer, Mirror
 from stepscope.run import is_run_id
@@ -311,13 +312,13 @@ class RemoteSource:
     def _pause(self, mirror: Mirror, seconds: float, followed: Iterable[str]) -> None:
         """Sleep until the next request, a wanted run, or a command: it touches a run's folder."""
         folders = [mirror.root / run for run in followed]
-        before = [_modified(folder) for folder in folders]
+        before = [modified_ns(folder) for folder in folders]
         until = time.monotonic() + seconds
         while not self._closing and (left := until - time.monotonic()) > 0:
             if self._wake.wait(min(left, COMMAND_POLL_S)):
                 self._wake.clear()
                 return
-            if [_modified(folder) for folder in folders] != before:
+            if [modified_ns(folder) for folder in folders] != before:
                 return
 
 
@@ -330,13 +331,6 @@ def _commands(mirror: Mirror, followed: Iterable[str], far_now: float) -> Iterab
                     yield [run, number, name, args, far_now + left_s]
             except StoreError as error:
                 log.warning("%s: its commands cannot be read: %s", run, error)
-
-
-def _modified(folder: Path) -> int:
-    try:
-        return os.stat(folder).st_mtime_ns
-    except OSError:
-        return 0
 
 
 class _Frames:

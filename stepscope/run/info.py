@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.files import is_own_folder, open_regular_file
+from stepscope.common.files import is_own_folder, modified_ns, open_regular_file
 from stepscope.run.folder import RunError, fatal_signal, process_of, user_name
 from stepscope.run.metadata import known_notes
 from stepscope.run.rank_info import (
@@ -80,7 +80,7 @@ def read_only_reason(run: RunInfo) -> str | None:
     """Return why this process must not send commands to a run; None if it may."""
     mirror = run.run_json.get("mirror")
     if mirror is not None:
-        if time.time() - _modified(run.folder.parent / CONTACT) > CONTACT_S:
+        if time.time() - modified_ns(run.folder.parent / CONTACT) / 1e9 > CONTACT_S:
             return f"Not connected to {mirror['source']}: read-only until it is connected again."
         reason: str | None = mirror.get("reason")
         return reason
@@ -93,13 +93,6 @@ def read_only_reason(run: RunInfo) -> str | None:
     if host != socket.gethostname() and is_in_wal_mode(run.folder / _STORE):
         return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
     return None
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def is_in_wal_mode(store: Path) -> bool:

@@ -49,11 +49,6 @@ class RankExit:
         """True if the rank ended because another rank had ended."""
         return self.reason is not None and _OF_A_PEER.search(self.reason) is not None
 
-    @property
-    def lost_peer(self) -> bool:
-        """True if the rank ended because another rank's process had exited."""
-        return self.reason is not None and _LOST_PEER.search(self.reason) is not None
-
 
 def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     """Return the ends that caused the others; empty without ends.
@@ -67,7 +62,7 @@ def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     if own is not None and (not gone or own.earliest <= gone[0].latest):
         return [own]
     # A lost connection is the exit of its peer, whose host or disk may have another clock.
-    margin_s = STALE_S if spoken and spoken[0].lost_peer else 0.0
+    margin_s = STALE_S if spoken and _LOST_PEER.search(spoken[0].reason or "") else 0.0
     if gone and (not spoken or gone[0].earliest <= spoken[0].earliest + margin_s):
         return [end for end in gone if end.earliest <= gone[0].earliest + HEARTBEAT_S]
     return spoken[:1]

@@ -164,7 +164,8 @@ class StepMemoryProbe:
 
     def _device(self, index: int | None) -> TrainingDevice:
         if index is None:
-            return TrainingDevice("cpu", "the host's memory", container().within(host_free()))
+            available = container().within(int(psutil.virtual_memory().available))
+            return TrainingDevice("cpu", "the host's memory", available)
         free, _ = self._torch.cuda.mem_get_info(index)
         name = self._torch.cuda.get_device_name(index)
         return TrainingDevice("cuda", name, int(free), index)
@@ -198,11 +199,6 @@ def waiting_optimizers(stepped: list[Any]) -> int:
     known = {id(one) for one in optimizer_parameters(stepped)}
     made, _models = model_states.search()
     return sum(known.isdisjoint(map(id, optimizer_parameters([one]))) for one in made)
-
-
-def host_free() -> int:
-    """Return the bytes of the host that are available without swapping."""
-    return int(psutil.virtual_memory().available)
 
 
 def process_peak(status: Path = _STATUS) -> int:

@@ -210,7 +210,8 @@ def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:
         start_method: str = "spawn",
         **more: Any,
     ) -> Any:
-        if start_method != "fork" and os.getpid() == run.pid and _is_idle(run):
+        is_idle = run.session and not run.given_away and run.session.recorder.step == 0
+        if start_method != "fork" and os.getpid() == run.pid and is_idle:
             try:
                 fn = _give_away(run, fn, nprocs)
             except Exception as error:  # noqa: BLE001 - the script must still start them
@@ -218,11 +219,6 @@ def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:
         return start(fn, args, nprocs, join, daemon, start_method, **more)
 
     return watched
-
-
-def _is_idle(run: WatchedRun) -> bool:
-    """Return True if this process has recorded no step and is still a rank."""
-    return run.session is not None and not run.given_away and run.session.recorder.step == 0
 
 
 def _give_away(run: WatchedRun, fn: Callable[..., Any], count: int) -> SpawnedRank:

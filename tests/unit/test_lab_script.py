@@ -16,7 +16,7 @@ import pytest
 
 from dashboard.sweep_content import to_content
 from stepscope.cli import lab
-from stepscope.lab import script_trial
+from stepscope.lab import command, script_trial
 from stepscope.lab.command import FAILED, USAGE, UsageError
 from stepscope.lab.folder import METRICS, write_plan
 from stepscope.lab.report import closing, table
@@ -266,7 +266,9 @@ def test_a_sweep_that_cannot_go_on_ends_with_an_error(
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     answer = {"reason": "train.py was edited.", "seconds": 1.0, **keys}
-    monkeypatch.setattr(lab, "TrialProcess", lambda _: Mock(stopping=False, take=lambda *_: answer))
+    monkeypatch.setattr(
+        command, "TrialProcess", lambda _: Mock(stopping=False, take=lambda *_: answer)
+    )
     words = ["--folder", str(tmp_path / "sweep"), "--variant", "env:A=1", "train.py"]
     assert lab.main(words, 4) == FAILED
     found = json.loads((tmp_path / "sweep/sweep.json").read_text())

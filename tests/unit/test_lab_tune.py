@@ -178,7 +178,7 @@ def test_the_result_has_the_gain_the_patch_and_the_rest(tmp_path: Path) -> None:
 def test_wrong_options(
     minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(tune.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "train_ddp.py"):
         Path(name).write_text("")

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.config_issue import ConfigError
 from stepscope.lab.command import (
-    FAILED,
     FINISHED,
-    USAGE,
     UsageError,
     check_outputs,
     close,
+    exit_code,
     print_error,
     print_estimate,
     shown,
@@ -41,7 +39,7 @@ from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import process_identity, runs_root
 from trainer.config import Workload
 from trainer.config_validation import TrainDevice, validate
-from trainer.custom_workload import UserWorkloadError, choose, user_problem, user_workload
+from trainer.custom_workload import choose, user_problem, user_workload
 from trainer.datasets import data_problem
 from trainer.lab.options import PLANNING, is_file, parser, plan_of
 from trainer.lab.plan import WorkloadPlan, with_devices
@@ -51,21 +49,11 @@ from trainer.lab.variants import all_variants, speed_problem
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
-    process = TrialProcess("trainer.lab.trial_run")
-    for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
-        signal.signal(number, lambda *_: process.stop())
-    try:
-        check_outputs(options)
-        return _run(options, process)
-    except (UsageError, ConfigError, SweepError, UserWorkloadError) as error:
-        print_error(str(error))
-        return USAGE
-    except OSError as error:
-        print_error(f"The folder of the sweep or a result cannot be written: {error}.")
-        return FAILED
+    return exit_code(partial(_run, options), "trainer.lab.trial_run")
 
 
 def _run(options: argparse.Namespace, process: TrialProcess) -> int:
+    check_outputs(options)
     if is_file(options.workload):
         choose(options.workload)
     # Imported here because importing torch takes seconds, in which Ctrl-C must work.

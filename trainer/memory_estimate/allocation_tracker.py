@@ -86,7 +86,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._known:
-            release = self.take(storage.nbytes(), part or self._current_part())
+            kind = AllocationCategory.TEMPORARY if in_backward() else AllocationCategory.ACTIVATIONS
+            release = self.take(storage.nbytes(), part or self.part or kind)
             gone = functools.partial(self._forget, key, release)
             self._known[key] = len(self.parts) - 1, weakref.ref(storage, gone)
         elif part is not None:
@@ -108,11 +109,6 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             self.part = former
-
-    def _current_part(self) -> AllocationCategory:
-        return self.part or (
-            AllocationCategory.TEMPORARY if in_backward() else AllocationCategory.ACTIVATIONS
-        )
 
     def _forget(self, key: int, release: Callable[[], None], _: object) -> None:
         del self._known[key]

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from stepscope.common.json_values import first_line
+
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 MAX_PIXELS = 64 * 2**20  # 192 MiB decoded
 GRAY_16 = frozenset(("I;16", "I;16B", "I;16L", "I;16N"))
@@ -46,7 +48,8 @@ def decode_image(path: Path, size: int) -> Pixels:
     except UnidentifiedImageError:
         raise UnreadableImageError(f"it is no image in one of {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise nearly every kind for damaged files
-        raise UnreadableImageError(f"it cannot be decoded ({_first_line(error)})") from error
+        reason = f"it cannot be decoded ({first_line(error).rstrip('.')})"
+        raise UnreadableImageError(reason) from error
 
 
 def _check_size(image: Image.Image) -> None:
@@ -68,7 +71,3 @@ def _in_color(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
     return image.convert("RGB")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(".")

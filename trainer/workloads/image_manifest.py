@@ -85,9 +85,10 @@ def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntri
     usable = _usable(folder, entries, broken)
     names = Counter(entry.label for entry in usable)
     if len(names) < 2:
+        more = f"{broken.count:,} more are broken; the first is {next(iter(broken.reasons), '')}"
         raise ImageError(
             f"dataset: at least two classes are needed, got {len(names)} with {len(usable)} "
-            f"images{_first_reason(broken)}. Check the labels in {folder.name}."
+            f"images{f' ({more})' * bool(broken.count)}. Check the labels in {folder.name}."
         )
     if len(names) > MAX_CLASSES:
         raise ImageError(
@@ -113,7 +114,9 @@ def _usable(
     places = PathValidator(folder)
     found: dict[str, ImageEntry] = {}
     for entry in entries:
-        reason = _label_reason(entry.label) or places.reason(entry.path)
+        reason, length = places.reason(entry.path), len(entry.label)
+        if not 0 < length <= MAX_LABEL:
+            reason = f"the label has {length:,} characters, 1 to {MAX_LABEL} are allowed"
         former = found.get(entry.path)
         if reason is None and former is not None:
             if (former.label, former.part) == (entry.label, entry.part):
@@ -178,18 +181,6 @@ def shown(text: str) -> str:
     """Return untrusted text for a message: one line of at most 100 printable characters."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text[:101])
     return text if len(text) <= 100 else f"{text[:99]}…"
-
-
-def _label_reason(label: str) -> str | None:
-    if 0 < len(label) <= MAX_LABEL:
-        return None
-    return f"the label has {len(label):,} characters, 1 to {MAX_LABEL} are allowed"
-
-
-def _first_reason(broken: InvalidEntries) -> str:
-    if not broken.count:
-        return ""
-    return f" ({broken.count:,} more are broken; the first is {broken.reasons[0]})"
 
 
 def _ordered(names: Iterable[str]) -> tuple[str, ...]:

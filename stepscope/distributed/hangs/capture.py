@@ -109,7 +109,12 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
         # Compiling may capture a CUDA graph, which a query of NCCL's events would end.
         return replace(record, collectives_reason="the training thread compiles")
     try:
-        dump = _recorded(record.rank)
+        # The recorder of gloo and others has no CUDA events: its dump cannot wait for a driver.
+        dump = (
+            _nccl.look(record.rank)
+            if flight_recorder.uses_nccl()
+            else flight_recorder.dump() or "torch has no Flight Recorder here"
+        )
     except Exception as error:  # noqa: BLE001 - a private function of torch may raise anything
         dump = f"the Flight Recorder failed ({first_line(error)})"
     if isinstance(dump, str):
@@ -121,16 +126,6 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
         groups={name: ranks[:RANKS_LIMIT] for name, ranks in groups.items() if ranks},
         collectives_reason=None if dump.collectives else "the Flight Recorder is empty",
     )
-
-
-def _recorded(rank: int) -> FlightRecorderDump | str:
-    """Return the collectives of this process without calling CUDA, or why they are missing.
-
-    The recorder of gloo and others has no CUDA events: its dump cannot wait for a driver.
-    """
-    if flight_recorder.uses_nccl():
-        return _nccl.look(rank)
-    return flight_recorder.dump() or "torch has no Flight Recorder here"
 
 
 def newest(dump: FlightRecorderDump) -> Sequence[Collective]:

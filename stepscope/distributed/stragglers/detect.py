@@ -25,7 +25,6 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.bottleneck.classify import percent
 from stepscope.common.formatting import format_short_time
 from stepscope.distributed import ranks_text
 from stepscope.distributed.stragglers.messages import UNEVEN_NEXT, next_step, text_of, waits, where
@@ -183,7 +182,7 @@ def _named(table: _Table, named: RankIndices, late: Floats) -> StragglerVerdict:
     other = [rank for rank in table.ranks if rank not in ranks]
     waiting = other[0] if len(other) == 1 else None
     if not phases:
-        text = f"{waits(waiting)} for rank {ranks[0]}, {percent(share)} of each step, but no "
+        text = f"{waits(waiting)} for rank {ranks[0]}, {share:.0%} of each step, but no "
         return _nothing(f"{text}recorded phase explains it.", table.steps)
     text = text_of(ranks, phases, share, excess, waiting=waiting, has_loader=table.has_loader)
     text += f", of a step of {format_short_time(table.step_time)} ({table.steps} steps)."
@@ -204,7 +203,7 @@ def _most(table: _Table) -> StragglerVerdict | None:
     if not early or len(late) <= len(early) or len(late + early) < len(among) or share < NAMED:
         return None
     return _nothing(
-        f"Most ranks are late in nearly every step ({ranks_text(late)}), by {percent(share)} of "
+        f"Most ranks are late in nearly every step ({ranks_text(late)}), by {share:.0%} of "
         f"the step. Either these are slow, or the others ({ranks_text(early)}) have less to do; "
         "the data cannot distinguish these cases.",
         table.steps,
@@ -229,7 +228,7 @@ def _uneven(table: _Table) -> StragglerVerdict | None:
         return None
     text = (
         "Different ranks are late in turn, mostly "
-        f"{where(phases, has_loader=table.has_loader)}: {percent(share)} of each step is lost "
+        f"{where(phases, has_loader=table.has_loader)}: {share:.0%} of each step is lost "
         "to that step's slowest rank. No single rank is at fault."
     )
     return StragglerVerdict(
@@ -244,12 +243,12 @@ def _communication(table: _Table, world_size: int) -> StragglerVerdict | None:
         return None
     if world_size > len(table.ranks):
         return _nothing(
-            f"All {len(table.ranks)} recorded ranks wait alike, {percent(share)} of each step. "
+            f"All {len(table.ranks)} recorded ranks wait alike, {share:.0%} of each step. "
             f"The job has {world_size} ranks: the others may be slow, or the network.",
             table.steps,
         )
     text = (
-        f"After computing, the gradient all-reduce takes {percent(share)} of each step, on all "
+        f"After computing, the gradient all-reduce takes {share:.0%} of each step, on all "
         "ranks alike: no rank is late."
     )
     phase = StepPhase.COMMUNICATION
@@ -262,10 +261,10 @@ def _no_straggler(table: _Table, late: Floats, busy_host: bool) -> StragglerVerd
     most = int(late.argmax())
     share = max(0.0, float(late[most])) / table.step_time
     if share < NAMED:
-        text = f"No straggler: the latest rank costs {percent(share)} of each step."
+        text = f"No straggler: the latest rank costs {share:.0%} of each step."
     else:
         text = (
-            f"Rank {table.ranks[most]} seems late by {percent(share)} of each step, but chance or "
+            f"Rank {table.ranks[most]} seems late by {share:.0%} of each step, but chance or "
             "several late ranks would look the same."
         )
     if table.per_step > 1:

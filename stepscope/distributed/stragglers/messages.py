@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stepscope.bottleneck.classify import percent
 from stepscope.common.formatting import format_short_time
 from stepscope.distributed import ranks_text
 from stepscope.distributed.stragglers.step_phases import StepPhase
@@ -84,5 +83,5 @@ def text_of(
     )
     who = f"rank {ranks[0]}" if len(ranks) > 1 else "it"
     they = "they do" if waiting is None else f"rank {waiting} does"
-    late = f"{waits(waiting)} for {ranks_text(sorted(ranks))}, {percent(share)} of each step"
+    late = f"{waits(waiting)} for {ranks_text(sorted(ranks))}, {share:.0%} of each step"
     return f"{late}: {who} takes {longer} than {they}"
