@@ -41,7 +41,8 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
         pages.append(st.Page(target, title=path, url_path=path, visibility="hidden"))
     shown = st.navigation(pages, position="top")
     st.set_page_config(page_title=f"{shown.title} · Stepscope")
-    simulated_badge(services.get())
+    if shown.url_path:  # the Run page draws that of its run
+        simulated_badge(services.get())
     st.session_state.arrived = st.session_state.get("page") != shown.url_path
     st.session_state.page = shown.url_path
     shown.run()

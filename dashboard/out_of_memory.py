@@ -14,12 +14,13 @@ from dashboard.controls.config_widgets import is_possible
 from dashboard.run_look import recent
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.memory.oom.reader import OomAnalysis, judged
-from stepscope.memory.oom.record import oom_name
+from stepscope.memory.oom.recommendations import batch_divisor
+from stepscope.memory.oom.record import MemoryKind, oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice, half_batch
+from trainer.config_validation import TrainDevice, divided_batch
 
 MAX_CACHED = 16  # Analyses: a page polls twice a second, and the file changes once.
 _CACHE: OrderedDict[Any, OomAnalysis | None] = OrderedDict()
@@ -98,10 +99,14 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> OomRetry | None:
         return None
     if run.status is not RunStatus.FAILED or run_kind(run) is not RunKind.TRAINER:
         return None
-    if _ended_by(run) is None:
+    found = _ended_by(run)
+    if found is None:
         return None
+    last = found.report.last
+    divisor = 2 if last.memory is MemoryKind.HOST else batch_divisor(last)
     try:
-        smaller = half_batch(RunConfig.from_dict({**settings, "resume_from": ""}), devices)
+        config = RunConfig.from_dict({**settings, "resume_from": ""})
+        smaller = divided_batch(config, devices, divisor)
     except ConfigError as error:  # settings of another version
         smaller = error.problem
     return OomRetry(None, str(smaller)) if isinstance(smaller, ConfigIssue) else OomRetry(smaller)

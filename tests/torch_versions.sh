@@ -24,6 +24,8 @@ if [ $# -eq 0 ]; then
     tests/integration/test_integrations_*.py tests/integration/test_cli.py \
     --deselect tests/unit/test_commands.py::test_a_checkpoint_that_the_disk_refuses_does_not_end_the_run \
     --deselect tests/integration/test_cli.py::test_ui_serves_the_runs_of_the_caller_until_sigterm \
-    tests/gpu --ignore=tests/gpu/test_training_gpu.py --ignore=tests/gpu/test_device_gpu.py
+    $(for part in frameworks hang memory_parts oom profile settings stragglers values watch; do
+      echo "tests/gpu/test_${part}_gpu.py"
+    done)
 fi
 exec "$venv/bin/python" -m pytest --require-gpu "$@"

@@ -98,10 +98,12 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> ConfigIssue
     return ConfigIssue("precision", reason, "Choose fp16 or fp32")
 
 
-def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIssue:
-    """Return the configuration with half the batch size and twice the accumulation, or an issue.
+def divided_batch(
+    config: RunConfig, devices: Sequence[TrainDevice], divisor: int
+) -> RunConfig | ConfigIssue:
+    """Return the configuration with a smaller batch and more accumulation, or an issue.
 
-    The samples per optimizer step stay the same, except for one per batch of odd size.
+    The samples per optimizer step stay the same, except for the rest of the division.
     """
     if config.batch_size < 2:
         reason = "a batch of one sample cannot be halved"
@@ -109,8 +111,8 @@ def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig |
     try:
         smaller = replace(
             config,
-            batch_size=config.batch_size // 2,
-            gradient_accumulation_steps=2 * config.gradient_accumulation_steps,
+            batch_size=max(1, config.batch_size // divisor),
+            gradient_accumulation_steps=divisor * config.gradient_accumulation_steps,
         )
     except ConfigError as error:
         return error.problem

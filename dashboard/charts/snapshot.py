@@ -201,7 +201,7 @@ def _history_layout(summary: SnapshotSummary, history: MemoryTimeline, unit: str
         HISTORY_PX,
         dragmode="zoom",
         hovermode="x unified",
-        legend={"traceorder": "reversed", "font": {"size": 12}, "itemclick": False},
+        legend={"orientation": "h", "y": -0.2, "font": {"size": 12}, "itemclick": False},
         shapes=shapes,
         annotations=notes,
         xaxis={"title": title("Actions of the allocator"), "showgrid": False},

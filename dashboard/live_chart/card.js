@@ -255,7 +255,10 @@ export class Card {
       ...{ type: "linear", fixedrange: false, showgrid: false, showline: true, ticks: "outside" },
       ...{ linecolor: line, tickcolor: line, ticklen: 3, ticklabeloverflow: "hide past div" },
     };
-    if (axis === "step") return { ...shared, nticks: 7, tickformat: ",d" };
+    if (axis === "step") {
+      const few = range[1] - range[0] < 7; // otherwise ticks of half steps repeat their labels
+      return { ...shared, ...(few ? { dtick: 1 } : { nticks: 7 }), tickformat: ",d" };
+    }
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
     return { ...shared, tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
   }

@@ -39,10 +39,10 @@ def devices(server: Services) -> Devices:
 
 
 def simulated_badge(server: Services, run: RunInfo | None = None) -> None:
-    """Draw which figures of simulated GPUs are real: of this machine, or only of `run`."""
+    """Draw which figures of simulated GPUs are real: of this machine, or of `run`."""
     # Only in the simulator's Python does a page without devices wait for torch.
-    here = "cudasim" in sys.modules and devices(server).simulated
-    if here if run is None else has_simulated_gpus(run) and not here:
+    here = run is None and "cudasim" in sys.modules and devices(server).simulated
+    if here if run is None else has_simulated_gpus(run):
         st.markdown(
             ":orange-badge[:material/science: Simulated GPU] Allocated, reserved and peak memory "
             "are real values of PyTorch. Times, power and utilization are simulated."

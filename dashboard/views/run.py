@@ -87,8 +87,8 @@ if run is not None and run.run_json.get("note"):
 estimate_panel(server, config)
 if not problems:
     launch_panel(server, config)
+simulated_badge(server, run)
 if run is not None:
-    simulated_badge(server, run)
     attempts(run)
 live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:

@@ -154,7 +154,7 @@ def main() -> None:
                 symbols[soname].setdefault(name, None)
     # torch 2.6 looks all of these up by name before it calls any of them.
     content = (Path(torch_lib) / "libc10_cuda.so").read_bytes()
-    for found in re.findall(rb"\0(cu(?:Mem|Multicast|Stream)[A-Z]\w+)(?=\0)", content):
+    for found in re.findall(rb"\0(cu[A-Z]\w+)(?=\0)", content):
         symbols["libcuda.so.1"].setdefault(found.decode(), None)
     by_hand = defined(given)
     for soname in sorted(sonames | set(symbols), key=lambda s: (not s.startswith("libcudart"), s)):

@@ -19,7 +19,7 @@ from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
-from stepscope.run.folder import fatal_signal
+from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankState, rank_states
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
@@ -107,6 +107,9 @@ def nothing_to_say(recorded: RunData) -> str:
     straggler = recorded.straggler
     ranks = f" {straggler.text}" if straggler is not None else ""
     verdict = recorded.ranks[0].verdict
+    if verdict.kind is BottleneckKind.TOO_YOUNG and not recorded.run.status.live:
+        reason = recorded.run.reason or "The run has fewer steps than a diagnosis needs."
+        return f"No findings. {reason}"
     prefix = "" if verdict.kind is BottleneckKind.UNCLEAR else "No findings. "
     return f"{prefix}{verdict.text}{ranks}"
 
@@ -292,11 +295,18 @@ def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
     if kind == FAILURES["nan"] and setup.own and isinstance(rate, float) and rate > 0:
         field, value = "learning_rate", rate / 10
     if kind == "crashed" and fatal_signal(recorded.run.folder, recorded.run.cause) is not None:
-        return _WORDS["failed"], None  # the host's log has no more information
+        return _see_files(recorded.run), None  # the host's log has no more information
     if field is not None:
         shown = f"{value:.3g}" if isinstance(value, float) else value
         return f"Try {setting_text(field, shown)}.", {"field": field, "value": value}
-    return _WORDS[kind], None
+    return _see_files(recorded.run) if kind == "failed" else _WORDS[kind], None
+
+
+def _see_files(run: RunInfo) -> str:
+    """Return which files of the rank that caused the end have more information."""
+    paths = [run.folder / rank_file(name, run.cause) for name in (TRACEBACK_FILE, "output.log")]
+    found = [path.name for path in paths if path.is_file() and path.stat().st_size]
+    return f"See {' and '.join(found)} in the run folder." if found else "See the script's output."
 
 
 _WORDS = {
@@ -305,7 +315,6 @@ _WORDS = {
     "crashed": "Check the host's log (dmesg) for the reason.",
     "rank-dead": "Check the log of its host, such as dmesg, for the reason.",
     "rank-missing": "Check the launcher's output on that node, and output.rankN.log.",
-    "failed": "See traceback.txt and output.log in the run folder.",
 }
 
 

@@ -142,7 +142,7 @@ class Setting:
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001 - no error of a setting may end a training
-            self.failed = f"Failed with {type(error).__name__}: {error}"
+            self.failed = f"Failed with {type(error).__name__}: {error}".split("\n")[0]
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry in run.json."""

@@ -78,11 +78,10 @@ def test_a_young_run_is_an_empty_list_and_a_sentence(
     write_run(runs / "young", steps=steps(0.06, count=10))
     out, err = diagnose(capsys, "young", "--json")
     assert json.loads(out) == []
-    assert err == (
-        "No findings. Not enough data yet: 16 more steps are needed; the first, slow "
-        "steps do not count.\n"
-    )
+    assert err == "No findings. The run has fewer steps than a diagnosis needs.\n"
     assert diagnose(capsys, "young") == (err, "")
+    write_run(runs / "unseen", {"status": "finished", "reason": "No step was seen."})
+    assert "No step was seen." in diagnose(capsys, "unseen")[0]
 
 
 def test_a_mixed_wait_is_not_called_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,9 +121,13 @@ def test_a_broken_loss_is_a_finding_also_of_a_run_that_goes_on(tmp_path: Path) -
 
 
 def test_another_failure_has_its_reason_and_a_stop_is_no_finding(tmp_path: Path) -> None:
-    (finding,) = found_in(ended(tmp_path, "error", "KeyError: 'x'", {}))
+    folder = ended(tmp_path, "error", "KeyError: 'x'", {})
+    (folder / "traceback.txt").touch()
+    (folder / "output.log").write_text("KeyError")
+    (finding,) = found_in(folder)
     assert (finding.kind, finding.text) == ("failed", "KeyError: 'x'")
-    assert "traceback.txt" in (finding.next or "")
+    assert "output.log" in (finding.next or "")
+    assert "traceback.txt" not in (finding.next or ""), "it is empty"
     (tmp_path / "other").mkdir()
     stopped = ended(tmp_path / "other", "", "Stopped.", {}, status=RunStatus.STOPPED)
     assert found_in(stopped) == []

@@ -225,6 +225,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
 def recorder(tmp_path: Path) -> Any:
     made: Any = FakeRecorder(folder=tmp_path)
     made.recent = []
+    made.run_json, made.samples = {}, []
+    made.sample = made.samples.append
     return made
 
 
@@ -252,6 +254,11 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     observer(0, 300, 2048, 10)
     assert not first.pending
     assert second.pending  # the run that began last
+    [sample] = recorder.samples
+    assert sample.keys() >= {"memory/allocated", "memory/reserved"}
+    recorder.run_json["device"] = "another GPU"
+    observer(0, 300, 2048, 10)
+    assert len(recorder.samples) == 1
     second.close()
     observer(0, 300, 2048, 10)
     assert first.pending

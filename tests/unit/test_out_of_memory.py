@@ -387,6 +387,16 @@ def test_a_run_of_the_trainer_gets_settings_in_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("requested", "batch"), [(16 * GIB, 32), (81 * GIB, 32), (161 * GIB, 16), (600 * GIB, 8)]
+)
+def test_a_request_larger_than_the_device_divides_the_batch_until_it_fits(
+    requested: int, batch: int
+) -> None:
+    record = replace(FULL, requested=requested, total=80 * GIB, allowed=None)
+    assert named(judge(record, ours()))[0] == ("batch_size", batch)
+
+
+@pytest.mark.parametrize(
     ("record", "first"),
     [
         (PIECES, ("preallocate_memory", True)),
@@ -398,6 +408,15 @@ def test_a_run_of_the_trainer_gets_settings_in_order() -> None:
 )
 def test_each_cause_has_its_first_setting(record: OomRecord, first: tuple[str, Any]) -> None:
     assert named(judge(record, ours()))[0] == first
+
+
+def test_an_evaluation_gets_no_advice_about_gradients() -> None:
+    verdict = judge(replace(FULL, grad=False, training=False, steps_done=0))
+    assert "evaluat" in verdict.text
+    advice = " ".join(step.text for step in verdict.next)
+    assert "Evaluate in smaller batches" in advice
+    assert "gradients over two batches" not in advice
+    assert "autocast" not in advice
 
 
 def test_a_smaller_batch_is_not_recommended_for_the_optimizers_state() -> None:

@@ -123,7 +123,10 @@ def curve(points: Sequence[Point], free: int | None, rates: Rates) -> BatchSizeC
     largest = max(fitting)
     limit = f"{largest:,} is the largest batch that leaves 10% of the free memory."
     if largest == max(point.batch_size for point in points):
-        limit = f"{largest:,}, the largest batch of this dataset, leaves 10% of the free memory."
+        limit = (
+            f"{largest:,}, the largest batch of this dataset, leaves at least 10% of the free "
+            "memory."
+        )
     recommended, why = _knee({size: rates[size] for size in fitting if size in rates})
     return replace(found, largest=largest, recommended=recommended, why=f"{why} {limit}")
 

@@ -186,8 +186,8 @@ def answer(
     """
     began = time.perf_counter()
     progress("Simulating a step on fake tensors", 0.1)
+    free = free_memory(device)  # before this process creates a CUDA context
     prediction = estimate_memory(config, device)
-    free = free_memory(device)
     found = to_json(prediction, compare_with_free(prediction, free), free)
     if largest:
         found["largest"] = _largest(config, device, free, probe, progress)

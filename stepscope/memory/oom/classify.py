@@ -207,13 +207,16 @@ def _too_big(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         text = f"A single tensor of {requested} was requested: {has}."
     elif done < FIRST_STEPS:
         when = "" if record.steps_done is None else f"In step {done + 1} of this run, "
+        if record.grad is False:
+            when = "With gradients off, as in an evaluation, "
         text = (
             f"{when}{format_bytes(figures.allocated)} was in use and {requested} more was "
             f"requested: {has}."
         )
     elif 0 < held < figures.demand:
         text = (
-            f"Up to {format_bytes(held)} was in use before, and this step needs at least "
+            f"Up to {format_bytes(held)} was in use before, and this "
+            f"{'evaluation' if record.grad is False else 'step'} needs at least "
             f"{format_bytes(figures.demand)}: {has}."
         )
     else:

@@ -88,9 +88,11 @@ class OomObserver(capture.FailureContext):
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
             return
         try:
-            self._keep(capture.at_allocation(self, device, requested, allowed, free))
+            record = capture.at_allocation(self, device, requested, allowed, free)
+            self._keep(record)
             self.pending = True
             self._write()
+            self._sample(record)
         finally:
             self._lock.release()
 
@@ -141,6 +143,13 @@ class OomObserver(capture.FailureContext):
     def _keep(self, record: OomRecord, *, ended: bool = False) -> None:
         before = self._report or OomReport(first=record, last=record, seen=0)
         self._report = replace(before, last=record, seen=before.seen + 1, ended=ended)
+
+    def _sample(self, record: OomRecord) -> None:
+        """Record the counters of the failure: a run that fails at once may have no later sample."""
+        names = ("allocated", "reserved", "peak_allocated")
+        found = {f"memory/{name}": getattr(record, name) for name in names}
+        if self.recorder.run_json.get("device") in (None, record.uuid):
+            self.recorder.sample({key: float(n) for key, n in found.items() if n is not None})
 
     def _add_event(self) -> None:
         report = self._report

@@ -60,10 +60,22 @@ def _off(setup: RunSetup, *names: str) -> Steps:
     return (_setting(name, False) for name in names if setup.is_on(name))
 
 
-def _half_batch(setup: RunSetup) -> Steps:
+MAX_DIVISOR = 2**16
+
+
+def batch_divisor(record: OomRecord) -> int:
+    """Return 2, or the power of two that makes one request as large as the device fit into it."""
+    divisor, limit = 2, record.allowed or record.total or 0
+    while limit > 0 and (record.requested or 0) > divisor * limit and divisor < MAX_DIVISOR:
+        divisor *= 2
+    return divisor
+
+
+def _smaller_batch(setup: RunSetup, divisor: int) -> Steps:
     batch = setup.number("batch_size")
     if batch > 1:
-        yield _setting("batch_size", batch // 2, " with twice the accumulation")
+        times = "twice the accumulation" if divisor == 2 else f"{divisor} times the accumulation"
+        yield _setting("batch_size", max(1, batch // divisor), f" with {times}")
 
 
 def smaller(record: OomRecord, setup: RunSetup) -> Steps:
@@ -73,18 +85,20 @@ def smaller(record: OomRecord, setup: RunSetup) -> Steps:
             "model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
         )
     if setup.own:
-        yield from _smaller_by_settings(setup)
+        yield from _smaller_by_settings(setup, batch_divisor(record))
+    elif record.grad is False:
+        yield RemedyStep(
+            "Evaluate in smaller batches. Gradients were off, so accumulation and activation "
+            "checkpointing save nothing."
+        )
+        yield from _shorter(record)
     else:
         yield RemedyStep(
             "Halve the batch and accumulate gradients over two batches per step: only "
             "half the activations are live at a time.",
             "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
         )
-        if record.steps_done:
-            yield RemedyStep(
-                "If samples differ in length, limit it: the longest one sets the size of a batch.",
-                "tokens = tokens[:max_length]",
-            )
+        yield from _shorter(record)
         if "bf16" not in setup.applied:
             yield RemedyStep(
                 "Run the forward pass under autocast: activations take half the memory.",
@@ -98,8 +112,16 @@ def smaller(record: OomRecord, setup: RunSetup) -> Steps:
     yield RemedyStep("Choose a smaller model or a device with more memory.")
 
 
-def _smaller_by_settings(setup: RunSetup) -> Steps:
-    yield from _half_batch(setup)
+def _shorter(record: OomRecord) -> Steps:
+    if record.steps_done:
+        yield RemedyStep(
+            "If samples differ in length, limit it: the longest one sets the size of a batch.",
+            "tokens = tokens[:max_length]",
+        )
+
+
+def _smaller_by_settings(setup: RunSetup, divisor: int) -> Steps:
+    yield from _smaller_batch(setup, divisor)
     if setup.config.get("activation_checkpointing") is False:
         yield _setting("activation_checkpointing", True)
     if setup.text("precision", "fp32") in ("fp32", "tf32"):
@@ -116,7 +138,7 @@ def pieces(record: OomRecord, setup: RunSetup) -> Steps:
         if setup.config.get("preallocate_memory") is False:
             yield _setting("preallocate_memory", True, ": the largest step takes its memory first")
         yield from _off(setup, "copy_stream", "cuda_graphs")  # each reserves separate memory
-        yield from _smaller_by_settings(setup)
+        yield from _smaller_by_settings(setup, 2)
         return
     yield RemedyStep(
         "Keep batch shapes alike, for example by padding to a few lengths: freed blocks then fit "
@@ -190,7 +212,7 @@ def host(record: OomRecord, setup: RunSetup) -> Steps:
     if setup.own:
         if workers:
             yield _setting("num_workers", workers // 2)
-        yield from _half_batch(setup)
+        yield from _smaller_batch(setup, 2)
     elif workers_hold_more or "DataLoader worker" in (record.message or ""):
         yield RemedyStep(
             "Use fewer workers, and have each prefetch less.",
