@@ -6,6 +6,7 @@ diagnosis takes 2 ms, so it is made for all tabs together, and a shown one stays
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -24,6 +25,9 @@ from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.hangs.job_state import Hang
 from stepscope.distributed.stragglers.detect import StragglerVerdict
+from stepscope.metrics import Stream
+from stepscope.recorder.final_values import last_value, read_newest
+from stepscope.recorder.rows import LOSS
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import StoreReader
 from stepscope.store.reader import EVERY
@@ -71,7 +75,7 @@ class Verdicts:
         figures = recent_figures(reader, run.run_json)
         found = (
             _straggler(self._stragglers.of(run))
-            or (None if live or run.status is RunStatus.FAILED else _broken_loss(reader))
+            or (None if run.status is RunStatus.FAILED else _broken_loss(reader, live))
             or verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
         )
         is_shown = found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED
@@ -92,8 +96,16 @@ def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
     )
 
 
-def _broken_loss(reader: StoreReader) -> BottleneckDiagnosis | None:
-    """Return the diagnosis of a run that did not fail, but whose loss became NaN or infinite."""
+def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
+    """Return the diagnosis of a run that did not fail, but whose loss became NaN or infinite.
+
+    In a live run it must still be so, because a loss can recover.
+    """
+    if live:
+        infos = [info for info in reader.series() if info.stream == Stream.STEPS]
+        values = [last_value(read_newest(reader, info), LOSS) for info in infos]
+        if all(value is None or math.isfinite(value) for value in values):
+            return None
     broken = next((event for event in reader.events(limit=EVERY) if event.kind == "nan"), None)
     if broken is None:
         return None

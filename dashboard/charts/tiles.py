@@ -88,9 +88,9 @@ def _gpus(content: RunView, *keys: str) -> list[Json]:
 def _tile(tile_id: str, label: str, key: str, gpus: tuple[SampledGpu, ...] = ()) -> Json:
     """Return a tile with the newest value of its series, or mean and range of several series.
 
-    `ended`: the value shown after the run: mean, peak (memory) or last (loss); `whole`: its mean if
-    that is not the mean of the rows. `reason`: why a value may be missing. `hide`: no tile until a
-    value exists.
+    `ended`: the value shown after the run: mean, peak (memory) or last (loss); `whole`: its median
+    after the warm-up, shown instead of the mean. `reason`: why a value may be missing. `hide`: no
+    tile until a value exists.
     """
     metric = BY_KEY[key]
     many = metric.stream is Stream.DEVICES

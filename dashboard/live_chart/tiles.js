@@ -45,8 +45,10 @@ export function tileContent(spec, live, ended = false) {
     const means = columns.map((column) => wholeRun(column, spec.ended)).filter(isNumber);
     const values = isNumber(spec.whole) ? [spec.whole] : means;
     const [number, detail] = values.length ? tileText(spec, values, live) : [];
+    // `whole` is the median of final_values.py, without the warm-up.
+    const statistic = isNumber(spec.whole) ? "median" : spec.ended;
     if (number)
-      return { ...shown, text: [number, [detail, spec.ended].filter(Boolean).join(" · ")] };
+      return { ...shown, text: [number, [detail, statistic].filter(Boolean).join(" · ")] };
   }
   const values = latestOf(live, series, metric);
   if (values.length) return { ...shown, text: tileText(spec, values, live) };

@@ -166,7 +166,7 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
 """All categories, in the order of table and area, top to bottom. Of those that replace each other
 (such as `allocated` for four categories) a moment never has both."""
 
-NOT_RECORDED = "this run has not recorded it"  # The reason if run.json has none.
+NOT_RECORDED = "it was not recorded at this moment"  # The reason if run.json has none.
 
 
 def notes(

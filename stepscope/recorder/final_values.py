@@ -124,8 +124,8 @@ def metrics_of(
     """
     found: dict[str, dict[str, float | None]] = {}
     for key in keys:
-        block = newest if _last(newest, key) is not None else steps
-        if (last := _last(block, key)) is None:
+        block = newest if last_value(newest, key) is not None else steps
+        if (last := last_value(block, key)) is None:
             continue
         values, counts = column(steps, key)
         if key == LOSS and np.isfinite(last):
@@ -140,7 +140,7 @@ def metrics_of(
     return found
 
 
-def _last(block: SeriesBlock, key: str) -> float | None:
+def last_value(block: SeriesBlock, key: str) -> float | None:
     """Return the last value of a metric, NaN if not finite; None without one."""
     if key not in block.keys:
         return None

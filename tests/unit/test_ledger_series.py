@@ -73,7 +73,7 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
         ),
         (
             "Allocated memory is not broken down into parameters, gradients, optimizer "
-            "state and other: this run has not recorded it."
+            "state and other: it was not recorded at this moment."
         ),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,20 @@ def test_a_run_whose_loss_became_nan_says_so_after_its_end(tmp_path: Path, ask: 
         "train/loss is NaN from step 7 on.",
     )
     assert as_json(found, PLACES) is not None
+
+
+@pytest.mark.parametrize(("loss", "is_broken"), [(math.nan, True), (0.5, False)])
+def test_a_live_run_says_so_while_its_loss_is_nan(
+    tmp_path: Path, ask: Ask, loss: float, is_broken: bool
+) -> None:
+    last = (100.0, 100, {"train/loss": loss})
+    folder = write_run(tmp_path / "nan", steps=[*rows(0.063), last])
+    writer = StoreWriter(folder / "rank0.sqlite", reopen=True)
+    with writer.transaction():
+        writer.add_event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {})
+    writer.close()
+    found = ask(folder, RunStatus.RUNNING)
+    assert (found is not None and found.kind is BottleneckKind.NOT_FINITE) == is_broken
 
 
 def test_what_the_browser_gets() -> None:

@@ -14,6 +14,7 @@ from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, RunSetup,
 from stepscope.memory.allocator import with_expandable
 from stepscope.memory.oom.record import HostMemory, OomRecord
 
+MAX_DIVISOR = 2**16  # of a batch size
 MAX_STEPS = 3
 
 Allowed = Callable[[str, Any], bool]
@@ -58,9 +59,6 @@ def _setting(name: str, value: Any, why: str = "") -> RemedyStep:
 
 def _off(setup: RunSetup, *names: str) -> Steps:
     return (_setting(name, False) for name in names if setup.is_on(name))
-
-
-MAX_DIVISOR = 2**16
 
 
 def batch_divisor(record: OomRecord) -> int:
