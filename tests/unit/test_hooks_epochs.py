@@ -178,7 +178,8 @@ def test_the_epoch_of_each_step(
         script.step(batch)
     assert epochs(live) == expected
     assert live.recorder.epoch == (expected[-1] or 0)
-    assert expected != READ_AHEAD or samples(live) == script.used[1:]
+    if expected == READ_AHEAD or read is left_with_break:
+        assert samples(live) == script.used[1:]
     if read is left_with_break:
         told = [text.partition(",")[0] for _, text, _ in live.recorder.events]
         assert told == ["Epoch 1: 3 batches", "Epoch 2: 3 batches"]

@@ -67,7 +67,12 @@ class BatchTracker:
         self._stepped_s = 0.0
 
     def put(self, source: DataPass, samples: int) -> None:
-        """Add a fetched batch."""
+        """Add a fetched batch; drop one with which the last pass was left by `break`."""
+        last = self._current
+        if last is not None and source is not last and source.dataset == last.dataset:
+            is_left = last.steps > 1 and last.batches < last.length < math.inf
+            if is_left and not self._ahead:
+                self.drop(last)
         self._waiting.append((source, samples))
 
     def drop(self, source: DataPass) -> None:
