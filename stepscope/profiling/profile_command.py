@@ -187,7 +187,7 @@ class ProfileCommand:
         self.poll(CLOSE_WAIT_S)
         if (profile := self._profile) is not None:
             is_written = profile.writer is not None
-            text = f"{profile.text()}; its files are still being written"
+            text = f"{profile.text()}; its files were not complete when the run ended"
             self._finish(profile, text if is_written else _NOT_BEGUN, ok=is_written)
         for command in waiting:
             self._recorder.finish(command, _NOT_BEGUN, ok=False)
