@@ -247,7 +247,8 @@ def test_files_that_take_long_or_could_not_be_written(bench: Bench, code: int | 
     bench.train(profile_command.BEFORE_STEPS + 10)
     assert (bench.answers == []) is (code is None)
     bench.server.close()
-    end = "; its files were not complete when the run ended" if code is None else "; but the trace has 2.00 GiB"
+    too_large = "; but the trace has 2.00 GiB"
+    end = "; its files were not complete when the run ended" if code is None else too_large
     bench.ended(code is None, end, 6, 6)  # without later steps
 
 
