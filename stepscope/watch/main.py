@@ -131,16 +131,20 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if ours >= len(argv):
         parser.error("no script given: name a file, or a module after -m.")
     try:
-        settings = parse(options.settings)
+        _check_settings(options.settings)
     except SettingError as error:
         parser.error(f"--with: {error}")
-    for setting in settings:
+    return options, list(argv[ours:])
+
+
+def _check_settings(words: Sequence[str]) -> None:
+    """Raise SettingError for words that are no settings, or that a training cannot have."""
+    for setting in parse(words):
         if setting.trials_only and TRIAL not in os.environ:
-            parser.error(
-                f"--with: {setting.name} is applied only in trials of stepscope lab and tune. In a "
+            raise SettingError(
+                f"{setting.name} is applied only in trials of stepscope lab and tune. In a "
                 "training, add these lines:\n" + "\n".join(setting.lines())
             )
-    return options, list(argv[ours:])
 
 
 def _joined(folder: Path | None) -> RankContext | None:
