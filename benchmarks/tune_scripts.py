@@ -119,6 +119,20 @@ class Script:
 
 
 MNIST_PACKAGES = ("torchvision",)
+
+
+def of_basics(folder: str, optimizer: str) -> Script:
+    """Return a script of yunjey/pytorch-tutorial that trains on MNIST."""
+    return Script(
+        source=BASICS,
+        folder=f"tutorials/{folder}",
+        file="main.py",
+        data=basics,
+        needs=MNIST_PACKAGES,
+        quick=f"optimizer = torch.optim.{optimizer}(",
+    )
+
+
 SCRIPTS: dict[str, Script] = {
     "nanoGPT": Script(
         source=NANO_GPT,
@@ -219,30 +233,9 @@ SCRIPTS: dict[str, Script] = {
         needs=MNIST_PACKAGES,
         quick="optimizer = optim.Adam(",
     ),
-    "logistic_regression": Script(
-        source=BASICS,
-        folder="tutorials/01-basics/logistic_regression",
-        file="main.py",
-        data=basics,
-        needs=MNIST_PACKAGES,
-        quick="optimizer = torch.optim.SGD(",
-    ),
-    "feedforward": Script(
-        source=BASICS,
-        folder="tutorials/01-basics/feedforward_neural_network",
-        file="main.py",
-        data=basics,
-        needs=MNIST_PACKAGES,
-        quick="optimizer = torch.optim.Adam(",
-    ),
-    "convolutional": Script(
-        source=BASICS,
-        folder="tutorials/02-intermediate/convolutional_neural_network",
-        file="main.py",
-        data=basics,
-        needs=MNIST_PACKAGES,
-        quick="optimizer = torch.optim.Adam(",
-    ),
+    "logistic_regression": of_basics("01-basics/logistic_regression", "SGD"),
+    "feedforward": of_basics("01-basics/feedforward_neural_network", "Adam"),
+    "convolutional": of_basics("02-intermediate/convolutional_neural_network", "Adam"),
     "siamese_network": Script(
         source=EXAMPLES, folder="siamese_network", file="main.py", data=mnist, needs=MNIST_PACKAGES
     ),

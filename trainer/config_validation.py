@@ -108,10 +108,11 @@ def divided_batch(
     if config.batch_size < 2:
         reason = "a batch of one sample cannot be halved"
         return ConfigIssue("batch_size", reason, "Lower other sizes")
+    divisor = min(divisor, config.batch_size)
     try:
         smaller = replace(
             config,
-            batch_size=max(1, config.batch_size // divisor),
+            batch_size=config.batch_size // divisor,
             gradient_accumulation_steps=divisor * config.gradient_accumulation_steps,
         )
     except ConfigError as error:

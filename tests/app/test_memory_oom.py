@@ -96,6 +96,17 @@ def test_retry_starts_half_the_batch_with_twice_the_accumulation(
     assert started == [replace(CONFIG, batch_size=8, gradient_accumulation_steps=4)]
 
 
+@pytest.mark.parametrize(("times", "batch", "accumulation"), [(1, 8, 4), (3, 4, 8), (100, 1, 32)])
+def test_retry_divides_the_batch_until_one_request_fits_into_the_device(
+    page: OpenPage, tmp_path: Path, times: int, batch: int, accumulation: int
+) -> None:
+    assert FULL.total is not None
+    record = replace(FULL, requested=times * FULL.total, allowed=None)
+    short_of_memory(tmp_path, record)
+    label = page(run="short", tab="memory").button(key="oom_retry").label
+    assert label == f"Retry with batch size {batch} × {accumulation} accumulation steps"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

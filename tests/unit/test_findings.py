@@ -128,6 +128,10 @@ def test_another_failure_has_its_reason_and_a_stop_is_no_finding(tmp_path: Path)
     assert (finding.kind, finding.text) == ("failed", "KeyError: 'x'")
     assert "output.log" in (finding.next or "")
     assert "traceback.txt" not in (finding.next or ""), "it is empty"
+    (folder / "output.rank1.log").write_text("ValueError")
+    of_rank_1 = replace(read_run(folder), cause=1)
+    (finding,) = findings(replace(read_recorded(read_run(folder)), run=of_rank_1))
+    assert "output.rank1.log" in (finding.next or "")
     (tmp_path / "other").mkdir()
     stopped = ended(tmp_path / "other", "", "Stopped.", {}, status=RunStatus.STOPPED)
     assert found_in(stopped) == []

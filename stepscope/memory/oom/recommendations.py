@@ -72,8 +72,9 @@ def batch_divisor(record: OomRecord) -> int:
 def _smaller_batch(setup: RunSetup, divisor: int) -> Steps:
     batch = setup.number("batch_size")
     if batch > 1:
+        divisor = min(divisor, int(batch))
         times = "twice the accumulation" if divisor == 2 else f"{divisor} times the accumulation"
-        yield _setting("batch_size", max(1, batch // divisor), f" with {times}")
+        yield _setting("batch_size", batch // divisor, f" with {times}")
 
 
 def smaller(record: OomRecord, setup: RunSetup) -> Steps:
