@@ -22,6 +22,8 @@ from stepscope.store import StoreReader
 ANSWERED_P95_MS = 40
 ACKNOWLEDGED_MS = 300  # and one step
 RECENT_ROWS = 2000
+HOVER_MS = (100, 300)
+"""Between the arrival of a pointer on a button and the click: of a person, about."""
 
 # A message that is posted in a frame's callback arrives once the frame has been painted.
 WATCH_CLICKS = """() => {
@@ -68,7 +70,10 @@ def measure_clicks(server: Server, browser: Browser, count: int, settle_s: float
 def _press(page: Page) -> None:
     # At no fixed phase of the polls.
     page.wait_for_timeout(random.uniform(600, 1300))
-    page.get_by_role("button", name=BUTTON, exact=True).click()
+    button = page.get_by_role("button", name=BUTTON, exact=True)
+    button.hover()
+    page.wait_for_timeout(random.uniform(*HOVER_MS))
+    button.click()
     page.wait_for_function(DONE, timeout=20_000)
 
 

@@ -6,6 +6,7 @@ import { marksIn } from "./marks.js";
 const MAX_REDRAW_MS = 2_000; // between redraws of a long run, where a poll adds less than a pixel
 const MAX_DRAW_SHARE = 0.15; // of the main thread, for redraws that the user did not cause
 const PLOT_WIDTH_PX = 500; // about
+const MAX_BUTTON_REST_MS = 1_000; // a pointer that stays on a button does not stop the charts
 
 export class Painter {
   // `cards()` returns the cards; `ready()` is called once all visible cards are drawn.
@@ -21,6 +22,13 @@ export class Painter {
       setTimeout(() => this.schedule(), 0);
     };
     for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, this.onUp);
+    // A click during a redraw would be answered only after it (50 to 110 ms): none begins between the
+    // arrival of the pointer on a button and the click.
+    this.onOver = (event) => {
+      if (event.composedPath()[0].closest?.("button"))
+        this.restUntil = Math.max(this.restUntil, performance.now() + MAX_BUTTON_REST_MS);
+    };
+    window.addEventListener("pointerover", this.onOver);
   }
 
   usePlotly(Plotly) {
@@ -85,6 +93,10 @@ export class Painter {
   // responsive.
   drawOne() {
     this.frame = 0;
+    if (performance.now() < this.restUntil) {
+      this.schedule();
+      return;
+    }
     const { store } = this;
     if (!this.Plotly || !store.answer || this.dragging || this.closed) return;
     const waiting = this.cards().filter((card) => card.dirty && card.visible && card.width > 0);
@@ -119,5 +131,6 @@ export class Painter {
     cancelAnimationFrame(this.frame);
     cancelAnimationFrame(this.hoverFrame);
     for (const end of ["pointerup", "pointercancel"]) window.removeEventListener(end, this.onUp);
+    window.removeEventListener("pointerover", this.onOver);
   }
 }

@@ -46,3 +46,40 @@ def test_an_open_popover_stays_while_buttons_come_and_go(browser: Browser) -> No
     page.keyboard.press("Enter")
     assert page.evaluate("sent") == [["mark", {"text": "lower rate"}]]
     page.close()
+
+
+PAINT = """async () => {
+  const { Painter } = await import("http://live.test/painter.js");
+  const button = document.createElement("button");
+  button.textContent = "press";
+  document.body.append(button);
+  window.draws = 0;
+  const card = { dirty: false, visible: true, width: 1, plotted: true, drawnAt: 0 };
+  card.draw = () => ((card.dirty = false), (draws += 1));
+  const store = { answer: {}, events: [], axis: "step", range: [0, 1] };
+  window.painter = new Painter(store, () => [card], () => {});
+  painter.usePlotly({});
+  window.stale = () => ((card.dirty = true), painter.schedule());
+}"""
+
+
+def test_no_redraw_begins_between_the_arrival_on_a_button_and_the_click(browser: Browser) -> None:
+    page = browser.new_page()
+    page.route("http://live.test/**", serve)
+    page.goto("http://live.test/")
+    page.evaluate(PAINT)
+    page.evaluate("stale()")
+    page.wait_for_function("draws === 1")
+    page.wait_for_function("performance.now() > painter.restUntil")
+    page.evaluate(
+        "document.querySelector('button').addEventListener('click', () => painter.redrawAll())"
+    )
+    page.get_by_role("button", name="press").hover()
+    page.evaluate("stale()")
+    page.wait_for_timeout(300)
+    assert page.evaluate("draws") == 1
+    page.get_by_role("button", name="press").click()  # what the user causes is drawn at once
+    page.wait_for_function("draws === 2", timeout=500)
+    page.evaluate("stale()")
+    page.wait_for_function("draws === 3")  # though the pointer is still on the button
+    page.close()
