@@ -68,7 +68,8 @@ def measure_clicks(server: Server, browser: Browser, count: int, settle_s: float
 
 
 def _press(page: Page) -> None:
-    # At no fixed phase of the polls.
+    # At no fixed phase of the polls, and from elsewhere on the page.
+    page.mouse.move(VIEWPORT["width"] / 2, VIEWPORT["height"] / 2)
     page.wait_for_timeout(random.uniform(600, 1300))
     button = page.get_by_role("button", name=BUTTON, exact=True)
     button.hover()
