@@ -71,12 +71,25 @@ def format_energy(joules: float) -> str:
     >>> format_energy(812), format_energy(12_345_678)
     ('812 J (0.226 Wh)', '12.3 MJ (3,429 Wh)')
     """
-    size, unit = joules, "J"
-    for larger in ("kJ", "MJ", "GJ"):
-        if abs(size) < 1000:
+    return f"{_with_prefix(joules, 'J')} ({three_digits(joules / 3600)} Wh)"
+
+
+def format_flop(operations: float) -> str:
+    """Return a number of floating-point operations with three digits.
+
+    >>> format_flop(68_124_672), format_flop(1_163_567_038_464)
+    ('68.1 MFLOP', '1.16 TFLOP')
+    """
+    return _with_prefix(operations, "FLOP")
+
+
+def _with_prefix(value: float, unit: str) -> str:
+    prefix = ""
+    for larger in ("k", "M", "G", "T", "P"):
+        if abs(value) < 1000:
             break
-        size, unit = size / 1000, larger
-    return f"{three_digits(size)} {unit} ({three_digits(joules / 3600)} Wh)"
+        value, prefix = value / 1000, larger
+    return f"{three_digits(value)} {prefix}{unit}"
 
 
 def number_name(value: float) -> str:

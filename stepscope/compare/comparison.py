@@ -23,6 +23,7 @@ from stepscope.common import formatting
 from stepscope.common.formatting import (
     format_bytes,
     format_duration,
+    format_flop,
     format_short_time,
     printable,
     three_digits,
@@ -78,7 +79,8 @@ _MEMORY = {part.key: (part.label, format_bytes) for one in CATEGORIES.values() f
 class ComparisonRow:
     """A setting or figure with one value per run, None where a run has none.
 
-    `changes` are fractions of the baseline's value, None without one; settings have none.
+    `changes` are fractions of the baseline's value, None without one and for a run on other
+    hardware; settings have none.
     """
 
     key: str
@@ -134,6 +136,9 @@ def compare_runs(runs: Sequence[RunFigures], baseline: int = 0) -> Comparison:
         for part, rows in found.items()
         if len(rows) > MAX_ROWS
     ]
+    hardware = [_hardware(one.run.run_json) for one in runs]
+    of_baseline = hardware[baseline]
+    comparable = [None in (one, of_baseline) or one == of_baseline for one in hardware]
     return Comparison(
         runs=tuple(one.run.id for one in runs),
         baseline=baseline,
@@ -142,9 +147,9 @@ def compare_runs(runs: Sequence[RunFigures], baseline: int = 0) -> Comparison:
         configuration=found["configuration"][:MAX_ROWS],
         environment=found["environment"][:MAX_ROWS],
         code=found["code"][:MAX_ROWS],
-        figures=_rows(FIGURES, [one.values for one in runs], baseline),
-        phases=_rows(_PHASES, [one.phases for one in runs], baseline),
-        memory=_rows(_MEMORY, [one.memory for one in runs], baseline),
+        figures=_rows(FIGURES, [one.values for one in runs], baseline, comparable),
+        phases=_rows(_PHASES, [one.phases for one in runs], baseline, comparable),
+        memory=_rows(_MEMORY, [one.memory for one in runs], baseline, comparable),
     )
 
 
@@ -177,7 +182,7 @@ def obstacles(runs: Sequence[RunFigures]) -> tuple[str, ...]:
             "Ranks": one.run.run_json.get("world_size") or 1,
             "Visible GPUs": _visible_gpus(one.run.run_json),
             "Parameters of the model": one.run.run_json.get("parameters"),
-            "FLOP per step": one.run.run_json.get("flops_per_step"),
+            "FLOP per step": (flop := one.run.run_json.get("flops_per_step")) and format_flop(flop),
             "Samples per step": one.samples_per_step and f"{one.samples_per_step:.4g}",
         }
         for one in runs
@@ -357,14 +362,23 @@ def _code(one: RunFigures) -> dict[str, Any]:
 
 
 def _rows(
-    order: Collection[str], each: Sequence[Mapping[str, float]], baseline: int
+    order: Collection[str],
+    each: Sequence[Mapping[str, float]],
+    baseline: int,
+    comparable: Sequence[bool],
 ) -> tuple[ComparisonRow, ...]:
-    """Return a row for each key that a run has, those of `order` first."""
+    """Return a row for each key that a run has, those of `order` first.
+
+    Runs that are not `comparable` with the baseline have no change.
+    """
     known = dict.fromkeys(key for values in each for key in values)
     rows = []
     for key in (*filter(known.__contains__, order), *(key for key in known if key not in order)):
         values = tuple(values.get(key) for values in each)
-        changes = tuple(_change(values[baseline], value) for value in values)
+        changes = tuple(
+            _change(values[baseline], value) if is_comparable else None
+            for value, is_comparable in zip(values, comparable, strict=True)
+        )
         rows.append(ComparisonRow(key, kind_of(key)[0], values, changes))
     return tuple(rows)
 

@@ -74,7 +74,8 @@ def run_report(runs: Sequence[RunInfo], *, full: bool = False) -> str:
         names = [f"{number} · {name}" for number, name in enumerate(names, 1)]
         found = compare_runs(each)
         report.heading("Comparison", 2)
-        report.paragraph("Changes are relative to the first run.", "note", fixed=True)
+        text = "Changes are relative to the first run. A run on other hardware has none."
+        report.paragraph(text, "note", fixed=True)
         if found.obstacles:
             report.paragraph(f"{NOT_COMPARABLE} {' '.join(found.obstacles)}", "verdict")
         report.paragraph(" ".join(found.notes), "note")

@@ -149,7 +149,7 @@ def test_long_and_hostile_values_are_compared_whole_and_shown_cut() -> None:
     (row,) = differences([{"a\x1b[31m\n": "\x00b"}, {}])
     assert row.label.isprintable()
     assert str(row.values[0]).isprintable()
-    for hostile in ([], "x", 3, None, {"path": 7}):
+    for hostile in ([], "x", 3, None, {"path": 7}, {"gpu": [1]}):
         odd = dict.fromkeys(("config", "environment", "packages", "git", "script", "step"), hostile)
         compare_runs([made("a", odd), made("b")])
 
@@ -173,6 +173,28 @@ def test_changes_are_relative_to_the_chosen_baseline() -> None:
     assert mfu.changes == (None, None, None), "the baseline has none"
     with pytest.raises(ValueError, match="baseline"):
         compare_runs(runs, baseline=3)
+
+
+def test_a_run_on_other_hardware_has_no_percentage_of_change() -> None:
+    """The page showed +1900% between a CPU and a GPU, as between comparable runs."""
+    gpu = {"environment": {**CPU, "gpu": "NVIDIA H100"}}
+    runs = [
+        made("a", {"environment": CPU}, step_time=0.1),
+        made("b", gpu, step_time=0.2),
+        made("c", {"environment": CPU}, step_time=0.2),
+        made("d", step_time=0.2),  # unknown hardware
+    ]
+    found = compare_runs(runs)
+    assert found.figures[0].changes == (0.0, None, 1.0, 1.0)
+    assert found.figures[0].cells()[1] == "200 ms"
+    assert compare_runs(runs, baseline=1).figures[0].changes == (None, 0.0, None, 0.0)
+
+
+def test_flop_per_step_has_a_unit() -> None:
+    runs = [
+        made(name, {"flops_per_step": flop}) for name, flop in (("a", 68_124_672.0), ("b", 2e9))
+    ]
+    assert obstacles(runs) == ("FLOP per step: 2.00 GFLOP; 68.1 MFLOP.",)
 
 
 @pytest.mark.parametrize(
