@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload, either
 from trainer.config_validation import TrainDevice, choice_problem
@@ -54,7 +55,7 @@ def describe_failure(
     text = str(error)
     if isinstance(error, RunFailedError):
         return failed(text)
-    first = text.strip().split("\n")[0].rstrip(".")
+    first = summary_line(text).rstrip(".")
     short = MemoryShortage.GPU if _NO_WORKSPACE in text else shortage(error)
     if isinstance(error, RuntimeError) and "DataLoader worker" in text:
         if any(word in text for word in _SHARED_MEMORY):

@@ -97,6 +97,20 @@ def number_name(value: float) -> str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
+def summary_line(text: str) -> str:
+    """Return the first line, and the next ones while it ends with a colon.
+
+    >>> summary_line("Error in loading Net:\\n\\tMissing key: a.\\n\\tUnexpected key: b.")
+    'Error in loading Net: Missing key: a.'
+    """
+    found = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        found = f"{found} {line}".lstrip()
+        if not line.endswith(":"):
+            break
+    return found
+
+
 def printable(text: str) -> str:
     """Replace control characters in untrusted text."""
     return "".join(char if char.isprintable() else "�" for char in text)

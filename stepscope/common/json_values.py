@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from stepscope.common.formatting import summary_line
+
 TEXT_LIMIT = 1000  # maximum number of characters of a value that JSON cannot represent
 LINE_LIMIT = 200
 MAX_DEPTH = 4  # levels of nested objects whose entries have names with dots
@@ -52,9 +54,8 @@ def dict_of(value: Any) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line."""
-    line = to_text(error).strip().partition("\n")[0]
-    return line[:LINE_LIMIT] or type(error).__name__
+    """Return an error's first line, and the next ones while it ends with a colon."""
+    return summary_line(to_text(error))[:LINE_LIMIT] or type(error).__name__
 
 
 MAX_TEXT = 2000  # characters of one text

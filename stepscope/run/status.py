@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from stepscope.common.formatting import terminal_text
+from stepscope.common.formatting import summary_line, terminal_text
 
 HEARTBEAT_S = 1.0
 STALE_S = 10.0  # age of a heartbeat from which a run of another host counts as crashed
@@ -96,7 +96,7 @@ def outcome(error: BaseException | None) -> RunOutcome:
     memory = shortage(error)
     if memory is not None:
         return out_of_memory(memory, error, _REMEDIES[memory])
-    first = _text_of(error).strip().split("\n")[0][:300]
+    first = summary_line(_text_of(error))[:300]
     return failed(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 

@@ -64,6 +64,13 @@ def test_a_failure_is_one_sentence_and_a_remedy(
     assert "launch blocking" not in str(failure.reason)
 
 
+def test_the_line_after_a_colon_is_part_of_the_reason() -> None:
+    """The reason of a state_dict of another model ended with "in loading state_dict for Net:"."""
+    error = RuntimeError('Error(s) in loading state_dict for Net:\n\tMissing key(s): "a".\n\tMore.')
+    reason = str(describe_failure(error, ON_GPU, gpu()).reason)
+    assert 'for Net: Missing key(s): "a". See' in reason
+
+
 def test_only_the_gpu_itself_says_that_it_is_lost() -> None:
     lost = "CUDA error: an illegal memory access was encountered"
     for error in (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), KeyError("x")):

@@ -171,6 +171,13 @@ FINISHED, FAILED, STOPPED = RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOP
         (RuntimeError("DefaultCPUAllocator: not enough memory: x"), FAILED, HOST_OOM, "oom"),
         (Untold(), FAILED, "Untold: (its text cannot be read: LookupError)", "error"),
         (ValueError("\x1b[31mbad\x1b[0m x\x07"), FAILED, "ValueError: bad x", "error"),
+        (
+            ValueError("Error in Net:\n\n\tNo key: a.\n\tMore."),
+            FAILED,
+            "ValueError: Error in Net: No key: a.",
+            "error",
+        ),
+        (ValueError(f"x:\n{'a' * 999}"), FAILED, f"ValueError: x: {'a' * 297}", "error"),
         (SystemExit("\x1b[1mno\x1b[m"), FAILED, "The script ended: no", None),
     ],
 )
