@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from stepscope.run.rank_info import (
     read_run_json,
     required,
 )
-from stepscope.run.status import RunStatus
+from stepscope.run.status import RunKind, RunStatus
 
-_KEPT = "What was recorded is shown; resume from the last checkpoint."
-GONE = f"gone without a message (killed, or the machine went down). {_KEPT}"
+GONE = "gone without a message (killed, or the machine went down)."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -126,7 +125,8 @@ def read_run(folder: Path) -> RunInfo:
         own.run_json["name"] = name
     status, reason, number, rank = own.status, own.run_json.get("reason"), own.number, own.rank
     if status is RunStatus.CRASHED:
-        reason = _crashed(folder, 0, "The training process", "The training process is")
+        process = "The training process"
+        reason = _crashed(folder, own.run_json, 0, process, f"{process} is")
     if (own.run_json.get("world_size") or 1) != 1:
         end = own.run_json.get("job_end")  # written by the launcher of the ranks
         if end is not None and not status.live:
@@ -186,7 +186,7 @@ def _end_of_all(
     first, text = by_number[causes[0].number], causes[0].reason
     if text is None:
         gone = names(sorted(by_number[end.number].rank for end in causes), len(ranks))
-        reason = _crashed(folder, first.number, f"Rank {first.rank}", gone)
+        reason = _crashed(folder, ranks[0].run_json, first.number, f"Rank {first.rank}", gone)
         return RunStatus.CRASHED, reason, first
     if first.status is RunStatus.STOPPED:
         return RunStatus.STOPPED, text, first
@@ -195,9 +195,14 @@ def _end_of_all(
     return RunStatus.FAILED, f"Rank {first.rank}{where}: {text}", first
 
 
-def _crashed(folder: Path, number: int, process: str, gone: str) -> str:
+def _crashed(
+    folder: Path, run_json: Mapping[str, Any], number: int, process: str, gone: str
+) -> str:
     """Return the reason of a crash, with the fatal signal of this rank if there was one."""
     killed_by = fatal_signal(folder, number)
-    if killed_by is None:
-        return f"{gone} {GONE}"
-    return f"{process} was killed by a fatal signal ({killed_by}). {_KEPT}"
+    fatal = f"{process} was killed by a fatal signal ({killed_by})."
+    end = f"{gone} {GONE}" if killed_by is None else fatal
+    built_in = run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER
+    if built_in and any(folder.glob("*.pt")):  # checkpoints of a script are not known
+        return f"{end} What was recorded is shown; resume from the last checkpoint."
+    return f"{end} What was recorded is shown."
