@@ -31,22 +31,20 @@ _OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")
 
 
 def rows(summary: ProfileSummary) -> list[Json]:
-    """Return one row per operator: ms and MiB, summed over the profiled steps."""
-    columns = {
-        "CUDA self": ("cuda_self_us", MS),
-        "CUDA total": ("cuda_total_us", MS),
-        "CPU self": ("cpu_self_us", MS),
-        "CPU total": ("cpu_total_us", MS),
-        "CUDA memory": ("cuda_memory", MIB),
-        "CPU memory": ("cpu_memory", MIB),
-    }
+    """Return one row per operator: ms and MiB, summed over the profiled steps.
+
+    Without kernels there are no CUDA times, but there may be CUDA memory.
+    """
+    columns: dict[str, tuple[str, float]] = {}
+    if summary.cuda:
+        columns |= {"CUDA self": ("cuda_self_us", MS), "CUDA total": ("cuda_total_us", MS)}
+    columns |= {"CPU self": ("cpu_self_us", MS), "CPU total": ("cpu_total_us", MS)}
+    if summary.cuda or any(operator.cuda_memory for operator in summary.operators):
+        columns["CUDA memory"] = ("cuda_memory", MIB)
+    columns["CPU memory"] = ("cpu_memory", MIB)
     return [
         {"Operator": operator.name, "Calls": operator.calls}
-        | {
-            title: getattr(operator, field) / unit
-            for title, (field, unit) in columns.items()
-            if summary.cuda or not title.startswith("CUDA")
-        }
+        | {title: getattr(operator, field) / unit for title, (field, unit) in columns.items()}
         for operator in summary.operators
     ]
 

@@ -19,7 +19,10 @@ from stepscope.profiling.trace_stats import FlameGraph
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo
 
-NO_CUDA = "No CUDA times: Nsight Systems was attached and had exclusive access."
+NO_CUDA = (
+    "No CUDA kernels were recorded: these steps launched none, or another profiler, such as Nsight "
+    "Systems, had exclusive access."
+)
 BADGES = {"Python": "blue", "module": "green", "built-in function": "gray", "operator": "orange"}
 """Colors of `dashboard.charts.profile.KINDS`."""
 TIME, MEMORY = "%.3f ms", "%.2f MiB"
@@ -130,7 +133,7 @@ def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list
     notes.append("Click a column to sort.")
     if not summary.cuda:
         on_gpu = run_content(run).has_cuda
-        notes.append(NO_CUDA if on_gpu else "There is no CUDA time on a CPU.")
+        notes.append(NO_CUDA if on_gpu else "No CUDA kernels were recorded: the run is on a CPU.")
     if not summary.stacks:
         notes.append("Without Python's frames: another profiler of Python was active.")
     if profile.trace_size is not None:

@@ -58,7 +58,10 @@ class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
 def summarize(
     trace: ChromeTrace, *, first: int, last: int, cuda: bool, thread: int | None
 ) -> ProfileSummary:
-    """Return the summary of a trace of these steps. Raises ValueError if it has no operators."""
+    """Return the summary of a trace of these steps, recorded with CUDA activities or not.
+
+    Raises ValueError if it has no operators.
+    """
     trains = trace.main_thread(thread)
     if trains is None:
         raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
@@ -67,7 +70,7 @@ def summarize(
     return ProfileSummary(
         first=first,
         last=last,
-        cuda=cuda,
+        cuda=cuda and bool(trace.gpu),
         stacks=bool(trace.frames.get(trains)),
         operators=found[:OPERATORS_LIMIT],
         operators_left=max(0, len(found) - OPERATORS_LIMIT),

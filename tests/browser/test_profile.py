@@ -48,7 +48,7 @@ def test_a_profile_from_the_press_to_the_trace(
         expect(page.locator(".st-key-profile_phases")).to_contain_text(
             re.compile(rf"{part} [\d.]+% · ")
         )
-    expect(page.get_by_text("There is no CUDA time on a CPU.")).to_be_visible()
+    expect(page.get_by_text("No CUDA kernels were recorded: the run is on a CPU.")).to_be_visible()
     expect(page.get_by_text("it stays in your browser")).to_be_visible()
     expect(page.get_by_test_id("stDataFrame")).to_be_visible()
 

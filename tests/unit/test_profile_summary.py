@@ -85,6 +85,12 @@ def test_what_stepscope_does_between_two_steps_is_left_out() -> None:
     assert (times["optimizer"], times["other"]) == (15, 1)
 
 
+def test_a_trace_without_kernels_has_no_cuda_times() -> None:
+    """The page showed 0.000 ms of GPU time for steps that launched no kernel."""
+    on_cpu = [one for one in STEP if one.get("cat") != "kernel"]
+    assert not summarize(trace_of(on_cpu), first=1, last=1, cuda=True, thread=MAIN).cuda
+
+
 def test_stacks_are_folded() -> None:
     twice = [*STEP, *({**e, "ts": e["ts"] + 200} for e in STEP if e["tid"] == MAIN)]
     flame = fold(trace_of(twice), MAIN)
