@@ -112,6 +112,15 @@ class ServerActivity(StrEnum):
     BATCH_SIZE_FINDER = "batch size finder"
 
 
+PAGES = {
+    ServerActivity.RUN: "Run",
+    ServerActivity.SWEEP: "Lab",
+    ServerActivity.LESSON: "Learn",
+    ServerActivity.COLLECTIVES: "Hardware",
+    ServerActivity.ESTIMATE: "Run",
+    ServerActivity.BATCH_SIZE_FINDER: "Run",
+}
+"""The page that starts and stops each activity."""
 SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
 """Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
 
@@ -214,31 +223,28 @@ class Services:
         """Return why `starting` cannot begin now; None if it can."""
         if (missing := missing_package()) is not None:
             return missing
-        for active, reason in self._activities():
+        for active, doing in self._activities():
             if {active, starting} != SIDE_BY_SIDE:
-                return reason
+                page = PAGES[active]
+                where = "" if page == PAGES[starting] else f" on the {page} page"
+                return f"{doing} Stop it{where} first, or wait for its end."
         return None
 
     def _activities(self) -> Iterator[tuple[ServerActivity, str]]:
-        """Yield the current activities, each with its reason and fix."""
+        """Yield the current activities, each as a sentence."""
         activity = ServerActivity
         if (run := self.active_id()) is not None:
-            yield activity.RUN, f"The run {run} is active. Stop it first."
+            yield activity.RUN, f"The run {run} is active."
         if (sweep := self.sweeps.active_id()) is not None:
-            yield (
-                activity.SWEEP,
-                f"The sweep {sweep} is measuring. Stop it on the Lab page first.",
-            )
-        wait = "Wait for its end, or stop it on the"
+            yield activity.SWEEP, f"The sweep {sweep} is measuring."
         if (lesson := self.lessons.running()) is not None:
-            title = lesson.lesson.title
-            yield activity.LESSON, f"The lesson “{title}” is running. {wait} Learn page."
+            yield activity.LESSON, f"The lesson “{lesson.lesson.title}” is running."
         if self.collectives.running() is not None:
-            yield activity.COLLECTIVES, f"Collectives are being measured. {wait} Hardware page."
+            yield activity.COLLECTIVES, "A measurement of collectives is running."
         if (estimate := self.estimates.running()) is not None:
             kind = activity.BATCH_SIZE_FINDER if estimate.largest else activity.ESTIMATE
             doing = "A batch size search" if estimate.largest else "A memory estimate"
-            yield kind, f"{doing} is running. {wait} Run page."
+            yield kind, f"{doing} is running."
 
     def measuring(self, max_age_s: float = 0.0) -> str | None:
         """Return the sweep, at most `max_age_s` old, or the lesson that runs now, if any."""

@@ -71,7 +71,7 @@ def test_it_measures_keeps_and_shows(
     label(app, "selectbox", "Largest size").select(2**20).run()
     label(app, "button", "Measure").click().run()
     assert label(app, "button", "Stop").help
-    with pytest.raises(RunError, match="Collectives are being measured"):
+    with pytest.raises(RunError, match="A measurement of collectives is running"):
         server.begin(services.ServerActivity.COLLECTIVES, lambda: None)
     assert "Hardware page" in str(server.busy_reason(services.ServerActivity.LESSON))
     until = time.monotonic() + 90

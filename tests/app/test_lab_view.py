@@ -283,6 +283,8 @@ def test_a_running_sweep_blocks_the_start(lab: OpenPage, server: Services, page:
     assert "Stop" in labels(app)
     live = page()
     assert f"The sweep {ID} is measuring" in str(start_refused(live))
+    assert "on the Lab page" in str(start_refused(live))
+    assert "on the Lab page" not in text_of(app), "it has the button"
     assert "sweep 20261122-061500-digits-mlp-ab12 is measuring." in text_of(live)
 
 
