@@ -181,12 +181,24 @@ def rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name in used} for row in made]
 
 
+def reasons(arms: Sequence[Arm]) -> dict[str, list[str]]:
+    """Return why variants failed or have no verdict, each with the variants that it is about."""
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        if arm.reason is not None:
+            found.setdefault(arm.reason, []).append(_label(arm))
+    return found
+
+
+def _label(arm: Arm) -> str:
+    return arm.label if arm.verdict is not None else f"Baseline: {arm.label}"
+
+
 def _row(arm: Arm) -> dict[str, Any]:
     style = None if arm.verdict is None else STYLES[arm.verdict]
     return {
-        "Setting": arm.label if style is not None else f"Baseline: {arm.label}",
+        "Setting": _label(arm),
         "Verdict": None if style is None else f"{style.mark} {style.text}",
-        "Reason": arm.reason,
         "Effect": None if style is None or arm.effect is None else 100 * arm.effect,
         "Interval": interval(arm.low, arm.high) or None,
         "Margin of error": None if arm.resolution is None else 100 * arm.resolution,

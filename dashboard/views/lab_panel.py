@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import streamlit as st
 
-from dashboard.charts.lab import effects_figure, listed, rows
+from dashboard.charts.lab import effects_figure, listed, reasons, rows
 from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_labels import throttle_words, workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
@@ -36,12 +36,11 @@ ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 AGAIN_S = 1.0
 TIME, SIZE = "%.2f ms", "%.1f MiB"
 COLUMNS = {
-    "Setting": text(pinned=True, width="medium", help="What differs from the baseline."),
+    "Setting": text(pinned=True, help="What differs from the baseline."),
     "Verdict": text(
         help="By Student's t on log ratios to the baseline of each round, with one level for all "
         "settings and looks."
     ),
-    "Reason": text(width="medium", help="Why a setting failed or has no verdict."),
     "Effect": number(format="%+.1f%%", help="Throughput relative to the baseline."),
     "Interval": text(help="Confidence interval of the effect, in percent."),
     "Margin of error": number(
@@ -223,8 +222,10 @@ def _results(sweep: SweepContent) -> None:
         note("check", escape_markdown(drift.text))
     if sweep.arms:
         with st.container(key="lab_table"):
-            arms = rows(listed(sweep))
-            table(arms, COLUMNS, "lab_rows", "Settings by effect", height="content")
+            arms = listed(sweep)
+            table(rows(arms), COLUMNS, "lab_rows", "Settings by effect", height="content")
+            for reason, names in reasons(arms).items():  # a cell of the table would cut it
+                st.caption(f"**{escape_markdown(', '.join(names))}:** {escape_markdown(reason)}")
     if sweep.machine:
         with st.expander("Baseline and machine", icon=":material/info:"):
             script = dict(sweep.plan.script or {})

@@ -226,7 +226,7 @@ def test_a_script_from_the_form_to_the_copied_patch(
     button(page, "Start sweep").click()
     button(page, "Stop").click(timeout=PATIENCE)
     button(page, "Resume").click(timeout=PATIENCE)  # with the command in memory
-    expect(row(page, "env:PAUSE")).to_contain_text("Only 2 rounds", timeout=400_000)
+    expect(page.get_by_text("Only 2 rounds")).to_be_visible(timeout=400_000)
     expect(button(page, "Stop")).to_have_count(0, timeout=PATIENCE)
     (folder_of(server) / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
     page.reload()
