@@ -37,6 +37,10 @@ SERIES = "ledger"
 """Series name in the protocol; its metric `ledger/X` is category X in bytes."""
 TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
+NO_GRADIENTS = (
+    "Peak of gradients: not recorded. They are read between two steps, and none were held then, as "
+    "after zero_grad()."
+)
 CHART_HEIGHT = 380  # px, on the Memory tab
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
 SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
@@ -109,10 +113,11 @@ def update(
         return answer
     now = newest_moment(reader, source)
     answer["series"] = {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
+    highest = peaks(reader, source)
     answer["ledger"] = {
         "now": _moment(now, run),
-        "peaks": {f"{SERIES}/{part}": size for part, size in peaks(reader, source).items()},
-        "notes": _notes(now, run, source.place),
+        "peaks": {f"{SERIES}/{part}": size for part, size in highest.items()},
+        "notes": _notes(now, run, source.place, highest),
     }
     return answer
 
@@ -155,11 +160,16 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
     return reasons
 
 
-def _notes(now: BreakdownSample | None, run: RunInfo, place: MemoryDomain) -> list[str]:
-    """Return which categories cannot be separated now, and why."""
+def _notes(
+    now: BreakdownSample | None, run: RunInfo, place: MemoryDomain, highest: CategoryBytes
+) -> list[str]:
+    """Return which categories cannot be separated now, or have no peak, and why."""
     if now is None or now.parts is None:
         return []
-    return list(notes(now.parts, place, missing_reasons(run)))
+    found = list(notes(now.parts, place, missing_reasons(run)))
+    if "gradients" in now.parts and "gradients" not in highest:
+        found.append(NO_GRADIENTS)
+    return found
 
 
 def _part(category: MemoryCategory) -> Json:

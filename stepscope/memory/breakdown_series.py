@@ -123,7 +123,8 @@ PEAK_METRICS: Mapping[MemoryDomain, Mapping[str, tuple[str, ...]]] = {
 def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
     """Return the peak of each category over the run, in bytes; each has its own time.
 
-    Categories that are a difference of metrics have none. Raises StoreError.
+    Categories that are a difference of metrics have none, and gradients that no reading found:
+    zero_grad() freed them before. Raises StoreError.
     """
     highs: dict[str, float] = {}
     for info in (source.samples, source.device):
@@ -131,6 +132,8 @@ def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
             block = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
             highs |= {key: float(np.nanmax(block.high[i])) for i, key in enumerate(block.keys)}
     highs = {key: high for key, high in highs.items() if np.isfinite(high)}
+    if highs.get("memory/gradients") == 0:
+        del highs["memory/gradients"]
     return {
         part: int(max(highs[key] for key in metrics if key in highs))
         for part, metrics in PEAK_METRICS[source.place].items()

@@ -62,6 +62,22 @@ def test_now_is_one_moment_and_peaks_are_the_parts_own(tmp_path: Path) -> None:
     assert found["peaks"]["ledger/reserved"] >= values["ledger/split"]
 
 
+@pytest.mark.parametrize("held", [0.0, 5.0])
+def test_gradients_that_no_reading_found_have_a_reason_and_no_peak(
+    tmp_path: Path, held: float
+) -> None:
+    """The page showed a peak of 0 B for a run whose gradients are freed before each reading."""
+    tensors = {"memory__parameters": 100.0, "memory__optimizer_state": 0.0}
+    gradients = (held, *[0.0] * 8)
+    rows = [process(t, **tensors, memory__gradients=size) for t, size in enumerate(gradients)]
+    write_run(tmp_path, ON_GPU, gpu=GPU, samples=rows, devices=[device(t, 2000) for t in range(9)])
+    found = answer(read_run(tmp_path))["ledger"]
+    assert found["now"]["v"]["ledger/gradients"] == 0
+    assert found["peaks"].get("ledger/gradients") == (5 * MIB if held else None)
+    assert found["peaks"]["ledger/optimizer_state"] == 0, "such as of SGD"
+    assert any("Peak of gradients" in note for note in found["notes"]) == (not held)
+
+
 def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
     missing = {GPU: {"processes": "hidden in a container", "gpu/mem_reserved": "old driver"}}
     run = cuda_run(tmp_path, capabilities={"missing": missing})
