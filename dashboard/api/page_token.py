@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 
 from dashboard.controls.actions import can_end_now
+from dashboard.ranks.members import used_gpus
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import RunList
 from stepscope.run import RunInfo, read_only_reason
@@ -32,7 +33,8 @@ def page_token(listing: RunList, run: RunInfo | None, measuring: str | None = No
     run_json = [run.run_json.get(name) for name in _FACTS]
     files = snapshots(run.folder), profiles(run.folder)
     stuck = can_end_now(run)
-    built_from: tuple[object, ...] = (run.id, run.status.value, run_json, files, stuck)
+    used = sorted(used_gpus(run))
+    built_from: tuple[object, ...] = (run.id, run.status.value, run_json, files, stuck, used)
     if "mirror" in run.run_json:  # its connection may be lost, its store received later
         refused = read_only_reason(run) if run.status.live else None
         built_from += refused, (run.folder / STORE_NAME).exists()

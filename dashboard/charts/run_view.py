@@ -62,17 +62,19 @@ class RunView:
     """Inputs of the chart layout.
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID, by default the first of
-    `gpus`. `gpu_reason`, `allocator_reason`: why GPU or allocator values are missing; the latter is
-    None if the allocator of a CUDA device answers. `optimizers`: class names in the order of their
-    first steps. `custom`: metrics of this run only that get a chart; `custom_left` counts the
-    others. `flops_reason`: why FLOPs were not counted; `peak_reason`: why their fraction of the
-    peak is unknown. `ranks`: the world size. `collectives`: the reason for each missing collective
-    metric. `samples_per_s`: of all ranks over the whole run, once it has ended.
+    `gpus`. `used_gpus`: those of `gpus` that the run trains on, empty if unknown. `gpu_reason`,
+    `allocator_reason`: why GPU or allocator values are missing; the latter is None if the allocator
+    of a CUDA device answers. `optimizers`: class names in the order of their first steps. `custom`:
+    metrics of this run only that get a chart; `custom_left` counts the others. `flops_reason`: why
+    FLOPs were not counted; `peak_reason`: why their fraction of the peak is unknown. `ranks`: the
+    world size. `collectives`: the reason for each missing collective metric. `samples_per_s`: of
+    all ranks over the whole run, once it has ended.
     """
 
     has_cuda: bool
     gpus: tuple[SampledGpu, ...] = ()
     training_gpu: str | None = None
+    used_gpus: frozenset[str] = frozenset()
     gpu_reason: str = NO_GPU
     allocator_reason: str | None = None
     kind: RunKind = RunKind.TRAINER

@@ -30,7 +30,7 @@ def tiles(content: RunView) -> list[Json]:
     Samples/s of a distributed run is the sum of all ranks, assuming equal batch sizes.
     """
     if content.kind is RunKind.RECORD:
-        return [*_gpus(content, *GPU_TILES), *_host()]
+        return [*_gpus(content, content.gpus, *GPU_TILES), *_host()]
     rate: Json = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}
     if content.samples_per_s is not None:
         rate["whole"] = content.samples_per_s / content.ranks
@@ -44,7 +44,8 @@ def tiles(content: RunView) -> list[Json]:
         for tile in of_rank:
             whose = f"all {content.ranks} ranks" if "scale" in tile else "rank 0"
             tile["label"] = f"{tile['label']}, {whose}"
-    return [*of_rank, *_gpus(content, "gpu/util", "gpu/power")]
+    used = tuple(gpu for gpu in content.gpus if gpu.uuid in content.used_gpus)
+    return [*of_rank, *_gpus(content, used or content.gpus, "gpu/util", "gpu/power")]
 
 
 def _allocator(content: RunView) -> list[Json]:
@@ -72,16 +73,17 @@ def _host() -> list[Json]:
     ]
 
 
-def _gpus(content: RunView, *keys: str) -> list[Json]:
-    if not content.gpus:
-        return []
+def _gpus(content: RunView, gpus: tuple[SampledGpu, ...], *keys: str) -> list[Json]:
+    """Return the tiles of these GPUs of the run."""
     made = []
-    for key in keys:
+    for key in keys if gpus else ():
         tile_id, one, several = GPU_TILES[key]
-        label = one if len(content.gpus) == 1 else several
-        made.append(_tile(tile_id, label, key, content.gpus))
-        if key == "gpu/mem_used" and len({gpu.memory_bytes for gpu in content.gpus}) == 1:
-            made[-1] |= _device_total(content.gpus[0])
+        label = one if len(gpus) == 1 else several
+        if len(gpus) == 1 < len(content.gpus):
+            label = f"{one}, GPU {gpus[0].index}"
+        made.append(_tile(tile_id, label, key, gpus))
+        if key == "gpu/mem_used" and len({gpu.memory_bytes for gpu in gpus}) == 1:
+            made[-1] |= _device_total(gpus[0])
     return made
 
 

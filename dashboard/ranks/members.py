@@ -9,12 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard.charts.run_view import MAX_RANKS, run_content, training_device
+from dashboard.charts.run_view import (
+    MAX_RANKS,
+    run_content,
+    run_kind,
+    training_device,
+    world_size_of,
+)
 from stepscope.common.formatting import printable
-from stepscope.run import RunInfo, RunStatus
-from stepscope.run.rank_info import find_rank
+from stepscope.common.json_values import dict_of
+from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run.rank_info import find_rank, rank_numbers
 
 MAX_RANKS_SHOWN = 64  # further ranks are counted only
+MAX_LOCAL_RANKS = 16  # ranks of rank 0's machine, whose GPUs are sampled
 MAX_HOST_CHARS = 40
 MAX_REASON_CHARS = 120
 
@@ -59,6 +67,26 @@ def read_member(folder: Path, number: int) -> RankEntry:
         ended=None if file.status.live else file.beat if ended is None else ended,
         reason=printable(reason)[:MAX_REASON_CHARS] if isinstance(reason, str) else None,
     )
+
+
+def used_gpus(run: RunInfo) -> frozenset[str]:
+    """Return the UUIDs of the GPUs that a script trains on, of several that it can use.
+
+    These are the devices of its ranks, and those whose process list has its pid, such as with
+    DataParallel. Empty if unknown, and for a built-in run, which samples no other GPUs.
+    """
+    sampled = run_content(run).gpus
+    if len(sampled) < 2 or run_kind(run) is RunKind.TRAINER:
+        return frozenset()
+    used = {training_device(run)}
+    if world_size_of(run.run_json) > 1:
+        numbers = rank_numbers(run.folder)[:MAX_LOCAL_RANKS]
+        used |= {read_member(run.folder, number).device for number in numbers}
+    listed, pid = dict_of(run.run_json.get("gpu_processes")), run.run_json.get("pid")
+    for uuid, processes in listed.items():
+        if isinstance(processes, list) and any(dict_of(one).get("pid") == pid for one in processes):
+            used.add(uuid)
+    return frozenset(gpu.uuid for gpu in sampled if gpu.uuid in used)
 
 
 def places(members: Iterable[RankEntry]) -> list[str]:

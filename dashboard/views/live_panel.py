@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import streamlit as st
 
@@ -17,6 +18,7 @@ from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.controls.sidebar import load
 from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import retry
+from dashboard.ranks.members import used_gpus
 from dashboard.run_index import RunList
 from dashboard.services import ServerActivity, Services
 from stepscope.common.config_issue import ConfigIssue
@@ -100,7 +102,7 @@ def live_panel(
     }
     live_chart(
         run.id if run else None,
-        layout(run_content(run)) if run else None,
+        layout(replace(run_content(run), used_gpus=used_gpus(run))) if run else None,
         header,
         key=KEY,
         page_token=page_token(listing, run, server.measuring()),

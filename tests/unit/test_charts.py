@@ -141,6 +141,17 @@ def test_several_gpus_get_a_numbered_trace_and_a_color_each() -> None:
     assert tiles["gpu_util"] == tiles["power"] == [f"devices/GPU-{n}" for n in range(3)]
 
 
+def test_tiles_have_the_gpus_that_the_run_trains_on() -> None:
+    """The mean of a script on one GPU of three was that of all, two of which were idle."""
+    content = RunView(has_cuda=True, gpus=EIGHT[:3], training_gpu="GPU-2", kind=RunKind.WATCH)
+    for used, label in (({"GPU-2"}, "Power, GPU 2"), ({"GPU-0", "GPU-2"}, "Mean power")):
+        made = layout(replace(content, used_gpus=frozenset(used)))
+        tile = next(one for one in made["kpis"] if one["id"] == "power")
+        assert tile["series"] == [f"devices/{uuid}" for uuid in sorted(used)]
+        assert tile["label"] == label
+        assert len(chart(made, "utilization")["traces"]) == 3
+
+
 def test_tiles_of_a_distributed_run_name_their_ranks() -> None:
     """The tiles of a job of 4 ranks showed the samples/s of rank 0."""
     tiles = {tile["id"]: tile for tile in layout(replace(CUDA, ranks=4))["kpis"]}

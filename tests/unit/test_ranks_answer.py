@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dashboard.ranks.job_ranks import missing_text, read_job
-from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member
+from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
 from dashboard.ranks.ranks_response import ranks_answer
 from stepscope.run import RunStatus, process_identity, rank_json, read_run, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
@@ -189,6 +189,39 @@ def test_an_invalid_end_of_a_rank_is_its_last_heartbeat(job: JobFolder, ended: A
     assert member.ended == pytest.approx(time.time(), abs=60)
     job.add(0, ended=ended, status="finished")
     assert abs(ask(job)["now"] + CREATED - time.time()) < 60
+
+
+GPUS = [{"uuid": f"GPU-{index}"} for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("rank0", "used"),
+    [
+        ({"device": "GPU-1", "world_size": 1}, {"GPU-1"}),
+        ({"device": "GPU-1"}, {"GPU-1", "GPU-3"}),  # and the device of rank 1
+        ({"device": "GPU-1", "world_size": 1, "kind": "trainer"}, set()),
+        ({"device": None, "world_size": 1}, set()),
+        ({"device": "cpu", "world_size": 1}, set()),
+        (
+            {"device": "GPU-1", "world_size": 1, "gpu_processes": {"GPU-2": [{"pid": 5}, 3]}},
+            {"GPU-1"},
+        ),
+        (
+            {
+                **{"device": "GPU-1", "world_size": 1, "pid": 5},
+                "gpu_processes": {"GPU-1": 7, "GPU-2": [{"pid": 5}], "GPU-x": [{"pid": 5}]},
+            },
+            {"GPU-1", "GPU-2"},
+        ),
+    ],
+)
+def test_the_gpus_of_a_script_are_those_of_its_ranks_and_of_its_process(
+    tmp_path: Path, rank0: dict[str, Any], used: set[str]
+) -> None:
+    job = JobFolder(tmp_path, 2)
+    job.add(0, devices=GPUS, **rank0)
+    job.add(1, device="GPU-3")
+    assert used_gpus(read_run(tmp_path)) == used
 
 
 @pytest.mark.parametrize("size", ["8", None, -1, 10**12, True, 8.0, [8]])
