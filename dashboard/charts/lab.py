@@ -199,6 +199,7 @@ def _row(arm: Arm) -> dict[str, Any]:
     return {
         "Setting": _label(arm),
         "Verdict": None if style is None else f"{style.mark} {style.text}",
+        "Loss verdict": _loss(arm),  # not last, where the page's edge would cut it
         "Effect": None if style is None or arm.effect is None else 100 * arm.effect,
         "Interval": interval(arm.low, arm.high) or None,
         "Margin of error": None if arm.resolution is None else 100 * arm.resolution,
@@ -207,7 +208,6 @@ def _row(arm: Arm) -> dict[str, Any]:
             title: None if key not in arm.metrics else factor * arm.metrics[key]
             for title, (key, factor) in METRICS.items()
         },
-        "Loss verdict": _loss(arm),
     }
 
 

@@ -203,6 +203,7 @@ def test_a_finished_sweep_has_chart_table_and_best_settings_to_apply(
     app = lab()
     [table] = app.dataframe
     assert "compile on" in list(table.value["Setting"])
+    assert list(table.value.columns)[:3] == ["Setting", "Verdict", "Loss verdict"]
     assert "CUDA Graphs need a GPU" in text_of(app)
     spec = json.loads(app.get("plotly_chart")[0].proto.spec)
     assert spec["layout"]["yaxis"]["ticktext"][0] == "Best combination"
