@@ -248,7 +248,7 @@ def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
         told = {
             "kind": "init",
             "config": config,
-            "environment": {"host": f"node-{name}", "cpu": name},
+            "environment": {"host": f"node-{name}", "torch": name},
         }
         write_run(tmp_path / name, told, steps=rows)
     (tmp_path / "c").mkdir()
