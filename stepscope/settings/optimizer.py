@@ -123,16 +123,12 @@ class SetToNone(Setting):
     code = "optimizer.zero_grad(set_to_none=True)"
     changes = "a parameter without a gradient in a step is skipped, not updated with 0"
     moment = Moment.OPTIMIZER
-    reversible = True
     ALREADY: ClassVar[str] = "The script already calls zero_grad(set_to_none=True), the default."
     _active = False
     _calls = _changed = 0
 
     def enter(self, subject: Any) -> None:
         self._active = True
-
-    def leave(self) -> None:
-        self._active = False
 
     def zero_grad(self, given: bool) -> bool:
         """Return the argument for one call of `zero_grad(set_to_none=given)`."""

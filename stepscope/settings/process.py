@@ -19,7 +19,6 @@ class Tf32(Setting):
     code = 'torch.set_float32_matmul_precision("high")'
     changes = "float32 matrix products have 10 instead of 23 bits of mantissa"
     moment = Moment.TRAINING
-    reversible = True
 
     def problem(self, subject: Training) -> str | None:
         torch = sys.modules["torch"]
@@ -40,9 +39,6 @@ class Tf32(Setting):
         self._torch = sys.modules["torch"]
         self._torch.set_float32_matmul_precision("high")
 
-    def leave(self) -> None:
-        self._torch.set_float32_matmul_precision("highest")
-
     def evidence(self) -> tuple[bool, str]:
         precision = self._torch.get_float32_matmul_precision()
         allowed = self._torch.backends.cuda.matmul.allow_tf32
@@ -56,7 +52,6 @@ class CudnnBenchmark(Setting):
     code = "torch.backends.cudnn.benchmark = True"
     changes = "other convolution algorithms may round differently"
     moment = Moment.MODEL
-    reversible = True
 
     def problem(self, subject: Training) -> str | None:
         torch = sys.modules["torch"]
@@ -77,9 +72,6 @@ class CudnnBenchmark(Setting):
         self._cudnn = sys.modules["torch"].backends.cudnn
         self._cudnn.benchmark = True
 
-    def leave(self) -> None:
-        self._cudnn.benchmark = False
-
     def evidence(self) -> tuple[bool, str]:
         return self._cudnn.benchmark, f"torch.backends.cudnn.benchmark is {self._cudnn.benchmark}."
 
@@ -91,7 +83,6 @@ class Sdpa(Setting):
     help = "Chooses the backend of scaled_dot_product_attention: flash, efficient or math."
     changes = "attention may round differently; its dropout draws other numbers"
     moment = Moment.ATTENTION
-    reversible = True
     choices = ("flash", "efficient", "math")
     _calls = _kept = 0
 
@@ -105,9 +96,6 @@ class Sdpa(Setting):
 
     def enter(self, subject: Any) -> None:
         self._enable(False)
-
-    def leave(self) -> None:
-        self._enable(True)
 
     def _enable(self, enabled: bool) -> None:
         for name, flag in SDPA.items():
@@ -128,7 +116,7 @@ class Sdpa(Setting):
         if not self.places and not self.refusals:
             self.apply((args, kwargs))
             if self.places and not self._is_chosen(args, kwargs):
-                self.leave()
+                self._enable(True)
                 self.places.clear()
                 self.refusals[f"{self.value} does not support these inputs."] = None
         if self.places and self._calls < ATTENTION_CALLS:
@@ -171,7 +159,6 @@ class GcOff(Setting):
     help = "Disables automatic garbage collection and collects every N optimizer steps."
     code = "gc.disable()  # before the loop\nif step % {value} == 0: gc.collect()"
     moment = Moment.TRAINING
-    reversible = True
     bounds = (1, 1_000_000)
     default = 100
     _steps = _collected = 0
@@ -181,9 +168,6 @@ class GcOff(Setting):
 
     def enter(self, subject: Training) -> None:
         gc.disable()
-
-    def leave(self) -> None:
-        gc.enable()
 
     def after_step(self, optimizer: Any) -> None:
         self._steps += 1

@@ -63,8 +63,6 @@ class Setting:
     changes: ClassVar[str] = ""
     """How the results change; empty if losses stay the same bit for bit."""
     moment: ClassVar[Moment]
-    reversible: ClassVar[bool] = False
-    """True if `leave` restores the script's own state at a step boundary."""
     trials_only: ClassVar[bool] = False
     """True if it may change a training beyond its numerics, so that only trials apply it."""
     bounds: ClassVar[tuple[int, int] | None] = None
@@ -109,9 +107,6 @@ class Setting:
     def enter(self, subject: Any) -> None:
         """Apply the setting to the subject, for which `problem` returned None."""
         raise NotImplementedError
-
-    def leave(self) -> None:
-        """Restore what `enter` changed, if `reversible`."""
 
     def after_step(self, optimizer: Any) -> None:
         """Act after a step of any optimizer, once the setting has been entered."""
