@@ -26,20 +26,11 @@ from stepscope.session.code_state import GIT_VARIABLE
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
 from stepscope.tracker import annotate
-from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
+from stepscope.watch.script import ScriptNotFoundError, from_file, from_module, split_options
 from stepscope.watch.trial import TRIAL
 from stepscope.watch.watched_run import begin, follow
 
 PACKAGE_FOLDER = Path(__file__).parent
-VALUED = (
-    "--name",
-    "--runs",
-    "--rank-of",
-    "--with",
-    "--tag",
-    "--group",
-    "--note",
-)  # Options with a value.
 NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"  # torch reads it when a process group is created.
 
 
@@ -121,20 +112,14 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     # Internal: a watched process passes it to the processes that it starts.
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    ours = 0
-    while ours < len(argv) and argv[ours].startswith("-"):
-        word = argv[ours]
-        ours += 2 if word in VALUED else 1
-        if word in ("-m", "--"):
-            break
-    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
-    if ours >= len(argv):
+    options, words = split_options(parser, argv)
+    if not words:
         parser.error("no script given: name a file, or a module after -m.")
     try:
         _check_settings(options.settings)
     except SettingError as error:
         parser.error(f"--with: {error}")
-    return options, list(argv[ours:])
+    return options, words
 
 
 def _check_settings(words: Sequence[str]) -> None:

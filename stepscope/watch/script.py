@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import importlib.util
 import io
@@ -20,6 +21,22 @@ class ScriptNotFoundError(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(f"{sys.executable}: {message}")
         self.code = code
+
+
+def split_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the options before a script; return them, and the script with its arguments."""
+    known = parser._option_string_actions
+    ours = 0
+    while ours < len(argv) and argv[ours].startswith("-"):
+        word = argv[ours]
+        has_value = word in known and known[word].nargs is None
+        ours += 2 if has_value else 1
+        if word in ("-m", "--"):
+            break
+    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
+    return options, list(argv[ours:])
 
 
 @dataclass(frozen=True, slots=True)
