@@ -101,9 +101,7 @@ class Autocast(ModelSetting):
 
 class Bf16(Autocast):
     name = "bf16"
-    help = "Runs forward and loss under bfloat16 autocast; weights stay in float32."
     code = 'with torch.autocast("{device}", dtype=torch.bfloat16):\n    ...  # forward and loss'
-    changes = "matrix products and convolutions have 7 bits of mantissa"
 
     def dtype(self) -> Any:
         return sys.modules["torch"].bfloat16
@@ -123,7 +121,6 @@ class Fp16(Autocast):
     """
 
     name = "fp16"
-    help = "Runs forward and loss under float16 autocast, with scaled gradients as by GradScaler."
     code = (
         'scaler = torch.amp.GradScaler("{device}")\n'
         'with torch.autocast("{device}", dtype=torch.float16):\n'
@@ -133,7 +130,6 @@ class Fp16(Autocast):
         "scaler.step(optimizer)\n"
         "scaler.update()"
     )
-    changes = "matrix products and convolutions have 10 bits of mantissa and a smaller range"
     trials_only = True
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     # Defaults of torch.amp.GradScaler.

@@ -12,7 +12,6 @@ from stepscope.settings.setting import Moment, Setting
 class Implementation(Setting):
     """Set in the parameter groups at the construction, which torch reads at each step."""
 
-    changes = "the update may round differently"
     moment = Moment.OPTIMIZER
 
     def __init__(self, text: str | None = None) -> None:
@@ -82,7 +81,6 @@ class Implementation(Setting):
 
 class Fused(Implementation):
     name = "fused"
-    help = "Updates all parameters of a device in one kernel."
 
     def problem(self, subject: Any) -> str | None:
         if (found := super().problem(subject)) is not None:
@@ -99,7 +97,6 @@ class Fused(Implementation):
 
 class Foreach(Implementation):
     name = "foreach"
-    help = "Updates lists of parameters in few operations; torch's default on a GPU."
 
     def problem(self, subject: Any) -> str | None:
         default = sys.modules["torch.optim.optimizer"]._default_to_fused_or_foreach
@@ -119,9 +116,7 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 class SetToNone(Setting):
     name = "set_to_none"
-    help = "Sets gradients to None in zero_grad() instead of zeroing them."
     code = "optimizer.zero_grad(set_to_none=True)"
-    changes = "a parameter without a gradient in a step is skipped, not updated with 0"
     moment = Moment.OPTIMIZER
     ALREADY: ClassVar[str] = "The script already calls zero_grad(set_to_none=True), the default."
     _active = False

@@ -15,9 +15,7 @@ ATTENTION_CALLS = 64  # Number of calls whose backend is read, about 5 us each.
 
 class Tf32(Setting):
     name = "tf32"
-    help = "Multiplies float32 matrices in TF32 on tensor cores."
     code = 'torch.set_float32_matmul_precision("high")'
-    changes = "float32 matrix products have 10 instead of 23 bits of mantissa"
     moment = Moment.TRAINING
 
     def problem(self, subject: Training) -> str | None:
@@ -48,9 +46,7 @@ class Tf32(Setting):
 
 class CudnnBenchmark(Setting):
     name = "cudnn_benchmark"
-    help = "Benchmarks cuDNN's convolution algorithms for each new input shape."
     code = "torch.backends.cudnn.benchmark = True"
-    changes = "other convolution algorithms may round differently"
     moment = Moment.MODEL
 
     def problem(self, subject: Training) -> str | None:
@@ -80,8 +76,6 @@ class Sdpa(Setting):
     """Disables the other backends except math, which computes what the chosen one does not."""
 
     name = "sdpa"
-    help = "Chooses the backend of scaled_dot_product_attention: flash, efficient or math."
-    changes = "attention may round differently; its dropout draws other numbers"
     moment = Moment.ATTENTION
     choices = ("flash", "efficient", "math")
     _calls = _kept = 0
@@ -134,9 +128,7 @@ class Sdpa(Setting):
 
 class Threads(Setting):
     name = "threads"
-    help = "Sets the number of intra-op threads of CPU operators."
     code = "torch.set_num_threads({value})"
-    changes = "sums over several threads may round differently"
     moment = Moment.IMPORT
     bounds = (1, 1024)
 
@@ -156,7 +148,6 @@ class Threads(Setting):
 
 class GcOff(Setting):
     name = "gc_off"
-    help = "Disables automatic garbage collection and collects every N optimizer steps."
     code = "gc.disable()  # before the loop\nif step % {value} == 0: gc.collect()"
     moment = Moment.TRAINING
     bounds = (1, 1_000_000)

@@ -57,11 +57,8 @@ class Setting:
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
     code: ClassVar[str]
     """The lines of code that apply the setting by hand, with {value}."""
-    changes: ClassVar[str] = ""
-    """How the results change; empty if losses stay the same bit for bit."""
     moment: ClassVar[Moment]
     trials_only: ClassVar[bool] = False
     """True if it may change a training beyond its numerics, so that only trials apply it."""

@@ -85,11 +85,10 @@ def test_invalid_words_name_the_setting_and_the_fix(words: str) -> None:
         parse([words])
 
 
-def test_every_setting_has_help_and_lines() -> None:
+def test_every_setting_has_lines() -> None:
     for name, kind in SETTINGS.items():
         value = "3" if kind.bounds is not None and not kind.default else None
         setting = kind(kind.choices[0] if kind.choices else value)
-        assert setting.help.endswith("."), name
         assert all(setting.lines()), name
 
 
@@ -401,14 +400,6 @@ def test_set_to_none_skips_parameters_without_a_gradient() -> None:
     with applied("set_to_none") as found:
         assert run() != bare
         assert found["set_to_none"]["state"] == "in effect"
-    unchanged = {name for name, kind in SETTINGS.items() if not kind.changes}
-    assert unchanged == {
-        "pin_memory",
-        "prefetch_factor",
-        "gc_off",
-        "checkpoint",
-        "non_blocking",
-    }
 
 
 def test_garbage_is_collected_at_boundaries_only() -> None:
