@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
+from stepscope.run.applied_setting import CallPlace
 from stepscope.run.rank_info import read_run_json
 from stepscope.settings import SETTINGS, SettingError, parse
-from stepscope.settings.setting import Place, Training
+from stepscope.settings.setting import Training
 from tests.support.applied_settings import applied
 
 STEPS = 4
@@ -322,7 +323,7 @@ def test_fused_is_refused_for_sparse_gradients() -> None:
 
 def test_the_places_of_all_refusals_are_recorded() -> None:
     (setting,) = parse(["persistent_workers"])
-    places = [Place("train.py", line) for line in (3, 3, 7)]
+    places = [CallPlace("train.py", line) for line in (3, 3, 7)]
     for place in places:
         setting.apply({"num_workers": 0, "persistent_workers": False}, place)
     lines = [place["line"] for place in setting.as_json()["refused_places"]]
