@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         script = (from_module if options.module else from_file)(words[0], words[1:])
     except ScriptNotFoundError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{sys.executable}: {error}\n")
         return error.code
     results = os.fdopen(os.dup(1), "w", errors="backslashreplace")
     sys.stdout.flush()

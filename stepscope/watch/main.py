@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         script = (from_module if options.module else from_file)(command[0], command[1:])
     except ScriptNotFoundError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{sys.executable}: {error}\n")
         return error.code
     except BaseException as error:
         _hide_own_frames(error)
