@@ -2,12 +2,6 @@
 
 The script is the `__main__` of this process, with its arguments, exit code, signals and output. Its
 run is closed by the first registered atexit handler, and so after the script's handlers.
-
-    stepscope watch [--name NAME] [--runs DIR] [--time-collectives] script.py [arguments]
-    stepscope watch --with "tf32 num_workers=4" script.py [arguments]
-    stepscope watch [--tag TAG] [--group GROUP] [--note NOTE] [--no-git] script.py [arguments]
-    stepscope watch [--name NAME] [--runs DIR] -m package.module [arguments]
-    torchrun --nproc-per-node 2 -m stepscope.watch script.py [arguments]
 """
 
 from __future__ import annotations

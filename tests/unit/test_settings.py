@@ -644,10 +644,18 @@ def test_channels_last_converts_the_state_of_the_optimizer(fused: bool) -> None:
         assert run() == pytest.approx(bare, rel=1e-3)
 
 
-def test_compile_runs_full_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def eager_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch.compile trace without Inductor, which would take seconds."""
     plain = torch.compile
     monkeypatch.setattr(torch, "compile", lambda call: plain(call, backend="eager"))
     torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("eager_backend")
+def test_compile_runs_full_batches_only() -> None:
     torch._dynamo.utils.counters.clear()
     with applied("compile") as found:
         short = DataLoader(TensorDataset(torch.randn(20, 4)), batch_size=8)
@@ -658,17 +666,6 @@ def test_compile_runs_full_batches_only(monkeypatch: pytest.MonkeyPatch) -> None
         # The first call came before; of 5 others, 2 had 4 samples.
         assert found["compile"]["state"] == "in effect"
         assert "3 compiled calls, 2 uncompiled; 1 graphs" in found["compile"]["text"]
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def eager_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let torch.compile trace without Inductor, which would take seconds."""
-    plain = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda call: plain(call, backend="eager"))
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Modal(nn.Module):
@@ -695,7 +692,6 @@ def test_calls_beyond_the_recompile_limit_are_not_compiled() -> None:
         train(model, loader=DataLoader(TensorDataset(torch.zeros(30 * 8, 4)), 8), forward=forward)
         assert found["compile"]["state"] == "refused"
         assert "8 compiled calls, 21 uncompiled" in found["compile"]["text"]
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("eager_backend")
@@ -709,7 +705,6 @@ def test_an_evaluation_does_not_choose_the_compiled_batch_size() -> None:
         train(model, optimizer)
         assert found["compile"]["state"] == "in effect"
         assert "4 compiled calls, 1 uncompiled" in found["compile"]["text"]
-    torch.compiler.reset()
 
 
 def test_a_model_that_cannot_be_compiled_trains_uncompiled(
