@@ -17,7 +17,7 @@ import torch
 
 from trainer.config import RunConfig, Workload, defaults
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import HostLoader
+from trainer.training.loaders import Loader
 from trainer.training.precision import autocast
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
@@ -40,8 +40,8 @@ def step_times(config: RunConfig) -> Iterator[float]:
         autocast=autocast(config.precision, compute.device),
         max_grad_norm=config.max_grad_norm,
     )
-    loader = HostLoader(task.train, config, compute)
-    validation = HostLoader(task.validation, config, compute)
+    loader = Loader(task.train, config, compute)
+    validation = Loader(task.validation, config, compute)
     while True:
         batches = loader.batches(training.order(task.train.length))
         boundary = time.perf_counter()

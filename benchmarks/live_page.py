@@ -36,7 +36,6 @@ POLL_BYTES = 3000
 OPENING_S = 1.0
 """From the address to the charts, more than a Streamlit page with only a title needs."""
 CLIENT_SHARE = 0.25
-LONG_TASK_MS = 50
 GROWTH = 1.25
 """Largest over smallest run, per value; a quarter is left for noise."""
 FRAMES_S = 10

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(importlib.import_module("stepscope.cli.measure_memory").main(argv[1:]))
     if argv[:1] == ["lab"]:
         lab = importlib.import_module("stepscope.cli.lab")
-        at = lab.script_at(argv[1:])
+        at = lab.script_at(argv[1:], lab.script_sweep_parser())
         if at is not None or lab.OF_SCRIPTS & {*argv}:
             return int(lab.main(argv[1:], at))
     if argv[:1] == ["tune"]:

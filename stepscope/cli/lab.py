@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,7 @@ from stepscope.lab.trial_process import TrialProcess
 from stepscope.lab.verdict_text import percent
 from stepscope.run import runs_root
 
-VALUED = frozenset(
-    ("--variant", "--link", "--gate", "--steps", "--warmup", "--max-rounds")
-    + ("--folder", "--json", "--csv", "--nproc-per-node")
-)
 OF_SCRIPTS = frozenset(("--variant", "--gate", "--link", "--nproc-per-node"))
-SWITCHES = frozenset(("--no-combination", "--no-best"))
 MAX_ROUNDS = 12
 NPROC: Any = {"type": int, "metavar": "N", "help": "start each trial by torchrun, with N ranks"}
 EXAMPLES = (
@@ -78,22 +73,23 @@ EXAMPLES = (
 )
 
 
-def script_at(argv: Sequence[str], valued: Set[str] = VALUED) -> int | None:
+def script_at(argv: Sequence[str], parser: argparse.ArgumentParser) -> int | None:
     """Return the index of the script or of -m; None if the options name no script."""
+    known = parser._option_string_actions
     at = 0
     while at < len(argv):
         name, equals, _ = argv[at].partition("=")
         if name == "-m" or not name.startswith("-"):
             return at
-        if name not in valued | SWITCHES:
+        if name not in known or known[name].dest == "help":
             return None
-        at += 2 if name in valued and not equals else 1
+        at += 2 if known[name].nargs is None and not equals else 1
     return None
 
 
 def main(argv: Sequence[str], at: int | None) -> int:
     """Run a sweep over the script at `argv[at]`; return the exit code."""
-    parser = _parser()
+    parser = script_sweep_parser()
     options = parser.parse_args(argv[:at])  # which prints the help, if asked
     if at is None:
         parser.error("no script given: name a file, or a module after -m.")
@@ -222,7 +218,8 @@ def script_parser(command: str, about: str, examples: Sequence[str]) -> argparse
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def script_sweep_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options before a script."""
     about = "Measure which changes make a script faster on this machine."
     found = script_parser("lab --variant V", about, EXAMPLES)
     kinds = "'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or settings"

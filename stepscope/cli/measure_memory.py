@@ -20,7 +20,13 @@ from stepscope.cli.app_process import become_program
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.batch_headroom import FitReport, report
 from stepscope.watch.memory_probe import MeasurementDone, StepMemoryProbe
-from stepscope.watch.script import Script, ScriptNotFoundError, from_file, from_module
+from stepscope.watch.script import (
+    Script,
+    ScriptNotFoundError,
+    from_file,
+    from_module,
+    split_options,
+)
 
 DONE, FAILED, USAGE = 0, 1, 2
 STEPS = 3
@@ -42,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         script = (from_module if options.module else from_file)(words[0], words[1:])
     except ScriptNotFoundError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{sys.executable}: {error}\n")
         return error.code
     results = os.fdopen(os.dup(1), "w", errors="backslashreplace")
     sys.stdout.flush()
@@ -142,15 +148,9 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     add_options(parser)
-    ours = 0
-    while ours < len(argv) and argv[ours].startswith("-"):
-        word = argv[ours]
-        ours += 2 if word in ("--steps", "--workload") else 1
-        if word in ("-m", "--"):
-            break
-    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
+    options, words = split_options(parser, argv)
     if options.workload is not None:
         parser.error("--workload must come first, and replaces the script.")
-    if ours >= len(argv):
+    if not words:
         parser.error(f"no script. {NO_SCRIPT}")
-    return options, list(argv[ours:])
+    return options, words

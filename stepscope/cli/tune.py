@@ -30,10 +30,6 @@ from stepscope.lab.trial_process import TrialProcess
 from stepscope.lab.verdict_text import signed
 from stepscope.settings import SettingError, parse
 
-VALUED = frozenset(
-    ("--minutes", "--settings", "--apply", "--folder", "--json")
-    + ("--steps", "--warmup", "--max-rounds", "--nproc-per-node")
-)
 MAX_MINUTES = 10_000
 EXAMPLES = (
     "stepscope tune train.py --epochs 90",
@@ -44,8 +40,8 @@ EXAMPLES = (
 
 def main(argv: Sequence[str]) -> int:
     """Tune the script named in `argv`; return the exit code."""
-    at = script_at(argv, VALUED)
     parser = _parser()
+    at = script_at(argv, parser)
     options = parser.parse_args(argv[:at])
     if at is None:
         parser.error("no script given: name a file, or a module after -m.")

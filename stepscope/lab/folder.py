@@ -29,6 +29,7 @@ from stepscope.common.files import (
     try_lock,
 )
 from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, run_folders
+from stepscope.run.applied_setting import AppliedSetting
 from stepscope.run.folder import is_in
 
 if TYPE_CHECKING:
@@ -172,32 +173,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SweepError(f"{where}: must be a JSON object. Delete the folder.")
     return content
-
-
-class CallPlace(msgspec.Struct, frozen=True):
-    """File and line of a call in a script."""
-
-    file: str
-    line: int
-
-
-class AppliedSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of `settings` in run.json (docs/watch.md)."""
-
-    name: str
-    value: bool | int | str
-    state: str
-    text: str
-    lines: list[str] = []
-    at: CallPlace | None = None
-    places: list[CallPlace] = []
-    refused_places: list[CallPlace | None] = []
-    """Where the setting was refused; None for an unknown place."""
-
-    @property
-    def word(self) -> str:
-        """The setting as a word of `stepscope watch --with`."""
-        return self.name if self.value is True else f"{self.name}={self.value}"
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

@@ -201,9 +201,7 @@ def confidence_interval(differences: Sequence[float], level: float) -> tuple[flo
     All three as fractions; needs two differences.
     """
     values = np.asarray(differences)
-    ends = _interval(values, values.var(ddof=1), len(values) - 1.0, level)
-    mean, low, high = (math.expm1(min(value, 700.0)) for value in ends)
-    return mean, low, high
+    return _fractions(*_interval(values, values.var(ddof=1), len(values) - 1.0, level))
 
 
 def unpaired_interval(
@@ -222,9 +220,7 @@ def unpaired_interval(
         part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True)
     )
     half = float(-load_scipy().stdtrit(degrees, level / 2) * math.sqrt(variance))
-    ends = (mean, mean - half, mean + half)
-    change, low, high = (math.expm1(min(value, 700.0)) for value in ends)
-    return change, low, high
+    return _fractions(mean, mean - half, mean + half)
 
 
 def values_needed(variance: float, half: float, level: float) -> int | None:
@@ -246,10 +242,12 @@ def _finding(
     side = Side.SAME if same else Side.OPEN
     if low > margin or high < -margin:
         side = Side.ABOVE if mean > 0 else Side.BELOW
-    # After two rounds the ratio of an end may be too large for a float.
-    return EffectEstimate(
-        side, rounds, *(math.expm1(min(value, 700.0)) for value in (mean, low, high))
-    )
+    return EffectEstimate(side, rounds, *_fractions(mean, low, high))
+
+
+def _fractions(mean: float, low: float, high: float) -> tuple[float, float, float]:
+    """Return logarithms as fractions; after two rounds an end may be too large for a float."""
+    return math.expm1(min(mean, 700.0)), math.expm1(min(low, 700.0)), math.expm1(min(high, 700.0))
 
 
 def log_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:

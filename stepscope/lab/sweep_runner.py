@@ -31,7 +31,6 @@ from stepscope.lab.folder import (
     SAMPLES,
     SCHEMA,
     SWEEP_JSON,
-    AppliedSetting,
     SweepError,
     Trial,
     no_rate,
@@ -45,6 +44,7 @@ from stepscope.lab.result_json import CALIBRATE, content, finite
 from stepscope.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import process_identity
+from stepscope.run.applied_setting import AppliedSetting
 
 MIN_STEPS = 30
 MIN_WARMUP_STEPS = 10

@@ -16,13 +16,12 @@ LAYERS = 8  # Number of layers whose dtype is read in the first forward pass.
 class Autocast(ModelSetting):
     """Autocast from the first training call of the model to `backward()`."""
 
-    reversible = True
     works_in_ddp = True
     OWN: ClassVar[str] = "Autocast is already in use."
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text)
-        self._is_active, self._own_autocast = True, False
+        self._own_autocast = False
         self._device_type, self._passes = "cuda", 0
         self._context: Any = None
         self._handles: list[Any] = []
@@ -66,7 +65,7 @@ class Autocast(ModelSetting):
         return forward
 
     def _begin_pass(self) -> None:
-        if self._context is None and self._is_active and not self._own_autocast:
+        if self._context is None and not self._own_autocast:
             self._context = self._torch.autocast(self._device_type, dtype=self.dtype())
             self._context.__enter__()
             self._passes += 1
@@ -78,10 +77,6 @@ class Autocast(ModelSetting):
             context.__exit__(None, None, None)
         while self._handles:
             self._handles.pop().remove()
-
-    def leave(self) -> None:
-        self._is_active = False
-        self.end_pass()
 
     def autocast_entered(self, context: Any) -> None:
         """End the setting if the context is an autocast of the script."""
@@ -106,9 +101,7 @@ class Autocast(ModelSetting):
 
 class Bf16(Autocast):
     name = "bf16"
-    help = "Runs forward and loss under bfloat16 autocast; weights stay in float32."
     code = 'with torch.autocast("{device}", dtype=torch.bfloat16):\n    ...  # forward and loss'
-    changes = "matrix products and convolutions have 7 bits of mantissa"
 
     def dtype(self) -> Any:
         return sys.modules["torch"].bfloat16
@@ -128,7 +121,6 @@ class Fp16(Autocast):
     """
 
     name = "fp16"
-    help = "Runs forward and loss under float16 autocast, with scaled gradients as by GradScaler."
     code = (
         'scaler = torch.amp.GradScaler("{device}")\n'
         'with torch.autocast("{device}", dtype=torch.float16):\n'
@@ -138,7 +130,6 @@ class Fp16(Autocast):
         "scaler.step(optimizer)\n"
         "scaler.update()"
     )
-    changes = "matrix products and convolutions have 10 bits of mantissa and a smaller range"
     trials_only = True
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     # Defaults of torch.amp.GradScaler.
@@ -169,11 +160,11 @@ class Fp16(Autocast):
         self._growth = full((), 0, dtype=self._torch.int32, device=subject.device)
         self._found_inf = full((), 0.0, device=subject.device)
         self._parameters = list(subject.model.parameters())
-        self._step_hook = subject.optimizers[0].register_step_pre_hook(self._before_step)
+        subject.optimizers[0].register_step_pre_hook(self._before_step)
 
     def backward(self, call: Call, losses: Any, args: Any, kwargs: Any) -> Any:
         """Call `torch.autograd.backward`; gradients are scaled inside of it only."""
-        if not self._is_active or self._own_autocast or in_backward():
+        if self._own_autocast or in_backward():
             return call(losses, *args, **kwargs)
         if kwargs.get("create_graph") or any(args[2:3]):
             self.failed = "The script differentiates its gradients (create_graph=True)."
@@ -214,10 +205,6 @@ class Fp16(Autocast):
         update = self._torch._amp_update_scale_
         update(self._scale, self._growth, self._found_inf, self.GROWTH, self.BACKOFF, self.INTERVAL)
         self._found_inf.zero_()
-
-    def leave(self) -> None:
-        super().leave()
-        self._step_hook.remove()
 
     def evidence(self) -> tuple[bool, str]:
         is_seen, text = super().evidence()

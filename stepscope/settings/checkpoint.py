@@ -27,7 +27,6 @@ class Checkpoint(ModelSetting):
     """Replaces the calls of the blocks; the first pass runs as before, and is checked."""
 
     name = "checkpoint"
-    help = "Recomputes repeated blocks in backward() instead of keeping their activations."
     code = (
         "block_output = checkpoint(block, *inputs, use_reentrant=False)  # torch.utils.checkpoint"
     )

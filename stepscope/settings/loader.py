@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from stepscope.settings.setting import Moment, Setting
 
-RANDOM = "data sets that draw random numbers draw others"
 FILE_MODULES = {"h5py", "sqlite3", "tarfile", "tempfile", "zipfile"}
 
 
@@ -69,8 +68,6 @@ class LoaderSetting(Setting):
 
 class NumWorkers(LoaderSetting):
     name = "num_workers"
-    help = "Loads batches in N processes; 0 loads in the training thread."
-    changes = f"{RANDOM}; state that training changes or an unseen open file gives other samples"
     bounds = (0, 256)
     needs_workers = False
 
@@ -110,7 +107,6 @@ class NumWorkers(LoaderSetting):
 
 class PinMemory(LoaderSetting):
     name = "pin_memory"
-    help = "Copies batches into pinned memory, from which copies to the GPU are faster."
     needs_workers = False
 
     def problem(self, subject: dict[str, Any]) -> str | None:
@@ -121,16 +117,10 @@ class PinMemory(LoaderSetting):
 
 class PersistentWorkers(LoaderSetting):
     name = "persistent_workers"
-    help = "Keeps worker processes between epochs."
-    changes = (
-        f"{RANDOM}; random numbers from the second epoch on, so also the order of shuffled data; "
-        "changes of the data set between epochs, as by set_epoch(), have no effect"
-    )
 
 
 class PrefetchFactor(LoaderSetting):
     name = "prefetch_factor"
-    help = "Number of batches that each worker loads ahead."
     bounds = (1, 1024)
 
 
@@ -138,7 +128,6 @@ class NonBlocking(Setting):
     """Acts on `Tensor.to` and `Tensor.cuda` of pinned tensors that no operation has written."""
 
     name = "non_blocking"
-    help = "Copies pinned tensors to the GPU without waiting for the copy."
     code = "inputs = inputs.to(device, non_blocking=True)"
     moment = Moment.IMPORT
     _copies = 0

@@ -63,12 +63,10 @@ class ModelSetting(Setting):
 
 class ChannelsLast(ModelSetting):
     name = "channels_last"
-    help = "Stores images and weights of convolutions in NHWC order."
     code = (
         "model = model.to(memory_format=torch.channels_last)\n"
         "images = images.to(memory_format=torch.channels_last)"
     )
-    changes = "other convolution algorithms may round differently"
     _inputs = 0
     _is_tried = False
 
@@ -143,10 +141,10 @@ class ChannelsLast(ModelSetting):
 
 
 class Compile(ModelSetting):
+    """Compiles the model; batches of another size and evaluation run uncompiled."""
+
     name = "compile"
-    help = "Compiles the model; batches of another size and evaluation run uncompiled."
     code = "model = torch.compile(model)"
-    changes = "fused kernels may round differently"
     _calls = _plain_calls = _training_calls = 0
     _is_limited = False
     _error: str | None = None

@@ -12,7 +12,6 @@ from stepscope.settings.setting import Moment, Setting
 class Implementation(Setting):
     """Set in the parameter groups at the construction, which torch reads at each step."""
 
-    changes = "the update may round differently"
     moment = Moment.OPTIMIZER
 
     def __init__(self, text: str | None = None) -> None:
@@ -82,7 +81,6 @@ class Implementation(Setting):
 
 class Fused(Implementation):
     name = "fused"
-    help = "Updates all parameters of a device in one kernel."
 
     def problem(self, subject: Any) -> str | None:
         if (found := super().problem(subject)) is not None:
@@ -99,7 +97,6 @@ class Fused(Implementation):
 
 class Foreach(Implementation):
     name = "foreach"
-    help = "Updates lists of parameters in few operations; torch's default on a GPU."
 
     def problem(self, subject: Any) -> str | None:
         default = sys.modules["torch.optim.optimizer"]._default_to_fused_or_foreach
@@ -119,20 +116,14 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 class SetToNone(Setting):
     name = "set_to_none"
-    help = "Sets gradients to None in zero_grad() instead of zeroing them."
     code = "optimizer.zero_grad(set_to_none=True)"
-    changes = "a parameter without a gradient in a step is skipped, not updated with 0"
     moment = Moment.OPTIMIZER
-    reversible = True
     ALREADY: ClassVar[str] = "The script already calls zero_grad(set_to_none=True), the default."
     _active = False
     _calls = _changed = 0
 
     def enter(self, subject: Any) -> None:
         self._active = True
-
-    def leave(self) -> None:
-        self._active = False
 
     def zero_grad(self, given: bool) -> bool:
         """Return the argument for one call of `zero_grad(set_to_none=given)`."""

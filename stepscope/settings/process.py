@@ -15,11 +15,8 @@ ATTENTION_CALLS = 64  # Number of calls whose backend is read, about 5 us each.
 
 class Tf32(Setting):
     name = "tf32"
-    help = "Multiplies float32 matrices in TF32 on tensor cores."
     code = 'torch.set_float32_matmul_precision("high")'
-    changes = "float32 matrix products have 10 instead of 23 bits of mantissa"
     moment = Moment.TRAINING
-    reversible = True
 
     def problem(self, subject: Training) -> str | None:
         torch = sys.modules["torch"]
@@ -40,9 +37,6 @@ class Tf32(Setting):
         self._torch = sys.modules["torch"]
         self._torch.set_float32_matmul_precision("high")
 
-    def leave(self) -> None:
-        self._torch.set_float32_matmul_precision("highest")
-
     def evidence(self) -> tuple[bool, str]:
         precision = self._torch.get_float32_matmul_precision()
         allowed = self._torch.backends.cuda.matmul.allow_tf32
@@ -52,11 +46,8 @@ class Tf32(Setting):
 
 class CudnnBenchmark(Setting):
     name = "cudnn_benchmark"
-    help = "Benchmarks cuDNN's convolution algorithms for each new input shape."
     code = "torch.backends.cudnn.benchmark = True"
-    changes = "other convolution algorithms may round differently"
     moment = Moment.MODEL
-    reversible = True
 
     def problem(self, subject: Training) -> str | None:
         torch = sys.modules["torch"]
@@ -77,9 +68,6 @@ class CudnnBenchmark(Setting):
         self._cudnn = sys.modules["torch"].backends.cudnn
         self._cudnn.benchmark = True
 
-    def leave(self) -> None:
-        self._cudnn.benchmark = False
-
     def evidence(self) -> tuple[bool, str]:
         return self._cudnn.benchmark, f"torch.backends.cudnn.benchmark is {self._cudnn.benchmark}."
 
@@ -88,10 +76,7 @@ class Sdpa(Setting):
     """Disables the other backends except math, which computes what the chosen one does not."""
 
     name = "sdpa"
-    help = "Chooses the backend of scaled_dot_product_attention: flash, efficient or math."
-    changes = "attention may round differently; its dropout draws other numbers"
     moment = Moment.ATTENTION
-    reversible = True
     choices = ("flash", "efficient", "math")
     _calls = _kept = 0
 
@@ -105,9 +90,6 @@ class Sdpa(Setting):
 
     def enter(self, subject: Any) -> None:
         self._enable(False)
-
-    def leave(self) -> None:
-        self._enable(True)
 
     def _enable(self, enabled: bool) -> None:
         for name, flag in SDPA.items():
@@ -128,7 +110,7 @@ class Sdpa(Setting):
         if not self.places and not self.refusals:
             self.apply((args, kwargs))
             if self.places and not self._is_chosen(args, kwargs):
-                self.leave()
+                self._enable(True)
                 self.places.clear()
                 self.refusals[f"{self.value} does not support these inputs."] = None
         if self.places and self._calls < ATTENTION_CALLS:
@@ -146,9 +128,7 @@ class Sdpa(Setting):
 
 class Threads(Setting):
     name = "threads"
-    help = "Sets the number of intra-op threads of CPU operators."
     code = "torch.set_num_threads({value})"
-    changes = "sums over several threads may round differently"
     moment = Moment.IMPORT
     bounds = (1, 1024)
 
@@ -168,10 +148,8 @@ class Threads(Setting):
 
 class GcOff(Setting):
     name = "gc_off"
-    help = "Disables automatic garbage collection and collects every N optimizer steps."
     code = "gc.disable()  # before the loop\nif step % {value} == 0: gc.collect()"
     moment = Moment.TRAINING
-    reversible = True
     bounds = (1, 1_000_000)
     default = 100
     _steps = _collected = 0
@@ -181,9 +159,6 @@ class GcOff(Setting):
 
     def enter(self, subject: Training) -> None:
         gc.disable()
-
-    def leave(self) -> None:
-        gc.enable()
 
     def after_step(self, optimizer: Any) -> None:
         self._steps += 1

@@ -9,7 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
+
 import stepscope
+from stepscope.run.applied_setting import AppliedSetting, CallPlace, SettingState
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _OWN_FOLDER = str(Path(stepscope.__file__).parent)
@@ -34,13 +37,6 @@ class Moment(StrEnum):
     )
 
 
-class Place(NamedTuple):
-    """File and line of a call in the script."""
-
-    file: str
-    line: int
-
-
 class Training(NamedTuple):
     """What the script trains; `model` is None at the moment TRAINING."""
 
@@ -57,14 +53,9 @@ class Setting:
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
     code: ClassVar[str]
     """The lines of code that apply the setting by hand, with {value}."""
-    changes: ClassVar[str] = ""
-    """How the results change; empty if losses stay the same bit for bit."""
     moment: ClassVar[Moment]
-    reversible: ClassVar[bool] = False
-    """True if `leave` restores the script's own state at a step boundary."""
     trials_only: ClassVar[bool] = False
     """True if it may change a training beyond its numerics, so that only trials apply it."""
     bounds: ClassVar[tuple[int, int] | None] = None
@@ -77,10 +68,10 @@ class Setting:
     def __init__(self, text: str | None = None) -> None:
         """Parse the value. Raises SettingError."""
         self.value: Any = True if self.bounds is None else self.default
-        self.places: list[Place | None] = []
+        self.places: list[CallPlace | None] = []
         """Where the setting was entered."""
-        self.refusals: dict[str, Place | None] = {}
-        self.refused_places: dict[Place | None, None] = {}
+        self.refusals: dict[str, CallPlace | None] = {}
+        self.refused_places: dict[CallPlace | None, None] = {}
         """The places of all refusals in order, None for an unknown one."""
         self.failed: str | None = None
         self.is_probe = False
@@ -110,9 +101,6 @@ class Setting:
         """Apply the setting to the subject, for which `problem` returned None."""
         raise NotImplementedError
 
-    def leave(self) -> None:
-        """Restore what `enter` changed, if `reversible`."""
-
     def after_step(self, optimizer: Any) -> None:
         """Act after a step of any optimizer, once the setting has been entered."""
 
@@ -124,7 +112,7 @@ class Setting:
         """Return the lines of code that apply the setting by hand."""
         return self.code.format(value=self.value).splitlines()
 
-    def apply(self, subject: Any, place: Place | None = None) -> None:
+    def apply(self, subject: Any, place: CallPlace | None = None) -> None:
         """Enter the setting, or keep the reason and the place of its refusal."""
         reason = self.problem(subject)
         if reason is None and self.is_probe:
@@ -149,7 +137,8 @@ class Setting:
         found: list[tuple[bool, str]] = []
         if self.places:
             self.guard(lambda: found.append(self.evidence()))
-        state, text = "not reached", self.moment.value
+        state: SettingState = "not reached"
+        text: str = self.moment.value
         at = next((place for place in self.places if place is not None), None)
         if self.failed is not None:
             state, text = "refused", self.failed
@@ -161,19 +150,21 @@ class Setting:
                 text += f" Not applied{f' at line {place.line}' if place else ''}: {reason}"
         elif self.refusals:
             state, (text, at) = "refused", next(iter(self.refusals.items()))
-        return {
-            "name": self.name,
-            "value": self.value,
-            "state": state,
-            "text": text,
-            "lines": self.lines(),
-            "at": None if at is None else at._asdict(),
-            "places": [place._asdict() for place in dict.fromkeys(self.places) if place],
-            "refused_places": [place and place._asdict() for place in self.refused_places],
-        }
+        entry = AppliedSetting(
+            name=self.name,
+            value=self.value,
+            state=state,
+            text=text,
+            lines=self.lines(),
+            at=at,
+            places=[place for place in dict.fromkeys(self.places) if place],
+            refused_places=list(self.refused_places),
+        )
+        values: dict[str, Any] = msgspec.to_builtins(entry)
+        return values
 
 
-def script_place() -> Place | None:
+def script_place() -> CallPlace | None:
     """Return the innermost place of the call stack in the script; None inside of a library."""
     frame: FrameType | None = sys._getframe(1)
     torch = str(Path(sys.modules["torch"].__file__ or "").parent)
@@ -181,6 +172,6 @@ def script_place() -> Place | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(folders) and not any(part in file for part in _LIBRARIES):
-            return Place(file, frame.f_lineno)
+            return CallPlace(file, frame.f_lineno)
         frame = frame.f_back
     return None

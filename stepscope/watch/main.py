@@ -2,12 +2,6 @@
 
 The script is the `__main__` of this process, with its arguments, exit code, signals and output. Its
 run is closed by the first registered atexit handler, and so after the script's handlers.
-
-    stepscope watch [--name NAME] [--runs DIR] [--time-collectives] script.py [arguments]
-    stepscope watch --with "tf32 num_workers=4" script.py [arguments]
-    stepscope watch [--tag TAG] [--group GROUP] [--note NOTE] [--no-git] script.py [arguments]
-    stepscope watch [--name NAME] [--runs DIR] -m package.module [arguments]
-    torchrun --nproc-per-node 2 -m stepscope.watch script.py [arguments]
 """
 
 from __future__ import annotations
@@ -26,20 +20,11 @@ from stepscope.session.code_state import GIT_VARIABLE
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
 from stepscope.tracker import annotate
-from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
+from stepscope.watch.script import ScriptNotFoundError, from_file, from_module, split_options
 from stepscope.watch.trial import TRIAL
 from stepscope.watch.watched_run import begin, follow
 
 PACKAGE_FOLDER = Path(__file__).parent
-VALUED = (
-    "--name",
-    "--runs",
-    "--rank-of",
-    "--with",
-    "--tag",
-    "--group",
-    "--note",
-)  # Options with a value.
 NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"  # torch reads it when a process group is created.
 
 
@@ -52,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         script = (from_module if options.module else from_file)(command[0], command[1:])
     except ScriptNotFoundError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{sys.executable}: {error}\n")
         return error.code
     except BaseException as error:
         _hide_own_frames(error)
@@ -121,20 +106,14 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     # Internal: a watched process passes it to the processes that it starts.
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    ours = 0
-    while ours < len(argv) and argv[ours].startswith("-"):
-        word = argv[ours]
-        ours += 2 if word in VALUED else 1
-        if word in ("-m", "--"):
-            break
-    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
-    if ours >= len(argv):
+    options, words = split_options(parser, argv)
+    if not words:
         parser.error("no script given: name a file, or a module after -m.")
     try:
         _check_settings(options.settings)
     except SettingError as error:
         parser.error(f"--with: {error}")
-    return options, list(argv[ours:])
+    return options, words
 
 
 def _check_settings(words: Sequence[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import builtins
-import importlib.util
 import io
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,25 @@ from typing import Any
 class ScriptNotFoundError(Exception):
     """The script was not found; message and exit code are those of python."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(f"{sys.executable}: {message}")
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
         self.code = code
+
+
+def split_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the options before a script; return them, and the script with its arguments."""
+    known = parser._option_string_actions
+    ours = 0
+    while ours < len(argv) and argv[ours].startswith("-"):
+        word = argv[ours]
+        has_value = word in known and known[word].nargs is None
+        ours += 2 if has_value else 1
+        if word in ("-m", "--"):
+            break
+    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
+    return options, list(argv[ours:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +81,11 @@ def from_module(name: str, arguments: Sequence[str]) -> Script:
     """
     _set_first_path(os.getcwd())
     sys.argv = ["-m", *arguments]
-    spec, code = _find(name)
+    find: Any = runpy._get_module_details  # type: ignore[attr-defined]
+    _, spec, code = find(name, ScriptNotFoundError)
     sys.argv[0] = path = str(spec.origin)
     main_globals = _main_globals(spec.parent, spec.loader, spec, path, spec.cached)
     return Script(name, path, code, main_globals)
-
-
-def _find(name: str) -> tuple[ModuleSpec, CodeType]:
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        text = f"Error while finding module specification for {name!r} ({type(error).__name__}: "
-        raise ScriptNotFoundError(f"{text}{error})", 1) from error
-    if spec is None:
-        raise ScriptNotFoundError(f"No module named {name}", 1)
-    if spec.submodule_search_locations is not None:
-        try:
-            return _find(f"{name}.__main__")
-        except ScriptNotFoundError as error:
-            text = f"No module named {name}.__main__; {name!r} is a package and cannot be directly"
-            raise ScriptNotFoundError(f"{text} executed", 1) from error
-    get_code = getattr(spec.loader, "get_code", None)
-    code = get_code(name) if get_code is not None else None
-    if code is None:
-        raise ScriptNotFoundError(f"No code object available for {name}", 1)
-    return spec, code
 
 
 def _set_first_path(folder: str) -> None:

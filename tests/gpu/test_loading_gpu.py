@@ -25,7 +25,7 @@ from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CudaAccelerator
-from trainer.training.loaders import DeviceLoader, HostLoader, make_loader
+from trainer.training.loaders import Loader, make_loader
 from trainer.workloads.task import TensorSplit
 
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
@@ -159,7 +159,7 @@ def test_pin_memory_copies_from_page_locked_memory(
         lambda batch, device, non_blocking: sent.append([x.is_pinned() for x in batch]) or batch,
     )
     config = small(gpu, pin_memory=pinned, non_blocking=pinned, num_workers=workers)
-    with closing(HostLoader(numbers(), config, compute)) as loader:
+    with closing(Loader(numbers(), config, compute)) as loader:
         assert sum(len(targets) for _, targets in loader.batches(torch.arange(2048))) == 2048
     assert sent == [[pinned, pinned]] * 2
     own = threading.current_thread() in pinning
@@ -185,7 +185,7 @@ def test_a_killed_worker_ends_a_run_whose_batches_a_thread_pins(
 def test_a_side_stream_copies_while_the_gpu_computes(
     gpu: TrainDevice, compute: CudaAccelerator, aside: bool
 ) -> None:
-    loader = HostLoader(numbers(), small(gpu, batch_size=512, copy_stream=aside), compute)
+    loader = Loader(numbers(), small(gpu, batch_size=512, copy_stream=aside), compute)
     batches = loader.batches(torch.arange(2048))
     next(batches)  # warm
     compute.synchronize()
@@ -238,4 +238,4 @@ def test_data_in_files_cannot_be_kept_on_the_device(
         match=r"dataset_on_device: this workload's data is not in memory\. "
         r"Turn off dataset_on_device\.",
     ):
-        DeviceLoader(Decoded(tmp_path, 4), small(gpu), compute)
+        make_loader(Decoded(tmp_path, 4), small(gpu, dataset_on_device=True), compute)

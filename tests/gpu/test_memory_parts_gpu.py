@@ -16,8 +16,8 @@ from stepscope.memory.model_states import ModelStateTracker
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
-from stepscope.watch import hooks
 from tests.gpu.conftest import simulator_only
+from tests.support.installed_hooks import installed
 
 KEYS = ("memory/parameters", "memory/gradients", "memory/optimizer_state")
 BLOCK = 512
@@ -108,9 +108,8 @@ def test_a_reading_makes_no_call_of_cuda() -> None:  # and so it waits for nothi
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[ScriptSession]:
     live = ScriptSession(find_place(tmp_path, "parts", {}), name="parts", kind=RunKind.WATCH)
-    attached = hooks.install(live)
-    yield live
-    attached.remove()
+    with installed(live):
+        yield live
     live.close(RunStatus.FINISHED)
 
 

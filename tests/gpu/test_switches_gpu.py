@@ -26,7 +26,7 @@ from trainer.config_validation import TrainDevice, validate
 from trainer.training import backend_flags
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.cuda_graph_step import capture_step
-from trainer.training.loaders import HostLoader
+from trainer.training.loaders import Loader
 from trainer.training.loop import TrainLoop
 from trainer.training.model import prepare
 from trainer.training.state import TrainState
@@ -232,7 +232,7 @@ def test_replaying_never_waits_for_the_gpu(
         training = TrainState(config, prepare(task.model, config, compute.device), compute)
         captured = capture_step(build_train_step(training, task), training, task.train)
         of = config.step_size if count > 1 else 0
-        batches = HostLoader(task.train, config, compute).batches(training.order(task.train.length))
+        batches = Loader(task.train, config, compute).batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches, 1):
                 if number == 5:

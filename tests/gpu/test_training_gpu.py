@@ -23,7 +23,7 @@ from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.backend_flags import run_flags
-from trainer.training.loaders import HostLoader
+from trainer.training.loaders import Loader
 from trainer.training.model import prepare
 from trainer.training.state import TrainState
 from trainer.training.step import build_train_step
@@ -108,7 +108,7 @@ def test_a_steady_step_never_synchronizes(
         step = build_train_step(training, task)
         rows: list[tuple[int, MetricRow]] = []
         reader = compute.reader(lambda number, _, row: rows.append((number, row)))
-        loader = HostLoader(task.train, config, compute)
+        loader = Loader(task.train, config, compute)
         batches = loader.batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches):

@@ -17,10 +17,10 @@ from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
 from stepscope.tracker import Tracker
-from stepscope.watch import hooks
 from stepscope.watch.hooks.state import HELD
 from tests.gpu.conftest import waiting_raises
 from tests.support.fake_live import hooked
+from tests.support.installed_hooks import installed
 from tests.support.run_values import metric
 
 STEPS = 60
@@ -31,9 +31,8 @@ INITIAL_SCALE = 2.0**10  # torch's own, 2**16, overflows in the first step
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[ScriptSession]:
     live = ScriptSession(find_place(tmp_path, "gpu", {}), name="gpu", kind=RunKind.WATCH)
-    attached = hooks.install(live)
-    yield live
-    attached.remove()
+    with installed(live):
+        yield live
     live.close(RunStatus.FINISHED)
 
 
@@ -229,11 +228,8 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     bare = Script()
     bare.epoch()
     live = ScriptSession(find_place(tmp_path, "gpu", {}), name="gpu", kind=RunKind.WATCH)
-    attached = hooks.install(live)
-    try:
+    with installed(live):
         watched = Script()
         watched.epoch()
-    finally:
-        attached.remove()
         live.close(RunStatus.FINISHED)
     assert watched.printed() == bare.printed()

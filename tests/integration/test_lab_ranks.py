@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,23 +14,15 @@ import pytest
 from stepscope.lab.script_plan import script_command
 from stepscope.lab.trial_process import TrialProcess
 from tests.support.git_repository import content
-from tests.support.script_trials import started_in, vars_of
+from tests.support.script_trials import folder_with, started_in, vars_of
 from tests.support.waiting import wait_until
-from tests.support.watched_scripts import ROOT, SCRIPTS
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with the script; sweeps are beside it."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    shutil.copy(SCRIPTS / "lab_ranks.py", folder / "train.py")
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return folder
+    return folder_with("lab_ranks.py", tmp_path, monkeypatch)
 
 
 def take(tmp_path: Path, *arguments: str, steps: int = 40, **changes: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,21 +18,14 @@ from stepscope.lab.folder import SAMPLES
 from stepscope.lab.script_plan import script_command
 from stepscope.lab.trial_process import TrialProcess
 from tests.support.git_repository import commit, content
-from tests.support.script_trials import started_in, vars_of
+from tests.support.script_trials import folder_with, started_in, vars_of
 from tests.support.waiting import wait_until
-from tests.support.watched_scripts import ROOT, SCRIPTS
+from tests.support.watched_scripts import ROOT
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with the script; sweeps are beside it."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    shutil.copy(SCRIPTS / "lab_digits.py", folder / "train.py")
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return folder
+    return folder_with("lab_digits.py", tmp_path, monkeypatch)
 
 
 def take(

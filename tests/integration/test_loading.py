@@ -27,7 +27,7 @@ from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import HostLoader, Loader, make_loader
+from trainer.training.loaders import Loader, make_loader
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Split, Task, TensorSplit
 
@@ -54,9 +54,7 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
     split = decoded(tmp_path / "data")
     order = torch.randperm(SAMPLES)
     seen = []
-    with closing(
-        HostLoader(split, config(persistent_workers=persistent), CpuAccelerator())
-    ) as loader:
+    with closing(Loader(split, config(persistent_workers=persistent), CpuAccelerator())) as loader:
         for _ in range(3):
             assert sum(targets_of(loader, order), []) == order.tolist()
             seen.append(set(split.asked()))
@@ -66,7 +64,7 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
     assert len(last) == (2 if persistent else 6), "each epoch has processes of its own"
     assert os.getpid() not in last
     assert multiprocessing.active_children() == []
-    loader = HostLoader(split, config(persistent_workers=persistent), CpuAccelerator())
+    loader = Loader(split, config(persistent_workers=persistent), CpuAccelerator())
     next(loader.batches(order))
     loader.close()  # within an epoch
     assert multiprocessing.active_children() == []
@@ -91,7 +89,7 @@ def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None
 
 def drawn(split: Split, epochs: range, left: int = SAMPLES, **changes: Any) -> list[Tensor]:
     """The last `left` inputs of each of these epochs, from one loader."""
-    with closing(HostLoader(split, config(**changes), CpuAccelerator())) as loader:
+    with closing(Loader(split, config(**changes), CpuAccelerator())) as loader:
         order = torch.arange(SAMPLES)[-left:]
         return [
             torch.cat([inputs for inputs, _ in loader.batches(order, epoch)]) for epoch in epochs
@@ -203,13 +201,13 @@ LOADING = """
 import signal, sys, torch
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import HostLoader
+from trainer.training.loaders import Loader
 from trainer.workloads.task import TensorSplit
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 values = torch.arange(40)
 split = TensorSplit.of(values.float().view(-1, 1), values)
-loader = HostLoader(split, RunConfig(batch_size=4, num_workers=2), CpuAccelerator())
+loader = Loader(split, RunConfig(batch_size=4, num_workers=2), CpuAccelerator())
 batches = loader.batches(values)
 for command in sys.stdin:
     print(next(batches)[1].tolist(), flush=True)

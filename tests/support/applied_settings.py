@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from stepscope.settings import parse
-from stepscope.watch import hooks
+from stepscope.settings.autocast import Autocast
+from stepscope.settings.process import SDPA
 from stepscope.watch.hooks.settings import SettingHooks
 from tests.support.fake_live import FakeLive
+from tests.support.installed_hooks import installed
 
 
 class Applied:
@@ -30,12 +35,29 @@ class Applied:
         return {setting.name: self[setting.name]["state"] for setting in self.hooks.settings}
 
 
+def _all_backends() -> None:
+    for flag in SDPA.values():
+        getattr(torch.backends.cuda, f"enable_{flag}")(True)
+
+
+RESTORE: dict[str, Callable[[], None]] = {
+    "tf32": lambda: torch.set_float32_matmul_precision("highest"),
+    "cudnn_benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
+    "sdpa": _all_backends,
+    "gc_off": gc.enable,
+}
+
+
 @contextmanager
 def applied(words: str) -> Iterator[Applied]:
     """Apply the settings until the end of the block; torch is restored then."""
     found = Applied(words)
-    attached = hooks.install(found.live, found.hooks)  # type: ignore[arg-type]
-    try:
-        yield found
-    finally:
-        attached.remove()
+    with installed(found.live, found.hooks):
+        try:
+            yield found
+        finally:
+            for setting in found.hooks.settings:
+                if isinstance(setting, Autocast):
+                    setting.end_pass()
+                if setting.places and setting.name in RESTORE:
+                    RESTORE[setting.name]()

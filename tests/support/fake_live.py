@@ -1,4 +1,4 @@
-"""A run that keeps in lists what the hooks record of a script; torch is unwrapped at its end."""
+"""A run that keeps in lists what the hooks record of a script."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from stepscope.memory.model_states import ModelStateTracker
 from stepscope.session.sampler import BoundarySampler
-from stepscope.watch import hooks
 from tests.support.fake_recorder import FakeRecorder
+from tests.support.installed_hooks import installed
 
 
 @dataclass
@@ -70,11 +70,8 @@ class FakeLive:
 def hooked(live: FakeLive | None = None) -> Iterator[FakeLive]:
     """Attach all captures, and put torch back afterwards."""
     live = live or FakeLive()
-    attached = hooks.install(live)
-    try:
+    with installed(live):
         yield live
-    finally:
-        attached.remove()
 
 
 @dataclass

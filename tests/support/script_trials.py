@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.support.watched_scripts import ROOT, SCRIPTS
+
+
+def folder_with(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with a script as train.py; sweeps are beside it."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(SCRIPTS / script, folder / "train.py")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return folder
 
 
 def vars_of(script: Any) -> dict[str, Any]:

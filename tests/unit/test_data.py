@@ -14,7 +14,7 @@ import torch
 from trainer.config import RunConfig, Strategy
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import HostLoader, make_loader
+from trainer.training.loaders import Loader, make_loader
 from trainer.workloads.task import Batch, TensorSplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def split(samples: int = 10, length: int | None = None) -> TensorSplit:
 
 
 def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
-    loader = HostLoader(split(), RunConfig(batch_size=4), CpuAccelerator())
+    loader = Loader(split(), RunConfig(batch_size=4), CpuAccelerator())
     order = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
     batches = list(loader.batches(order))
     assert [len(targets) for _, targets in batches] == [4, 4, 2]
@@ -49,7 +49,7 @@ class Skips:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_with_fewer_samples_than_indices_is_refused(workers: int) -> None:
-    loader = HostLoader(Skips(), RunConfig(batch_size=4, num_workers=workers), CpuAccelerator())
+    loader = Loader(Skips(), RunConfig(batch_size=4, num_workers=workers), CpuAccelerator())
     with closing(loader), pytest.raises(RunFailedError, match="A batch has 2 of 4 samples"):
         next(loader.batches(torch.arange(6)))
 

@@ -7,9 +7,10 @@ from trainer.runners.rank_shutdown import EXIT_CODE, SIGNALED
 
 CHILD = """
 import select, signal, threading
-from trainer.runners.rank_shutdown import ShutdownListener, TorchrunEnv
+from stepscope.distributed.rendezvous import LauncherEnv
+from trainer.runners.rank_shutdown import ShutdownListener
 
-ending = ShutdownListener(TorchrunEnv(0, 0, 1, 1))
+ending = ShutdownListener(LauncherEnv(local_world_size=1))
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
 signal.raise_signal(signal.SIGCHLD)
 while select.select([ending._pipe], [], [], 0)[0]:
@@ -23,10 +24,11 @@ threading.Event().wait()
 REASON = """
 import signal, threading
 from types import SimpleNamespace
+from stepscope.distributed.rendezvous import LauncherEnv
 from trainer.runners import rank_shutdown
 
 rank_shutdown.GRACE_S = 0.0
-place = rank_shutdown.TorchrunEnv(1, {local_rank}, 1, 2)
+place = LauncherEnv(rank=1, local_rank={local_rank}, world_size=2, local_world_size=1)
 one = rank_shutdown.ShutdownListener(place)
 one.opened(
     SimpleNamespace(

@@ -7,7 +7,6 @@ import operator
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +19,7 @@ from stepscope.watch import hooks
 from stepscope.watch.hooks.patching import PostImportHook
 from stepscope.watch.hooks.state import HELD
 from tests.support.fake_live import FakeLive, hooked
+from tests.support.installed_hooks import installed
 
 PLACES: list[tuple[object, str]] = [
     (torch.autograd, "backward"),
@@ -59,21 +59,6 @@ def test_what_cannot_attach_is_said_once_and_the_rest_works(
 def test_a_torch_without_a_version_does_not_end_the_script() -> None:
     with hooked():
         hooks._installed[-1]._attach(ModuleType("torch"))  # as a stub torch.py beside the script
-
-
-def test_a_wrapper_around_ours_survives_our_going() -> None:
-    original = torch.autograd.backward
-    with hooked():
-        ours = torch.autograd.backward
-        theirs: Callable[..., None] = lambda *args, **kwargs: ours(*args, **kwargs)  # noqa: E731
-        torch.autograd.backward = theirs
-    try:
-        w = nn.Parameter(torch.ones(()))
-        (w * 2).backward()
-        assert torch.autograd.backward is theirs
-        assert w.grad == 2
-    finally:
-        torch.autograd.backward = original
 
 
 def test_a_forked_child_records_nothing() -> None:
@@ -163,15 +148,12 @@ def test_nothing_is_a_step_before_the_optimizer_is_made() -> None:
 
 @pytest.mark.parametrize(("made", "why"), [(True, "never stepped"), (False, "backward()")])
 def test_why_nothing_was_recorded(made: bool, why: str) -> None:
-    attached = hooks.install(FakeLive())
-    try:
+    with installed(FakeLive()) as attached:
         w = nn.Parameter(torch.tensor(3.0))
         if made:
             torch.optim.SGD([w], lr=0.1)
             (w * 1).backward()
         said = attached.end() or ""
-    finally:
-        attached.remove()
     assert said.startswith("No training step was seen: the script ")
     assert why in said
 
@@ -180,15 +162,12 @@ def test_why_nothing_was_recorded(made: bool, why: str) -> None:
 def test_a_norm_belongs_to_the_backward_before_it(steps: int) -> None:
     """A short script is recorded at its end."""
     live, w = FakeLive(), nn.Parameter(torch.tensor(3.0))
-    attached = hooks.install(live)
     norms: list[float] = []
-    try:
+    with installed(live) as attached:
         for _ in range(steps):
             train(w, 1, norms)
         assert bool(live.rows) == (steps >= HELD)
         assert attached.end() is None
-    finally:
-        attached.remove()
     rows = [(step, row["train/grad_norm"]) for step, row in live.rows if "train/grad_norm" in row]
     assert rows == list(enumerate(norms, start=1))
     assert len(live.values("train/loss")) == steps

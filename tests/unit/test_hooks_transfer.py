@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from stepscope.watch.hooks import h2d_copies
-from stepscope.watch.hooks.patching import PatchSet
 from stepscope.watch.hooks.state import HookState
 from tests.support.fake_live import FakeLive
+from tests.support.installed_hooks import torch_restored
 
 
 @dataclass
@@ -56,10 +56,9 @@ class Copies:
         self.capturing = False
         self.state = HookState(FakeLive())
         self.state.claim()
-        self.patches = PatchSet()
         FakeEvent.now_ms, FakeEvent.passed = 0.0, True
         fake = fake_torch(tensor, lambda: self.capturing)
-        self.transfers = h2d_copies.attach(fake, self.state, self.patches)
+        self.transfers = h2d_copies.attach(fake, self.state)
 
 
 class _Tensor:
@@ -76,16 +75,11 @@ class _Tensor:
         return self.to(device)
 
 
-_TO = _Tensor.to
-
-
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
     monkeypatch.setattr(h2d_copies, "LEAST_S", 0.0)
-    copies = Copies(_Tensor)
-    yield copies
-    copies.patches.undo()
-    assert _Tensor.__dict__["to"] is _TO
+    with torch_restored():
+        yield Copies(_Tensor)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +140,8 @@ def test_more_copies_than_events_give_no_figure(copies: Copies) -> None:
 @pytest.fixture
 def wrapped() -> Iterator[Copies]:
     """The methods of torch's tensors, wrapped as on a machine with CUDA."""
-    copies = Copies(Tensor)
-    yield copies
-    copies.patches.undo()
+    with torch_restored():
+        yield Copies(Tensor)
     assert not {"to", "cuda"} & vars(Tensor).keys()
 
 

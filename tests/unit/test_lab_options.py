@@ -27,7 +27,7 @@ from tests.support.train_devices import SIMULATED
 from trainer.config import FIELDS, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.options import parser, plan_of
-from trainer.lab.plan import WorkloadPlan, merged
+from trainer.lab.plan import WorkloadPlan
 from trainer.lab.presets import PRESETS
 from trainer.lab.variants import (
     FIXED,
@@ -266,7 +266,7 @@ def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., Worklo
             custom("--arms", words)
     # In a combination they add up.
     workers = {"num_workers": 2}
-    found = merged(on.config, {"custom_options": "late,quick"}, {"custom_options": "", **workers})
+    found, _ = on.combine({"custom_options": "late,quick"}, {"custom_options": "", **workers})
     assert found == {"custom_options": "quick", **workers}
     loop = {"optimizer_impl": "for-loop"}
-    assert merged(on.config, loop, workers) == loop | workers
+    assert on.combine(loop, workers)[0] == loop | workers

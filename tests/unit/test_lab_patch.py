@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stepscope.lab.folder import AppliedSetting, CallPlace
 from stepscope.lab.patch import Patch, make_patch
+from stepscope.run.applied_setting import AppliedSetting, CallPlace
 
 IMPORTS = "import torch\nfrom torch.utils.data import DataLoader\n"
 
@@ -18,7 +18,13 @@ IMPORTS = "import torch\nfrom torch.utils.data import DataLoader\n"
 def setting(name: str, value: bool | int, line: int | None, *lines: str) -> AppliedSetting:
     places = [] if line is None else [CallPlace("train.py", line)]
     return AppliedSetting(
-        name=name, value=value, state="in effect", text="", lines=list(lines), places=places
+        name=name,
+        value=value,
+        state="in effect",
+        text="",
+        lines=list(lines),
+        at=None,
+        places=places,
     )
 
 
@@ -127,6 +133,7 @@ def test_a_call_in_another_file_is_changed_by_hand() -> None:
         state="in effect",
         text="",
         lines=["AdamW(..., fused=True)"],
+        at=None,
         places=[CallPlace(str(Path("other/model.py")), 3)],
     )
     found = patched(IMPORTS + "x = AdamW(p)\n", entry)

@@ -12,9 +12,9 @@ import pytest
 
 from stepscope.lab.measurement import steps_together
 from stepscope.lab.plan import Variant
-from trainer.config import Runner, Strategy, Workload, defaults
+from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.lab.plan import scaled
+from trainer.lab.plan import WorkloadPlan
 from trainer.lab.presets import PRESETS
 from trainer.lab.variants import changed, make_variant
 
@@ -88,6 +88,10 @@ def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None
     # Validation between two steps does not count.
     paused = ranks_of([[1.0, 12.0], [1.0, 12.0]], [[1.0, 1.0], [1.0, 1.0]])
     assert steps_together(paused)[0].tolist() == [1.0, 1.0]
+
+
+def scaled(config: RunConfig, changes: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    return WorkloadPlan(config=config, arms=()).scaling(changes, found)
 
 
 def verdict(effect: float | None, low: float | None, high: float | None) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def plan_of(script: Path, *variants: str) -> ScriptPlan:
     ],
 )
 def test_where_the_script_stands(words: str, at: int | None) -> None:
-    assert lab.script_at(words.split()) == at
+    assert lab.script_at(words.split(), lab.script_sweep_parser()) == at
 
 
 class Ended:

@@ -199,7 +199,7 @@ def test_the_documented_commands_are_valid(tmp_path: Path, monkeypatch: pytest.M
     assert len(commands) == 4 + len(tune.EXAMPLES)
     for command in commands:
         words = shlex.split(command, comments=True)[2:]
-        at = script_at(words, tune.VALUED)
+        at = script_at(words, tune._parser())
         assert at is not None
         plan = tune._plan(tune._parser().parse_args(words[:at]), words[at:])
         assert plan.script.target == words[at]

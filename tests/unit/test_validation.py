@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import HostLoader
+from trainer.training.loaders import Loader
 from trainer.training.loop import TrainLoop
 from trainer.training.rank_info import TrainerRank
 from trainer.workloads.task import TensorSplit
@@ -36,7 +36,7 @@ def validated(ranks: TrainerRank, split: TensorSplit, batch_size: int) -> float:
         training=SimpleNamespace(
             model=torch.nn.Linear(1, 1), ranks=ranks, compute=compute, config=config
         ),
-        validation_loader=HostLoader(split, config, compute),
+        validation_loader=Loader(split, config, compute),
         step=SimpleNamespace(
             evaluate=lambda inputs, targets, counted: (inputs, inputs[:counted].mean())
         ),

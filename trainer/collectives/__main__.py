@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.host.child_process import ChildState
-from stepscope.lab.command import print_error
+from stepscope.lab.command import FAILED, FINISHED, STOPPED, USAGE, print_error
 from stepscope.run import runs_root
 from trainer.collectives import measurement as collectives
-
-FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,11 +8,10 @@ from typing import Any
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.lab.plan import SweepPlan, numbers_of
-from trainer.config import RunConfig, Strategy
+from trainer.config import CompileMode, RunConfig, Strategy
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.variants import (
     changed,
-    compiles,
     make_variant,
     own_changes,
     own_with,
@@ -54,7 +53,12 @@ class WorkloadPlan(SweepPlan):
         self, first: Mapping[str, Any], second: Mapping[str, Any]
     ) -> tuple[dict[str, Any], str | None]:
         """Return both changes together, and why no device of this machine can run them."""
-        together = merged(self.config, first, second)
+        together = {**first, **second}
+        if "custom_options" in together:
+            config, switched = self.config, dict[str, bool]()
+            for change in (first, second):
+                switched |= own_changes(config, change.get("custom_options", config.custom_options))
+            together["custom_options"] = own_with(config, switched)
         for name, value in second.items():
             if name != "custom_options" and name in first and first[name] != value:
                 return together, f"{name} is {first[name]} in the combination already"
@@ -66,11 +70,30 @@ class WorkloadPlan(SweepPlan):
 
     def compiles(self, changes: Mapping[str, Any]) -> bool:
         """Return True if these changes turn torch.compile on."""
-        return compiles(changes)
+        return bool(changes.get("compile_mode", CompileMode.NONE) != CompileMode.NONE)
 
     def scaling(self, changes: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `scaling` and the extended `text` of a variant on other devices."""
-        return scaled(self.config, changes, verdict)
+        """Return `scaling` and the extended `text` of a variant with another number of devices.
+
+        The speed-up is the ratio of the total samples/s, the efficiency that ratio per device. Both
+        have the interval of the verdict. Empty for other variants.
+        """
+        if not {"strategy", "devices_per_node"} & changes.keys():
+            return {}
+        count = _devices(changed(self.config, changes))
+        ends = [verdict["effect"], verdict["low"], verdict["high"]]
+        if any(end is None for end in ends):
+            return {"scaling": {"devices": count, "speed_up": None, "efficiency": None}}
+        speed, low, high = (1 + end for end in ends)
+        devices = count / _devices(self.config)
+        scaling: dict[str, float] = {"devices": count}
+        for suffix, end in (("", speed), ("_low", low), ("_high", high)):
+            scaling[f"speed_up{suffix}"], scaling[f"efficiency{suffix}"] = end, end / devices
+        words = (
+            f"{speed:.2f} times as fast [{low:.2f}, {high:.2f}], efficiency "
+            f"{100 * speed / devices:.0f}% [{100 * low / devices:.0f}, {100 * high / devices:.0f}]"
+        )
+        return {"scaling": scaling, "text": f"{verdict['text']}; {words}"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkloadPlan:
@@ -93,45 +116,6 @@ def with_devices(plan: WorkloadPlan, devices: Sequence[TrainDevice]) -> Workload
         for arm in plan.arms
     )
     return replace(plan, arms=tuple(arms), devices=tuple(devices))
-
-
-def merged(
-    config: RunConfig, first: Mapping[str, Any], second: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return both changes of a baseline together, with the custom options of both."""
-    together = {**first, **second}
-    if "custom_options" in together:
-        switched: dict[str, bool] = {}
-        for change in (first, second):
-            switched |= own_changes(config, change.get("custom_options", config.custom_options))
-        together["custom_options"] = own_with(config, switched)
-    return together
-
-
-def scaled(
-    config: RunConfig, changes: Mapping[str, Any], verdict: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return `scaling` and the extended `text` of a variant with another number of devices.
-
-    The speed-up is the ratio of the total samples/s, the efficiency that ratio per device. Both
-    have the interval of the verdict. Empty for other variants.
-    """
-    if not {"strategy", "devices_per_node"} & changes.keys():
-        return {}
-    count = _devices(changed(config, changes))
-    ends = [verdict["effect"], verdict["low"], verdict["high"]]
-    if any(end is None for end in ends):
-        return {"scaling": {"devices": count, "speed_up": None, "efficiency": None}}
-    speed, low, high = (1 + end for end in ends)
-    devices = count / _devices(config)
-    scaling: dict[str, float] = {"devices": count}
-    for suffix, end in (("", speed), ("_low", low), ("_high", high)):
-        scaling[f"speed_up{suffix}"], scaling[f"efficiency{suffix}"] = end, end / devices
-    words = (
-        f"{speed:.2f} times as fast [{low:.2f}, {high:.2f}], efficiency "
-        f"{100 * speed / devices:.0f}% [{100 * low / devices:.0f}, {100 * high / devices:.0f}]"
-    )
-    return {"scaling": scaling, "text": f"{verdict['text']}; {words}"}
 
 
 def _devices(config: RunConfig) -> int:

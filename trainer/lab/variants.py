@@ -17,7 +17,7 @@ from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.gpu.source import is_simulated
 from stepscope.lab.plan import Variant
 from stepscope.run.setting_names import current_settings
-from trainer.config import FIELDS, LIMITS, CompileMode, RunConfig, Runner, Strategy, Workload
+from trainer.config import FIELDS, LIMITS, RunConfig, Runner, Strategy, Workload
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, user_workload_settings
 from trainer.techniques import SWITCHES
@@ -35,11 +35,6 @@ NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 def variant_from_dict(values: Mapping[str, Any]) -> Variant:
     """Return the variant of plan.json. Raises KeyError, TypeError and ValueError."""
     return msgspec.convert({**values, "changes": current_settings(values["changes"])}, Variant)
-
-
-def compiles(changes: Mapping[str, Any]) -> bool:
-    """Return True if these changes turn torch.compile on."""
-    return bool(changes.get("compile_mode", CompileMode.NONE) != CompileMode.NONE)
 
 
 def all_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:

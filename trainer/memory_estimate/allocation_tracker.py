@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from stepscope.settings.autocast import in_backward
+
 
 class AllocationCategory(StrEnum):
     """Categories of memory."""
@@ -113,8 +115,3 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, key: int, release: Callable[[], None], _: object) -> None:
         del self._known[key]
         release()
-
-
-def in_backward() -> bool:
-    """Return True if autograd calls this operation, on a GPU in its own thread."""
-    return bool(torch._C._current_graph_task_id() != -1)

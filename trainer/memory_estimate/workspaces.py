@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepscope.settings.autocast import in_backward
 from trainer.config import RunConfig
 from trainer.memory_estimate.allocation_tracker import (
     AllocationCategory,
     AllocationTracker,
     Workspaces,
-    in_backward,
 )
 from trainer.training.backend_flags import WORKSPACES
 

@@ -14,11 +14,10 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
 
 import psutil
 
+from stepscope.distributed.rendezvous import LauncherEnv
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.store import StoreError
@@ -37,31 +36,13 @@ SIGNALED = "torchrun was stopped by the server, by a signal, or by a failure on 
 ORPHANED = "The torchrun that started the ranks is gone."
 
 
-class TorchrunEnv(NamedTuple):
-    """The variables that torchrun sets for a rank; `local_size` ranks are on this node."""
-
-    rank: int
-    local_rank: int
-    local_size: int
-    world_size: int
-    restarts: int = 0
-    max_restarts: int = 0
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> TorchrunEnv:
-        """Read the variables. Raises KeyError if torchrun has not started this process."""
-        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
-        counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
-        return cls(*(int(environ[name]) for name in (*names, *counts)))
-
-
 class ShutdownListener:
     """A thread that waits for SIGNALS and the end of torchrun; created in the main thread.
 
     Python's wakeup pipe delivers the signals: a main thread inside a collective runs no handler.
     """
 
-    def __init__(self, place: TorchrunEnv) -> None:
+    def __init__(self, place: LauncherEnv) -> None:
         self._place = place
         self._recorder: Recorder | None = None
         self._parent = os.getppid()
@@ -115,7 +96,7 @@ class ShutdownListener:
         with contextlib.suppress(psutil.Error):
             ranks = psutil.Process(self._parent).children()
             alive = [rank for rank in ranks if rank.status() != psutil.STATUS_ZOMBIE]
-            return len(alive) < self._place.local_size
+            return len(alive) < (self._place.local_world_size or 1)
         return False
 
 

@@ -20,13 +20,14 @@ from typing import Any
 import psutil
 
 from stepscope.common.files import open_for_append
+from stepscope.distributed.rendezvous import LauncherEnv, launch
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, rank_file
 from stepscope.run.folder import start_ticks
 from trainer.config import RunConfig
 from trainer.runners import restart_attempts as attempts
 from trainer.runners.process import WORKER_LOG
-from trainer.runners.rank_shutdown import ShutdownListener, TorchrunEnv
+from trainer.runners.rank_shutdown import ShutdownListener
 from trainer.runners.restart_attempts import Restart, RestartAttempt
 
 COMPLETE = "complete"  # value of the store instead of a number
@@ -35,7 +36,7 @@ COMPLETE = "complete"  # value of the store instead of a number
 def main() -> None:
     """Train as one rank. Ends with os._exit, as nothing may wait for other ranks at exit."""
     options = _options()
-    env = TorchrunEnv.of(os.environ)
+    env = launch(os.environ)
     by_page = options.config is None
     number: int | None = env.restarts
     listener = ShutdownListener(env)
@@ -52,7 +53,7 @@ def main() -> None:
     this = attempts.attempt(options.folder, number, config)
     restart = None
     if env.rank == 0:
-        restart = attempts.begin(this, options.folder / WORKER_LOG, env.max_restarts)
+        restart = attempts.begin(this, options.folder / WORKER_LOG, _max_restarts())
     this.folder.mkdir(parents=True, exist_ok=True)
     if by_page:
         _redirect_output(this.folder / rank_file(WORKER_LOG, env.rank))
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def _train(
-    this: RestartAttempt, env: TorchrunEnv, listener: ShutdownListener, restart: Restart | None
+    this: RestartAttempt, env: LauncherEnv, listener: ShutdownListener, restart: Restart | None
 ) -> RunStatus:
     training = importlib.import_module("trainer.training.train")  # imports torch
 
@@ -80,7 +81,7 @@ def _train(
     return status
 
 
-def _torchrun(env: TorchrunEnv) -> dict[str, Any]:
+def _torchrun(env: LauncherEnv) -> dict[str, Any]:
     """Return the identity of the parent torchrun for run.json."""
     parent = psutil.Process(os.getppid())
     return process_identity() | {
@@ -88,11 +89,16 @@ def _torchrun(env: TorchrunEnv) -> dict[str, Any]:
         "pid_started": parent.create_time(),
         "pid_ticks": start_ticks(parent.pid),
         "restarts": env.restarts,
-        "max_restarts": env.max_restarts,
+        "max_restarts": _max_restarts(),
     }
 
 
-def _agreed_number(first: Path, env: TorchrunEnv) -> tuple[int | None, Any]:
+def _max_restarts() -> int:
+    """Return torchrun's option. Raises KeyError if torchrun has not started this process."""
+    return int(os.environ["TORCHELASTIC_MAX_RESTARTS"])
+
+
+def _agreed_number(first: Path, env: LauncherEnv) -> tuple[int | None, Any]:
     """Return the number of this attempt, None for a complete job, and the ranks' store.
 
     Rank 0 finds the number in the run folders: each node's torchrun counts only failures that it

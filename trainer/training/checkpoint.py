@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
 from stepscope.run.setting_names import current_settings
 from trainer.error_messages import RunFailedError
+from trainer.training.dcp_metadata import DAMAGED
 from trainer.training.distributed_checkpoint import NAME, check_archive, load_shards
 
 FORMAT = "stepscope-checkpoint-1"
@@ -29,11 +29,6 @@ MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
 """Keys of a state; `parts` is the name of the folder with the tensors of the other two."""
 Room = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Returns the tensor to read into, by name, shape and dtype."""
-_DAMAGED = (
-    *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
-    *(AttributeError, ArithmeticError, AssertionError),
-)
-"""Exceptions of torch.load for files that torch has not written."""
 
 
 class CheckpointError(RunFailedError):
@@ -81,7 +76,7 @@ def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
             f"resume_from: {name} cannot be read ({error.strerror or error}). Choose another "
             "checkpoint."
         ) from error
-    except _DAMAGED as error:
+    except (*DAMAGED, AssertionError) as error:
         raise CheckpointError(
             f"resume_from: {name} is damaged or no checkpoint at all. Choose another checkpoint."
         ) from error

@@ -26,11 +26,11 @@ NAME = ".metadata"
 _FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
 MAX_METADATA_BYTES = 64 * 2**20  # a tensor takes about 300 bytes per rank
 MAX_DIMENSIONS = 64
-_DAMAGED = (
+DAMAGED = (
     *(pickle.UnpicklingError, EOFError, ArithmeticError, AttributeError, LookupError),
-    *(MemoryError, RuntimeError, TypeError, ValueError),
+    *(RuntimeError, TypeError, ValueError),
 )
-"""Exceptions of unpickling foreign or damaged metadata."""
+"""Exceptions of unpickling foreign or damaged files."""
 
 
 class _Entry:
@@ -92,7 +92,7 @@ def read_list(folder: Path) -> metadata.Metadata:
     try:
         found = _Unpickler(io.BytesIO(data)).load()
         return _checked(_fields(found, metadata.Metadata), sizes)
-    except _DAMAGED as error:
+    except (*DAMAGED, MemoryError) as error:
         raise ValueError(f"the list of tensors is damaged: {error}") from error
 
 

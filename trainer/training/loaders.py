@@ -1,9 +1,9 @@
 """Loads batches and copies them to the device, in one of three ways.
 
-- `num_workers` 0 (`HostLoader`): the training thread indexes or decodes each batch.
-- `num_workers` above 0 (`HostLoader` with a `WorkerPool`): processes load batches in parallel;
+- `num_workers` 0 (`Loader`): the training thread indexes or decodes each batch.
+- `num_workers` above 0 (`Loader` with a `WorkerPool`): processes load batches in parallel;
   validation data in memory use no workers.
-- `dataset_on_device` (`DeviceLoader`): copies a dataset in memory to the GPU once and indexes it
+- `dataset_on_device` (`on_device`): copies a dataset in memory to the GPU once and indexes it
   there. On a CPU (`CachedDataset`) decoded samples stay in memory after the first epoch.
 
 Copies to a GPU use pinned memory with `pin_memory`, do not block the host with `non_blocking`, and
@@ -28,8 +28,8 @@ from trainer.training.worker_pool import WorkerPool, in_batches
 from trainer.workloads.task import Batch, Split, TensorSplit
 
 
-class HostLoader:
-    """Loads batches on the host: in the calling thread, or in `num_workers` processes."""
+class Loader:
+    """Loads batches: in the calling thread, or in `num_workers` processes."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class HostLoader:
     ) -> None:
         self._split = split
         self._batch_size = config.batch_size
+        self._indexed_on = split.inputs.device if isinstance(split, TensorSplit) else "cpu"
         self._workers = WorkerPool(split, config) if config.num_workers else None
         self._copies = HostToDeviceCopier(config, compute, times)
 
@@ -50,7 +51,7 @@ class HostLoader:
         has died. Workers seed their random numbers by `epoch`; the calling thread uses those of the
         process.
         """
-        asked = in_batches(order, self._batch_size)
+        asked = in_batches(order.to(self._indexed_on), self._batch_size)
         if self._workers is None:
             taken = (self._split.take(indices) for indices in asked)
         else:
@@ -119,36 +120,22 @@ def _to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch
     return inputs, targets
 
 
-class DeviceLoader:
-    """Indexes a dataset that was copied to the GPU once."""
-
-    def __init__(self, split: Split, config: RunConfig, compute: CudaAccelerator) -> None:
-        """Copy the dataset. Raises RunFailedError if it is not in memory or does not fit."""
-        if not isinstance(split, TensorSplit):
-            raise RunFailedError(
-                "dataset_on_device: this workload's data is not in memory. Turn off "
-                "dataset_on_device."
-            )
-        needed = split.inputs.nbytes + split.targets.nbytes
-        free, total = compute.free_memory()
-        if needed > free:
-            raise RunFailedError(
-                f"dataset_on_device: the dataset needs {format_bytes(needed)}, but only "
-                f"{format_bytes(free)} of the GPU's {format_bytes(total)} is free. Turn off "
-                "dataset_on_device."
-            )
-        self._batch_size = config.batch_size
-        self._device = compute.device
-        inputs, targets = _to((split.inputs, split.targets), compute.device)
-        self._split = replace(split, inputs=inputs, targets=targets)
-
-    def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
-        """Yield the samples of `order` in batches on the device; the last may be smaller."""
-        for indices in in_batches(order.to(self._device), self._batch_size):
-            yield self._split.take(indices)
-
-    def close(self) -> None:
-        """Do nothing: the dataset is freed with the loader."""
+def on_device(split: Split, compute: CudaAccelerator) -> TensorSplit:
+    """Copy a dataset to the GPU. Raises RunFailedError if it is not in memory or does not fit."""
+    if not isinstance(split, TensorSplit):
+        raise RunFailedError(
+            "dataset_on_device: this workload's data is not in memory. Turn off dataset_on_device."
+        )
+    needed = split.inputs.nbytes + split.targets.nbytes
+    free, total = compute.free_memory()
+    if needed > free:
+        raise RunFailedError(
+            f"dataset_on_device: the dataset needs {format_bytes(needed)}, but only "
+            f"{format_bytes(free)} of the GPU's {format_bytes(total)} is free. Turn off "
+            "dataset_on_device."
+        )
+    inputs, targets = _to((split.inputs, split.targets), compute.device)
+    return replace(split, inputs=inputs, targets=targets)
 
 
 class CachedDataset:
@@ -184,9 +171,6 @@ class CachedDataset:
         return self._split.room(size)
 
 
-Loader = HostLoader | DeviceLoader
-
-
 def make_loader(
     split: Split, config: RunConfig, compute: Accelerator, *, validation: bool = False
 ) -> Loader:
@@ -194,8 +178,10 @@ def make_loader(
     times = None if validation else compute.times
     if config.dataset_on_device:
         if isinstance(compute, CudaAccelerator):
-            return DeviceLoader(split, config, compute)
-        split = CachedDataset(split, config.devices_per_node if config.distributed else 1)
+            split, times = on_device(split, compute), None
+            config = replace(config, num_workers=0, pin_memory=False, copy_stream=False)
+        else:
+            split = CachedDataset(split, config.devices_per_node if config.distributed else 1)
     if validation and isinstance(split, TensorSplit):
         config = replace(config, num_workers=0)
-    return HostLoader(split, config, compute, times)
+    return Loader(split, config, compute, times)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stepscope.distributed.rendezvous import launch
 from trainer.config import RunConfig
 from trainer.error_messages import RunFailedError
 
@@ -32,9 +33,8 @@ class TrainerRank:
         """Return the rank from torchrun's environment variables, if the run is distributed."""
         if not config.distributed:
             return cls()
-        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-        texts = ((environ.get(name, ""), default) for name, default in names.items())
-        return cls(*(int(text) if text.isdecimal() else default for text, default in texts))
+        env = launch(environ)
+        return cls(env.rank, env.local_rank, env.world_size, env.local_world_size or 1)
 
     @property
     def several(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,13 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
 from stepscope.profiling.phase_ranges import BACKWARD, FORWARD, OPTIMIZER, span
 from stepscope.recorder.cuda_readback import MetricRow
+from stepscope.watch.hooks.patching import HookGuard
 from trainer.training.fsdp import casts_weights, whole
 from trainer.training.model import AS_LOADED, InputFormat, ParallelModel
 from trainer.training.precision import autocast
 from trainer.training.state import TrainState
 from trainer.workloads.task import LossFunction, Task
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,9 +146,8 @@ class TrainPhaseTimer:
 
     def __init__(self, model: nn.Module) -> None:
         self._forward_s = self._backward_s = self._optimizer_s = 0.0
-        self._ddp: DdpTiming | None = None
+        self._ddp, self._guard = DdpTiming(), HookGuard(DDP_METRICS)
         if isinstance(model, DistributedDataParallel):
-            self._ddp = DdpTiming()
             self._ddp.meet(model)
 
     def add(self, began_s: float, forwarded_s: float, ended_s: float) -> None:
@@ -167,10 +164,5 @@ class TrainPhaseTimer:
             "perf/optimizer": self._optimizer_s,
         }
         self._forward_s = self._backward_s = self._optimizer_s = 0.0
-        if self._ddp is not None:
-            try:
-                self._ddp.add(row, time.perf_counter())
-            except Exception as error:  # noqa: BLE001 - another torch version: keep training
-                log.warning("%s will be missing from here on (%s)", DDP_METRICS, error)
-                self._ddp = None
+        self._guard.call(self._ddp.add, row, time.perf_counter())
         return row

@@ -46,7 +46,7 @@ from stepscope.watch.hooks import (
     optimizer,
     step_timing,
 )
-from stepscope.watch.hooks.patching import HookGuard, PatchSet, PostImportHook
+from stepscope.watch.hooks.patching import HookGuard, PostImportHook
 from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.state import HookState
 
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 CHILDREN_S = 0.5  # Minimum CPU time of child processes that may have been spent on training.
 
-Attach = Callable[[ModuleType, HookState, PatchSet], None]
+Attach = Callable[[ModuleType, HookState], None]
 
 
 # The metrics that are missing if a hook cannot be attached, and the hook.
@@ -68,7 +68,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
     (DDP_METRICS, step_timing.attach),
-    ("details of failed allocations", lambda torch, state, patches: state.session.oom.attach()),
+    ("details of failed allocations", lambda torch, state: state.session.oom.attach()),
 )
 
 
@@ -78,10 +78,9 @@ class TorchHooks:
     def __init__(self, session: ScriptSession, applied: SettingHooks | None) -> None:
         self._state = HookState(session)
         self.applied = applied
-        self._patches = PatchSet()
         self._import = PostImportHook("torch", self._attach)
         self._has_torch = False
-        arguments.attach(self._state, self._patches)
+        arguments.attach(self._state)
         self._import.start()
 
     def end(self) -> str | None:
@@ -91,12 +90,6 @@ class TorchHooks:
         if state.recorder.step or state.amp_skipped:
             return None
         return no_steps_reason(state, has_torch=self._has_torch)
-
-    def remove(self) -> None:
-        """Restore torch's functions, and stop recording."""
-        self.leave()
-        _installed[:] = [hooks for hooks in _installed if hooks is not self]
-        self._patches.undo()
 
     def leave(self) -> None:
         """Detach after a fork, in the child."""
@@ -110,12 +103,12 @@ class TorchHooks:
         warn_if_unsupported(str(getattr(torch, "__version__", "")))
         for metrics, attach in CAPTURES:
             try:
-                attach(torch, self._state, self._patches)
+                attach(torch, self._state)
             except Exception as error:  # noqa: BLE001 - another torch must not break the script
                 text = "stepscope: %s will be missing, torch %s is not supported (%s)"
                 log.warning(text, metrics, getattr(torch, "__version__", "?"), error)
         if self.applied is not None:
-            self.applied.attach(torch, self._patches)
+            self.applied.attach(torch)
 
 
 def no_steps_reason(state: HookState, *, has_torch: bool) -> str:

@@ -8,14 +8,14 @@ import sys
 from typing import Any
 
 from stepscope.common.secrets import is_secret
-from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet
+from stepscope.watch.hooks.patching import Function, HookGuard, replace
 from stepscope.watch.hooks.state import HookState
 
 MAX_VALUES = 256
 MAX_TEXT = 200  # characters of a value
 
 
-def attach(state: HookState, patches: PatchSet) -> None:
+def attach(state: HookState) -> None:
     """Wrap `ArgumentParser.parse_known_args`, which `parse_args` calls."""
     guard = HookGuard("config of the script's arguments")
 
@@ -29,7 +29,7 @@ def attach(state: HookState, patches: PatchSet) -> None:
 
         return parse_known_args
 
-    patches.replace(argparse.ArgumentParser, "parse_known_args", make, traced=False)
+    replace(argparse.ArgumentParser, "parse_known_args", make, traced=False)
 
 
 def _record(state: HookState, namespace: Any) -> None:

@@ -15,7 +15,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
 
 if TYPE_CHECKING:
     from stepscope.watch.hooks.state import HookState
@@ -225,13 +225,13 @@ class ClipGradHook:
         self._state.clips.add(value, float(kind), parameters)
 
 
-def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
+def attach(torch: ModuleType, state: HookState) -> None:
     """Wrap the function in both modules from which scripts import it."""
     clipping = ClipGradHook(torch, state)
     module, name = import_module("torch.nn.utils.clip_grad"), "clip_grad_norm_"
-    patches.replace(module, name, clipping.around, traced=True)
+    replace(module, name, clipping.around, traced=True)
     package = import_module("torch.nn.utils")
-    patches.replace(package, name, lambda _: getattr(module, name), traced=True)
+    replace(package, name, lambda _: getattr(module, name), traced=True)
 
 
 def _total(norms: list[ScalarValue], kinds: set[float]) -> ScalarValue:

@@ -18,7 +18,7 @@ from typing import Any
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.tracker import batch_length
 from stepscope.watch.hooks.epochs import BatchTracker, DataPass
-from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
 from stepscope.watch.hooks.state import HookState
 
 PASS = "_stepscope_pass"
@@ -196,10 +196,10 @@ def _remember_loader(original: Function) -> Function:
     return _get_iterator
 
 
-def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
+def attach(torch: ModuleType, state: HookState) -> None:
     """Wrap the `__next__` that all iterators share."""
     module = import_module("torch.utils.data.dataloader")
     batches = DataLoaderHook(torch, state)
     state.feed = BatchTracker(batches.report)
-    patches.replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
-    patches.replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)
+    replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
+    replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

@@ -16,7 +16,7 @@ from types import MethodType, ModuleType
 from typing import Any
 
 from stepscope.recorder.cuda_readback import CudaEventPair, CudaEventTimerPool
-from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace_bound
 from stepscope.watch.hooks.state import HookState
 
 PAIRS = 64  # Maximum number of measured copies of a step.
@@ -120,10 +120,10 @@ class H2DCopyHook:
             return self._transfers.begin()
 
 
-def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> CopyTimer:
+def attach(torch: ModuleType, state: HookState) -> CopyTimer:
     """Wrap `to` and `cuda` of tensors, after the initialization of CUDA."""
     transfers = CopyTimer(lambda: torch.cuda.Event(enable_timing=True))
     around, owner = H2DCopyHook(torch, state, transfers).around, torch.Tensor
-    patches.replace_bound(owner, "to", functools.partial(around, default=None))
-    patches.replace_bound(owner, "cuda", functools.partial(around, default="cuda"))
+    replace_bound(owner, "to", functools.partial(around, default=None))
+    replace_bound(owner, "cuda", functools.partial(around, default="cuda"))
     return transfers

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.profiling.phase_ranges import BACKWARD, span
 from stepscope.watch.hooks.attribution import GradSnapshot, reading
-from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
 from stepscope.watch.hooks.state import HookState
 
 LATE_STEPS = 10  # Steps after which a new optimizer replaces earlier ones, unlike in a GAN.
@@ -137,12 +137,12 @@ class LossHook:
         return getattr(type(tensor), "__torch_dispatch__", None) is self._disabled
 
 
-def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
+def attach(torch: ModuleType, state: HookState) -> None:
     """Wrap `backward`, `zero_grad` and the construction of optimizers."""
     losses = LossHook(torch, state)
-    patches.replace(torch.autograd, "backward", losses.around_backward, traced=False)
-    patches.replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
-    patches.replace(torch.optim.Optimizer, "__init__", losses.around_making, traced=False)
+    replace(torch.autograd, "backward", losses.around_backward, traced=False)
+    replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
+    replace(torch.optim.Optimizer, "__init__", losses.around_making, traced=False)
 
 
 class GradScalerHook:
@@ -221,8 +221,8 @@ class GradScalerHook:
             )
 
 
-def attach_grad_scaler(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
+def attach_grad_scaler(torch: ModuleType, state: HookState) -> None:
     """Wrap torch.amp.GradScaler."""
     scaling = GradScalerHook(torch, state)
-    patches.replace(torch.amp.GradScaler, "scale", scaling.around_scale, traced=True)
-    patches.replace(torch.amp.GradScaler, "step", scaling.around_step, traced=False)
+    replace(torch.amp.GradScaler, "scale", scaling.around_scale, traced=True)
+    replace(torch.amp.GradScaler, "step", scaling.around_step, traced=False)

@@ -11,7 +11,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from stepscope.watch.hooks import h2d_copies
-from stepscope.watch.hooks.patching import HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.patching import HookGuard, opaque
 from stepscope.watch.hooks.state import HookState
 
 OPTIMIZERS_LIMIT = 8
@@ -130,17 +130,14 @@ class OptimizerStepHook:
         return track
 
 
-def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
+def attach(torch: ModuleType, state: HookState) -> None:
     """Register the post hook that all optimizers share."""
     steps = OptimizerStepHook(torch, state)
     # A frame that torch.compile traces calls the unmodified hook, between two graphs.
     OptimizerStepHook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)
-    state.times.time_copies = lambda: HookGuard("perf/h2d").call(
-        h2d_copies.attach, torch, state, patches
-    )
-    module = import_module("torch.optim.optimizer")
-    patches.on_undo(module.register_optimizer_step_post_hook(steps.after_step).remove)
+    state.times.time_copies = lambda: HookGuard("perf/h2d").call(h2d_copies.attach, torch, state)
+    import_module("torch.optim.optimizer").register_optimizer_step_post_hook(steps.after_step)
 
 
 def _steps_inside_another(optimizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Wrap functions of torch reversibly, once the script has imported torch.
+"""Wrap functions of torch, once the script has imported torch.
 
 A wrapper never raises, and does not affect torch.compile. Where the compiler traces the original,
 `is_compiling()` removes the wrapper; between two graphs `opaque` prevents its compilation.
@@ -10,7 +10,6 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,51 +20,29 @@ log = logging.getLogger(__name__)
 Function = Callable[..., Any]
 
 
-class PatchSet:
-    """The replaced functions; `undo` restores them in reverse order."""
+def replace(owner: Any, name: str, make: Callable[[Function], Function], *, traced: bool) -> None:
+    """Replace `owner.name` by `make(original)`.
 
-    def __init__(self) -> None:
-        undo = ExitStack()
-        self.on_undo, self.undo = undo.callback, undo.close
+    `traced`: torch.compile can trace the original into a graph, and the wrapper calls
+    `is_compiling()`. Otherwise the wrapper runs between two graphs, like the original.
+    """
+    original = getattr(owner, name)
+    wrapper = functools.wraps(original)(opaque(make(original)))
+    if not traced:
+        wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapper)
 
-    def replace(
-        self, owner: Any, name: str, make: Callable[[Function], Function], *, traced: bool
-    ) -> None:
-        """Replace `owner.name` by `make(original)`.
 
-        `traced`: torch.compile can trace the original into a graph, and the wrapper calls
-        `is_compiling()`. Otherwise the wrapper runs between two graphs, like the original.
-        """
-        original = getattr(owner, name)
-        wrapper = functools.wraps(original)(opaque(make(original)))
-        if not traced:
-            wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
-        self._set(owner, name, wrapper)
+def replace_bound(
+    owner: type, name: str, make: Callable[[Function], Callable[[Any], Function | None]]
+) -> None:
+    """Replace `instance.name` by `make(original)(instance)`, unless that returns None.
 
-    def replace_bound(
-        self, owner: type, name: str, make: Callable[[Function], Callable[[Any], Function | None]]
-    ) -> None:
-        """Replace `instance.name` by `make(original)(instance)`, unless that returns None.
-
-        `owner.name` remains the original, which scripts use as a key and compare by identity.
-        """
-        former = vars(owner).get(name)
-        original = former if isinstance(former, _Bound) else getattr(owner, name)
-        self._set(owner, name, _Bound(original, make(original)))
-
-    def _set(self, owner: Any, name: str, wrapper: object) -> None:
-        original = vars(owner).get(name)  # None: inherited
-        setattr(owner, name, wrapper)
-
-        def undo() -> None:
-            if vars(owner).get(name) is not wrapper:
-                return  # wrapped again by the script, whose wrapper calls this wrapper
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
-        self.on_undo(undo)
+    `owner.name` remains the original, which scripts use as a key and compare by identity.
+    """
+    former = vars(owner).get(name)
+    original = former if isinstance(former, _Bound) else getattr(owner, name)
+    setattr(owner, name, _Bound(original, make(original)))
 
 
 class _Bound:

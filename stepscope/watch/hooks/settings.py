@@ -23,7 +23,7 @@ from stepscope.settings.model import ModelSetting
 from stepscope.settings.optimizer import SetToNone
 from stepscope.settings.process import Sdpa
 from stepscope.settings.setting import Moment, Training, script_place
-from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_bound
 
 
 class SettingHooks:
@@ -55,50 +55,41 @@ class SettingHooks:
         self._report(entries)
         return entries
 
-    def attach(self, torch: ModuleType, patches: PatchSet) -> None:
+    def attach(self, torch: ModuleType) -> None:
         """Apply the settings of the import of torch, and wrap functions for the others."""
         self._apply(Moment.IMPORT, torch)
-        patches.on_undo(self._leave)
         self._torch = torch
         self._is_compiling = torch.compiler.is_compiling
         loaders, optimizers = import_module("torch.utils.data.dataloader"), torch.optim.Optimizer
         self._arguments = inspect.signature(loaders.DataLoader.__init__)
-        patches.replace(loaders.DataLoader, "__init__", self._around_loader, traced=False)
-        patches.replace(loaders.DataLoader, "_get_iterator", self._around_iterator, traced=False)
-        patches.replace(optimizers, "__init__", self._around_optimizer, traced=False)
-        patches.replace(optimizers, "zero_grad", self._around_zero_grad, traced=False)
-        patches.replace(torch.autograd, "backward", self._around_backward, traced=False)
+        replace(loaders.DataLoader, "__init__", self._around_loader, traced=False)
+        replace(loaders.DataLoader, "_get_iterator", self._around_iterator, traced=False)
+        replace(optimizers, "__init__", self._around_optimizer, traced=False)
+        replace(optimizers, "zero_grad", self._around_zero_grad, traced=False)
+        replace(torch.autograd, "backward", self._around_backward, traced=False)
         if self._autocasts:
-            patches.replace(torch.autocast, "__enter__", self._around_autocast, traced=False)
-            patches.replace(torch.autograd, "grad", self._around_grad, traced=False)
+            replace(torch.autocast, "__enter__", self._around_autocast, traced=False)
+            replace(torch.autograd, "grad", self._around_grad, traced=False)
         for setting in self.settings:
             if isinstance(setting, Sdpa):
                 attention = partial(self._around_attention, setting)
                 name = "scaled_dot_product_attention"
-                patches.replace(torch.nn.functional, name, attention, traced=True)
+                replace(torch.nn.functional, name, attention, traced=True)
                 wrapper = getattr(torch.nn.functional, name)
                 # TorchScript finds operators by the id of the function.
                 operators = import_module("torch.jit._builtins")._get_builtin_table()
                 operators[id(wrapper)] = f"aten::{name}"
-                patches.on_undo(operators.pop, id(wrapper))
             elif isinstance(setting, NonBlocking) and setting.places:
                 for name in ("to", "cuda"):
                     around = partial(self._around_copy, setting)
-                    patches.replace_bound(torch.Tensor, name, around)
+                    replace_bound(torch.Tensor, name, around)
         for function in (self._after_step, self._model_called, Setting.guard, NonBlocking.copy):
             opaque(function, with_callees=True)
         # The hook below is removed at the first training call, which is not compiled.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
         modules = import_module("torch.nn.modules.module")
         self._calls = modules.register_module_forward_pre_hook(self._before_call)
-        patches.on_undo(self._calls.remove)
-        hook = import_module("torch.optim.optimizer").register_optimizer_step_post_hook
-        patches.on_undo(hook(self._after_step).remove)
-
-    def _leave(self) -> None:
-        for setting in self.settings:
-            if setting.places and setting.reversible:
-                setting.guard(setting.leave)
+        import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._after_step)
 
     def _apply(self, moment: Moment, subject: Any) -> list[Setting]:
         """Apply the settings of a moment; return those that were entered."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
 from stepscope.recorder.rows import RATES, SAMPLES
-from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet
+from stepscope.watch.hooks.patching import Function, HookGuard, replace
 
 if TYPE_CHECKING:
     from stepscope.watch.hooks.h2d_copies import CopyTimer
@@ -116,10 +116,10 @@ class StepPhaseTimer:
         return __init__
 
 
-def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
+def attach(torch: ModuleType, state: HookState) -> None:
     """Measure the phases, in a distributed job only."""
     if state.session.world_size < 2:
         return
     state.phases = phases = StepPhaseTimer()
     owner = torch.nn.parallel.DistributedDataParallel
-    patches.replace(owner, "__init__", phases.around_making, traced=False)
+    replace(owner, "__init__", phases.around_making, traced=False)
