@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder, modified_ns, open_regular_file
-from stepscope.run.folder import RunError, fatal_signal, process_of, user_name
+from stepscope.run.folder import RunError, fatal_signal, process_of, user_name, was_terminated
 from stepscope.run.metadata import known_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
@@ -198,6 +198,8 @@ def _end_of_all(
 def _crashed(folder: Path, number: int, process: str, gone: str) -> str:
     """Return the reason of a crash, with the fatal signal of this rank if there was one."""
     killed_by = fatal_signal(folder, number)
+    if killed_by is None and was_terminated(folder, number):
+        return f"{gone} gone, ended by SIGTERM (as by kill, a scheduler or a launcher). {_KEPT}"
     if killed_by is None:
         return f"{gone} {GONE}"
     return f"{process} was killed by a fatal signal ({killed_by}). {_KEPT}"
