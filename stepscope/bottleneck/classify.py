@@ -23,6 +23,7 @@ STANDS_STILL = 1 - EXPLAINED
 """Minimum fraction of a step that waits for data or copies; critical in TraceML."""
 GAPS = 0.25
 """Minimum fraction of a step in gaps between launches: small gaps are usual."""
+BUSY_HOST = 0.9  # Minimum utilization of all cores at which a process waits for a core.
 AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
 
 IsSettingAllowed = Callable[[str, Any], bool]
@@ -36,6 +37,7 @@ class BottleneckKind(StrEnum):
     LAUNCH = "launch-bound"
     COMPUTE = "compute-bound"
     THROTTLED = "throttled"
+    CONTENTION = "cpu-contention"
     STRAGGLER = "straggler"
     """Found by `distributed/stragglers` from the steps of all ranks, never by `verdict`."""
     NOT_FINITE = "loss-not-finite"  # Found in the events of an ended run, never by `verdict`.
@@ -223,6 +225,9 @@ def _cause(
     launches = setup.on_gpu and figures.copies is not None
     if launches and idle >= GAPS and parts.other >= EXPLAINED * idle:
         return BottleneckKind.LAUNCH, parts.other / idle
+    others_run = not setup.on_gpu and (figures.host_cpu or 0.0) >= BUSY_HOST
+    if others_run and idle > STANDS_STILL and parts.other >= EXPLAINED * idle:
+        return BottleneckKind.CONTENTION, parts.other / idle
     if parts.compute >= EXPLAINED:
         throttled = parts.compute * (figures.throttled or 0.0)
         if throttled >= EXPLAINED:
@@ -242,6 +247,12 @@ def _text(
         return (
             f"Launch-bound: the GPU is idle for {parts.other:.0%} of each step because the "
             "host launches kernels too slowly."
+        )
+    if kind is BottleneckKind.CONTENTION:
+        return (
+            f"CPU contention: {parts.other:.0%} of each step waits for a core. All cores are "
+            f"{figures.host_cpu or 0:.0%} busy, {figures.process_cpu or 0:.1f} of {setup.cores} "
+            "with the training process itself."
         )
     who = "the GPU computes" if setup.on_gpu else "the CPU computes"
     if kind is BottleneckKind.COMPUTE:

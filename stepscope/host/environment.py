@@ -23,8 +23,7 @@ def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
-        "torch": getattr(torch, "__version__", None),
-        "cuda": getattr(getattr(torch, "version", None), "cuda", None),
+        **torch_versions(),
         "cudnn": _query(torch, "backends.cudnn.version") if gpu else None,
         "driver": driver,
         "gpu": gpu,
@@ -34,6 +33,15 @@ def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "commit": None if code is None else _commit(code),
+    }
+
+
+def torch_versions() -> dict[str, Any]:
+    """Return the versions of torch and its CUDA; None before torch is imported."""
+    torch = sys.modules.get("torch")
+    return {
+        "torch": getattr(torch, "__version__", None),
+        "cuda": getattr(getattr(torch, "version", None), "cuda", None),
     }
 
 

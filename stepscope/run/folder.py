@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import secrets
+import signal
 import socket
 import stat
 import time
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 RUN_JSON = "run.json"
 TRACEBACK_FILE = "traceback.txt"
+SIGTERM_FILE = "sigterm.txt"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -225,25 +227,60 @@ def _writes(pid: int, file: Path) -> bool:
 
 @contextlib.contextmanager
 def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
-    """Write tracebacks of fatal signals into the folder, unless faulthandler is in use."""
-    path = folder / rank_file(TRACEBACK_FILE, rank)
+    """Write tracebacks of fatal signals into the folder, unless faulthandler is in use.
+
+    SIGTERM is recorded where it ends the process, in C: it ends as soon as without Stepscope, and
+    `signal.getsignal` returns the same.
+    """
+    with contextlib.ExitStack() as at_end:
+        if not faulthandler.is_enabled():
+            descriptor = at_end.enter_context(_trace_file(folder / rank_file(TRACEBACK_FILE, rank)))
+            if descriptor is not None:
+                faulthandler.enable(descriptor)
+                at_end.callback(faulthandler.disable)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            descriptor = at_end.enter_context(_trace_file(folder / rank_file(SIGTERM_FILE, rank)))
+            if descriptor is not None:
+                faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
+                at_end.callback(_unregister_sigterm)
+        yield
+
+
+@contextlib.contextmanager
+def _trace_file(path: Path) -> Iterator[int | None]:
+    """Open a file for a handler of signals, which is removed if it remains empty."""
     try:
-        descriptor = None if faulthandler.is_enabled() else open_for_append(path)
+        descriptor = open_for_append(path)
     except OSError as error:
         log.warning("stepscope: fatal signals will not be recorded: %s", error)
-        descriptor = None
-    if descriptor is None:
-        yield
+        yield None
         return
-    faulthandler.enable(descriptor)
     try:
-        yield
+        yield descriptor
     finally:
-        faulthandler.disable()
         os.close(descriptor)
         with contextlib.suppress(OSError):
             if path.lstat().st_size == 0:
                 path.unlink()
+
+
+def _unregister_sigterm() -> None:
+    """Restore the default action, unless the script has its own handler now."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        faulthandler.unregister(signal.SIGTERM)
+
+
+# A child, such as a DataLoader worker that its parent terminates, is not the recorded process.
+os.register_at_fork(after_in_child=_unregister_sigterm)
+
+
+def was_terminated(folder: Path, rank: int) -> bool:
+    """Return True if SIGTERM has ended the process of a rank."""
+    try:
+        status = (folder / rank_file(SIGTERM_FILE, rank)).lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 def fatal_signal(folder: Path, rank: int) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder, modified_ns, open_regular_file
-from stepscope.run.folder import RunError, fatal_signal, process_of, user_name
+from stepscope.run.folder import RunError, fatal_signal, process_of, user_name, was_terminated
 from stepscope.run.metadata import known_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
@@ -200,8 +200,11 @@ def _crashed(
 ) -> str:
     """Return the reason of a crash, with the fatal signal of this rank if there was one."""
     killed_by = fatal_signal(folder, number)
-    fatal = f"{process} was killed by a fatal signal ({killed_by})."
-    end = f"{gone} {GONE}" if killed_by is None else fatal
+    end = f"{process} was killed by a fatal signal ({killed_by})."
+    if killed_by is None:
+        by_sigterm = was_terminated(folder, number)
+        how = "gone, ended by SIGTERM (as by kill, a scheduler or a launcher)."
+        end = f"{gone} {how if by_sigterm else GONE}"
     built_in = run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER
     if built_in and any(folder.glob("*.pt")):  # checkpoints of a script are not known
         return f"{end} What was recorded is shown; resume from the last checkpoint."

@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.common.files import read_json
 from stepscope.run.applied_setting import TEXT_LIMIT, AppliedSetting
-from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
+from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json, was_terminated
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
@@ -38,12 +38,16 @@ _LOST_PEER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """End of one rank between two epoch seconds, and the `reason` that it wrote, or None."""
+    """End of one rank between two epoch seconds, and the `reason` that it wrote, or None.
+
+    `terminated`: SIGTERM has ended it, which launchers send to the ranks left after a failure.
+    """
 
     number: int
     earliest: float
     latest: float
     reason: str | None
+    terminated: bool = False
 
     @property
     def of_a_peer(self) -> bool:
@@ -55,10 +59,12 @@ def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     """Return the ends that caused the others; empty without ends.
 
     Connection errors are ignored if a rank has another error; then the earliest end counts. All
-    ranks that exited without a reason within HEARTBEAT_S are returned.
+    ranks that exited without a reason within HEARTBEAT_S are returned, and of these only ranks that
+    were not terminated, if there are any.
     """
     spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
     gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)
+    gone = [end for end in gone if not end.terminated] or gone
     own = next((end for end in spoken if not end.of_a_peer), None)
     if own is not None and (not gone or own.earliest <= gone[0].latest):
         return [own]
@@ -196,7 +202,7 @@ class RankMetadata:
     """Metadata and present status of one rank.
 
     `beat` is the last heartbeat by the clock of the process, as its rows; `age_s` is its age by the
-    wall clock.
+    wall clock. `terminated`: it crashed by SIGTERM.
     """
 
     number: int
@@ -204,6 +210,7 @@ class RankMetadata:
     status: RunStatus
     beat: float
     age_s: float
+    terminated: bool = False
 
     @property
     def rank(self) -> int:
@@ -218,7 +225,7 @@ class RankMetadata:
         if self.status in (RunStatus.FAILED, RunStatus.STOPPED):
             return self._end_at(self.run_json.get("ended"), self.run_json.get("reason"))
         if self.status is RunStatus.CRASHED:
-            return RankExit(self.number, self.beat, self.beat + STALE_S, None)
+            return RankExit(self.number, self.beat, self.beat + STALE_S, None, self.terminated)
         return None
 
     def _end_at(self, ts: float | None, reason: str | None) -> RankExit:
@@ -240,7 +247,9 @@ def read_rank_file(folder: Path, number: int) -> RankMetadata:
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
     # Heartbeats and times of files are by the wall clock, all others by the process's clock.
-    return RankMetadata(number, run_json, status, beat - wall_offset_of(run_json), age_s)
+    beat -= wall_offset_of(run_json)
+    terminated = status is RunStatus.CRASHED and was_terminated(folder, number)
+    return RankMetadata(number, run_json, status, beat, age_s, terminated)
 
 
 def find_rank(folder: Path, number: int) -> RankMetadata | None:

@@ -69,6 +69,8 @@ def _recorded_rank(rank: RankMetadata) -> RankInfo:
     if not rank.status.live:
         since = rank.run_json.get("ended") or rank.beat
         state, text = RankState.DEAD, "Gone without a message: killed, or the machine went down."
+        if rank.terminated:
+            text = "Gone, ended by SIGTERM."
         if rank.status is not RunStatus.CRASHED:
             state = RankState(rank.status.value)
             text = rank.run_json.get("reason") or f"{state.capitalize()}."

@@ -143,6 +143,20 @@ class ScriptSession(Session):
             log.warning("stepscope: the device could not be described: %s", error)
         self.recorder.set_status(RunStatus.RUNNING)
 
+    def _describe_untrained(self) -> None:
+        """Record the environment and the GPU memory of a script that ends before its first step."""
+        torch = sys.modules.get("torch")
+        if torch is None or "device" in self.recorder.run_json:
+            return
+        try:
+            index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            self.describe_environment(None if index is None else _gpu(index)["name"])
+            if index is not None:
+                self.readings.begin(index)
+                self.recorder.sample(self.readings.read())
+        except Exception as error:  # noqa: BLE001 - such as of a lost device
+            log.warning("stepscope: the environment could not be described: %s", error)
+
     def failed(self, outcome: RunOutcome, error: BaseException) -> RunOutcome:
         """Record the exception that ended the script; return the outcome, with any OOM cause."""
         if outcome.failure is None or os.getpid() != self._pid:
@@ -161,6 +175,7 @@ class ScriptSession(Session):
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run, with the status `stopped` after a Stop. A second call does nothing."""
         if os.getpid() == self._pid:
+            self._describe_untrained()
             try:
                 self._at_close.close()  # first: a Stop may send its signal until then
             finally:

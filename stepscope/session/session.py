@@ -19,7 +19,7 @@ from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
 from stepscope.distributed.hangs.watchdog import HangWatchdog
 from stepscope.gpu.source import DeviceInfo, DeviceSource, is_simulated
-from stepscope.host.environment import environment
+from stepscope.host.environment import environment, torch_versions
 from stepscope.host.usage import first_count
 from stepscope.memory.growth_detector import GrowthMonitor
 from stepscope.memory.oom.classify import OomCause, judge
@@ -106,6 +106,15 @@ class Session:
         """Record software and hardware; `gpu` is the name of the training GPU, if known."""
         driver = next((info.driver_version for info in self._source.devices()), None)
         self.recorder.describe(environment=environment(driver, gpu, self._code))
+
+    def describe_torch(self) -> None:
+        """Record the versions of torch, at its import.
+
+        The number of its threads is recorded later: torch reads it once, perhaps after the script
+        has changed it.
+        """
+        before = self.recorder.run_json["environment"]
+        self.recorder.describe(environment={**before, **torch_versions()})
 
     def answer(
         self,

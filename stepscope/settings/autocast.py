@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from contextlib import nullcontext
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -47,7 +48,7 @@ class Autocast(ModelSetting):
         return super().problem(subject)
 
     def replaced(self, subject: Training, call: Call) -> Call:
-        torch, thread = sys.modules["torch"], get_ident()
+        torch, thread, model = sys.modules["torch"], get_ident(), subject.model
         self._torch, self._device_type = torch, subject.device.type
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -55,8 +56,16 @@ class Autocast(ModelSetting):
                 return call(*args, **kwargs)
             if torch.is_grad_enabled():
                 self._begin_pass()
-            else:  # an evaluation
-                self.end_pass()
+            elif self._context is not None:  # between a forward pass and its `backward()`
+                # A target network stays in the pass; an evaluation, of a skipped batch, does not.
+                off = torch.autocast(self._device_type, enabled=False)
+                # Weights cast without gradients are not for training, and the script may change
+                # the weights for this call.
+                torch.clear_autocast_cache()
+                with nullcontext() if model.training else off:
+                    outputs = call(*args, **kwargs)
+                torch.clear_autocast_cache()
+                return outputs
             return call(*args, **kwargs)
 
         for layer in _layers(subject):
@@ -71,7 +80,7 @@ class Autocast(ModelSetting):
             self._passes += 1
 
     def end_pass(self) -> None:
-        """Leave autocast: before `backward()`, after a step, before an evaluation."""
+        """Leave autocast: before `backward()`, after a step."""
         context, self._context = self._context, None
         if context is not None:
             context.__exit__(None, None, None)

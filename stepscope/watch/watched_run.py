@@ -211,7 +211,8 @@ def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:
         **more: Any,
     ) -> Any:
         is_idle = run.session and not run.given_away and run.session.recorder.step == 0
-        if start_method != "fork" and os.getpid() == run.pid and is_idle:
+        # Without a GPU, scripts that start one process per GPU start none.
+        if nprocs and start_method != "fork" and os.getpid() == run.pid and is_idle:
             try:
                 fn = _give_away(run, fn, nprocs)
             except Exception as error:  # noqa: BLE001 - the script must still start them

@@ -172,6 +172,21 @@ def test_the_figures_are_those_of_the_allocator_before_it_unwound(tmp_path: Path
     assert "Tried to allocate" in said
 
 
+AUTOCAST = """
+net = nn.Linear(1024, 1024).cuda()
+inputs = torch.empty(int(0.6 * free / 4096), 1024, device="cuda")
+with torch.autocast("cuda", torch.bfloat16):
+    net(net(inputs))
+"""
+
+
+def test_autocast_that_is_on_is_recorded_and_not_recommended(tmp_path: Path) -> None:
+    run, _ = watched(tmp_path, HEAD + AUTOCAST)
+    last = report_of(run).last
+    assert (last.phase, last.autocast) == ("forward", True)
+    assert not any("autocast" in step.text for step in judge(last).next)
+
+
 CAUGHT = """
 for size in (2, 3, 4):
     try:

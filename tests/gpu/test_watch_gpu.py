@@ -21,7 +21,7 @@ from stepscope.watch.hooks.state import HELD
 from tests.gpu.conftest import waiting_raises
 from tests.support.fake_live import hooked
 from tests.support.installed_hooks import installed
-from tests.support.run_values import metric
+from tests.support.run_values import metric, run_json
 
 STEPS = 60
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
@@ -124,6 +124,14 @@ def test_copies_allocator_and_device_are_recorded(live: ScriptSession) -> None:
     assert 0 < copies.sum() < metric(folder, "perf/step_time").sum()
     assert metric(folder, "memory/allocated", "samples")[-1] > 0
     assert read_run(folder).run_json["device"].startswith(("GPU-", "MIG-"))
+
+
+def test_a_script_without_a_step_has_its_gpu_and_memory(live: ScriptSession) -> None:
+    kept = torch.empty(2**20, device="cuda")
+    live.close(RunStatus.FINISHED)
+    folder = live.recorder.folder
+    assert run_json(folder)["environment"]["gpu"] == torch.cuda.get_device_name()
+    assert metric(folder, "memory/allocated", "samples")[-1] >= kept.nbytes
 
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])

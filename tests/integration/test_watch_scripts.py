@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import stepscope
 from stepscope.run import RunStatus, read_run, run_folders
@@ -33,7 +34,8 @@ ENDINGS = {
     "exit 3": (RunStatus.FAILED, "The script ended with exit code 3."),
     "exit text": (RunStatus.FAILED, "The script ended: this went wrong"),
     "interrupt": (RunStatus.STOPPED, "Ctrl-C"),
-    "terminate": (RunStatus.CRASHED, None),
+    "terminate": (RunStatus.CRASHED, "ended by SIGTERM"),
+    "terminate, own handler": (RunStatus.FAILED, "exit code 8"),
     "handler": (RunStatus.FAILED, "exit code 7"),
     "atexit": (RunStatus.FAILED, "exit code 4"),
     "thread": (RunStatus.FINISHED, None),
@@ -52,6 +54,13 @@ def test_a_script_ends_as_it_would_bare(tmp_path: Path, ending: str) -> None:
     assert bool(traceback.exists() and traceback.stat().st_size) == (
         ending in ("exception", "chain", "memory", "own hook")
     )
+
+
+@pytest.mark.parametrize("ending", ["torch", "torch, exception"])
+def test_the_environment_is_known_without_a_step(tmp_path: Path, ending: str) -> None:
+    environment = watched_like_bare(tmp_path, "endings.py", ending).run_json["environment"]
+    assert environment["torch"] == torch.__version__
+    assert environment["threads"] is not None
 
 
 def test_a_forked_child_leaves_the_run_alone(tmp_path: Path) -> None:
@@ -171,10 +180,21 @@ def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
     assert keys <= set(stepscope.open(found.folder).metrics)
 
 
+JOB = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+JOB += ["-m", "stepscope.watch", "rank_failure.py"]
+
+
+def test_a_killed_rank_is_named_and_not_those_that_torchrun_then_terminates(tmp_path: Path) -> None:
+    run([*JOB, "killed"], tmp_path, OMP_NUM_THREADS="1")
+    [folder] = run_folders(tmp_path)
+    found = read_run(folder)
+    assert (found.status, found.cause) == (RunStatus.CRASHED, 1)
+    assert str(found.reason).startswith("Rank 1 is gone without a message")
+    assert "rank_failure.py" in (folder / "sigterm.txt").read_text()
+
+
 def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    watched = ["--nproc-per-node", "2", "-m", "stepscope.watch", "rank_failure.py"]
-    run([*torchrun, *watched], tmp_path, OMP_NUM_THREADS="1")
+    run(JOB, tmp_path, OMP_NUM_THREADS="1")
     [folder] = run_folders(tmp_path)
     found, error = read_run(folder), "ValueError: the data of rank 1 is broken"
     assert (found.status, found.reason) == (RunStatus.FAILED, f"Rank 1: {error}")

@@ -1,14 +1,16 @@
-"""Ends in the way that its argument names; imports no torch, so that many can be tried."""
+"""Ends in the way that its argument names; most import no torch, so that many can be tried."""
 # ruff: noqa: T201
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 
@@ -62,6 +64,17 @@ def with_a_handler() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+def terminated_with_a_handler() -> None:
+    print("the handler before:", signal.getsignal(signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(8))
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    print("child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def without_goodbye() -> None:
     print("half a line", end="", flush=True)
     os._exit(9)
@@ -76,6 +89,11 @@ def by_fork() -> None:
     print("child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
+def with_torch(then: Callable[[], None]) -> None:
+    importlib.import_module("torch")
+    then()
+
+
 def by_a_flood() -> None:
     for number in range(100_000):
         print(number)
@@ -87,11 +105,14 @@ ENDINGS = {
     "chain": in_a_chain,
     "memory": exhausted,
     "own hook": with_own_hook,
+    "torch": lambda: with_torch(lambda: None),
+    "torch, exception": lambda: with_torch(fail),
     "exit 0": lambda: sys.exit(0),
     "exit 3": lambda: sys.exit(3),
     "exit text": lambda: sys.exit("this went wrong"),
     "interrupt": lambda: signal.raise_signal(signal.SIGINT),
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "terminate, own handler": terminated_with_a_handler,
     "handler": with_a_handler,
     "atexit": with_atexit,
     "thread": with_a_thread_that_outlives_main,

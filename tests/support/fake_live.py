@@ -54,6 +54,9 @@ class FakeLive:
         self.boundaries += 1
         return float(self.serve()) if self.serve else 0.0
 
+    def describe_torch(self) -> None:
+        pass
+
     def train_on(self, cuda_index: int | None) -> None:
         self.devices.append(cuda_index)
 

@@ -70,7 +70,7 @@ AHEAD = figures(utilization=None, gpu_wait=0.06)
 COPY_STREAM = gpu({"copy_stream": True})
 BLOCKING = gpu({"pin_memory": False, "non_blocking": False})
 INPUT, COMPUTE, UNCLEAR = BottleneckKind.INPUT, BottleneckKind.COMPUTE, BottleneckKind.UNCLEAR
-TRANSFER = BottleneckKind.TRANSFER
+TRANSFER, CONTENTION = BottleneckKind.TRANSFER, BottleneckKind.CONTENTION
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,10 @@ TRANSFER = BottleneckKind.TRANSFER
         (on_cpu(0.0), CPU, UNCLEAR),
         (on_cpu(0.06), CPU, INPUT),
         (on_cpu(0.01, process_cpu=0.2, host_cpu=None), CPU, UNCLEAR),
+        (on_cpu(0.01, process_cpu=0.2, host_cpu=0.8), CPU, UNCLEAR),  # it may have slept
+        (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), CPU, CONTENTION),
+        (on_cpu(0.01, process_cpu=0.9, host_cpu=0.99), CPU, COMPUTE),
+        (on_cpu(0.04, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),
     ],
 )
 def test_the_kind_of_a_verdict(given: StepAverages, setup: RunSetup, kind: BottleneckKind) -> None:

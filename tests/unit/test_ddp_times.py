@@ -245,7 +245,9 @@ def train(live: FakeLive, steps: int, *, ddp: bool) -> FakeLive:
 
 def test_a_watched_job_has_its_phases_and_what_its_ddp_knows(group: None) -> None:
     live = train(FakeLive(world_size=2), 600, ddp=True)
-    rows = [row for _, row in live.rows][1:]
+    first, *rows = [row for _, row in live.rows]
+    assert first["perf/forward"] is None, "its begin is unknown without a DataLoader"
+    assert first["perf/backward"]
     for row in rows:
         phases = [row[f"perf/{name}"] for name in ("forward", "backward", "optimizer")]
         assert all(value is not None and value > 0 for value in phases)

@@ -12,6 +12,7 @@ import pytest
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus, process_identity, rank_pids, read_run, write_run_json
+from stepscope.run.folder import SIGTERM_FILE, rank_file
 from stepscope.run.rank_info import RankExit, first_cause
 from tests.support.rank_folder import GONE_PID, RankFolder
 from trainer.runners.rank_shutdown import AFTER_PEER
@@ -25,8 +26,8 @@ def said(number: int, ts: float, reason: str = "ValueError: no") -> RankExit:
     return RankExit(number, ts, ts, reason)
 
 
-def gone(number: int, beat: float) -> RankExit:
-    return RankExit(number, beat, beat + 10, None)
+def gone(number: int, beat: float, *, terminated: bool = False) -> RankExit:
+    return RankExit(number, beat, beat + 10, None, terminated)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,10 @@ def gone(number: int, beat: float) -> RankExit:
         # It was late, and lived: the launcher killed it because of the other one's end.
         ([said(0, 10, TIMED_OUT), gone(1, 10.5)], [0]),
         ([gone(0, 10), gone(1, 10.8), gone(2, 30)], [0, 1]),
+        # The launcher has terminated the others, whose heartbeats are as old.
+        ([gone(0, 9.5, terminated=True), gone(1, 10.2), gone(2, 10, terminated=True)], [1]),
+        ([gone(0, 10, terminated=True), gone(1, 10.8, terminated=True)], [0, 1]),
+        ([said(0, 10, PEER), gone(1, 10, terminated=True), gone(2, 10.5)], [2]),
     ],
 )
 def test_the_first_cause_in_time(ends: list[RankExit], causes: list[int]) -> None:
@@ -99,6 +104,19 @@ def test_of_a_rank_that_was_killed_the_fatal_signal_is_named(job: Job, signal: s
     assert (status, cause) == (RunStatus.CRASHED, 0)
     start = f"Rank 0 was killed by a fatal signal ({signal}, see" if signal else "Rank 0 is gone"
     assert str(reason).startswith(start)
+
+
+def test_a_rank_that_its_launcher_has_terminated_is_not_the_cause(job: Job) -> None:
+    for number, beat in ((0, time.time() - 0.8), (1, time.time() - 0.5)):
+        job.rank(number, "running", pid=GONE_PID, heartbeat=beat)
+        (job.folder / rank_file(SIGTERM_FILE, number)).write_text("")
+    assert "All 2 ranks are gone without a message" in str(job.read()[1])
+    (job.folder / SIGTERM_FILE).write_text("Stack (most recent call first):\n")
+    status, reason, cause = job.read()
+    assert (status, cause) == (RunStatus.CRASHED, 1)
+    assert "Rank 1 is gone without a message" in str(reason)
+    (job.folder / rank_file(SIGTERM_FILE, 1)).write_text("Stack (most recent call first):\n")
+    assert str(job.read()[1]).startswith("All 2 ranks are gone, ended by SIGTERM")
 
 
 def test_a_rank_killed_before_its_first_heartbeat_leaves_the_cause_to_the_others(

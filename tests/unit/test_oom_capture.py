@@ -74,6 +74,20 @@ def test_a_forward_pass_is_known_with_its_inputs_and_mode() -> None:
     assert any("test_oom_capture.py" in frame for frame in place.stack)
 
 
+def test_autocast_is_known_in_a_forward_pass() -> None:
+    model = Probe(here)
+    with torch.autocast("cuda", enabled=False), torch.autocast("cpu"):
+        model(torch.zeros(1))
+    assert model.found.autocast is False
+    context = torch.autocast("cuda", enabled=False)
+    context._enabled = True  # as with a GPU
+    model(torch.zeros(1))
+    assert model.found.autocast is False, "it is not entered"
+    with torch.autocast("cpu"):
+        model(torch.zeros(1))
+    assert model.found.autocast is True
+
+
 def test_the_mode_is_that_of_the_outermost_model() -> None:
     model = nn.Sequential(Probe(here)).eval()
     model(torch.zeros(1))

@@ -419,6 +419,23 @@ def test_an_evaluation_gets_no_advice_about_gradients() -> None:
     assert "autocast" not in advice
 
 
+@pytest.mark.parametrize(
+    ("change", "has_advice", "is_unsure"),
+    [
+        ({"autocast": True}, False, False),
+        ({"autocast": False}, True, False),
+        ({"autocast": False, "phase": "backward"}, True, True),  # off there in any script
+        ({}, True, True),
+    ],
+)
+def test_autocast_is_not_recommended_where_it_is_on(
+    change: dict[str, Any], has_advice: bool, is_unsure: bool
+) -> None:
+    steps = [step for step in judge(replace(FULL, **change)).next if "autocast" in step.text]
+    assert len(steps) == has_advice
+    assert ["if it is not yet" in step.text for step in steps] == [is_unsure] * has_advice
+
+
 def test_a_smaller_batch_is_not_recommended_for_the_optimizers_state() -> None:
     verdict = judge(UPDATE)
     assert any("hardly helps" in step.text for step in verdict.next)

@@ -446,7 +446,7 @@ def test_bf16_equals_autocast_around_forward_and_loss() -> None:
         with torch.no_grad():
             assert model(torch.ones(1, 4)).dtype is torch.float32
         model(torch.ones(1, 4))
-        assert torch.is_autocast_enabled("cpu"), "until backward, a step or the next evaluation"
+        assert torch.is_autocast_enabled("cpu"), "until backward or a step"
         assert found["bf16"]["state"] == "in effect"
         during: list[bool] = []
         loss = model(torch.ones(1, 4)).sum()
@@ -472,6 +472,39 @@ def test_bf16_of_updates_by_autograd_grad_uses_the_new_weights() -> None:
         assert losses == sorted(set(losses), reverse=True)
         assert not torch.is_autocast_enabled("cpu")
         optimizer.step()
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_bf16_of_a_model_that_is_its_own_target(is_training: bool) -> None:
+    """As in BYOL, here with other weights: a pass without gradients before `backward()`."""
+    targets = [parameter.detach() for parameter in network(1).parameters()]
+    batch = torch.ones(8, 4)
+
+    def gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        optimizer.zero_grad()
+        output = model(batch)
+        weights = [parameter.data for parameter in model.parameters()]
+        for parameter, target in zip(model.parameters(), targets, strict=True):
+            parameter.data = target
+        model.train(is_training)
+        with torch.no_grad():
+            wanted = model(batch)
+        model.train()
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            parameter.data = weight
+        ((output @ wanted.T).mean() + model(batch).mean()).backward()
+        optimizer.step()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    by_hand = network()
+    expected = gradients(by_hand, torch.optim.SGD(by_hand.parameters(), lr=0.0))
+    with applied("bf16") as found:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for _ in range(3):
+            torch.testing.assert_close(gradients(model, optimizer), expected, rtol=0.05, atol=0.02)
+            assert not torch.is_autocast_enabled("cpu")
+        assert found["bf16"]["state"] == "in effect"
 
 
 def test_bf16_of_a_gradient_penalty_stays_until_backward() -> None:

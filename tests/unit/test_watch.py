@@ -8,6 +8,8 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,11 @@ from stepscope.gpu.source import DeviceInfo
 from stepscope.run import RunStatus
 from stepscope.run.status import outcome
 from stepscope.session.script_session import visible_gpus
-from stepscope.watch import output_log
+from stepscope.watch import output_log, watched_run
 from stepscope.watch.main import _parse, main
 from stepscope.watch.output_log import OutputLog
 from stepscope.watch.script import ScriptNotFoundError, from_file
+from stepscope.watch.watched_run import WatchedRun
 from tests.support.fake_machine import info
 
 
@@ -275,3 +278,14 @@ def test_a_line_in_two_parts_is_kept_in_one_write(
         log.close()
         print("done", file=unbuffered)
     assert (tmp_path / "output.log").read_bytes().endswith("\n10 %\rloading … done\n".encode())
+
+
+@pytest.mark.parametrize(("count", "given"), [(0, 0), (1, 1), (2, 1)])
+def test_a_script_gives_its_run_to_the_processes_that_it_spawns(
+    monkeypatch: pytest.MonkeyPatch, count: int, given: int
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(watched_run, "_give_away", lambda run, fn, count: calls.append(count))
+    session: Any = SimpleNamespace(recorder=SimpleNamespace(step=0))
+    watched_run._spawning(lambda *args, **kwargs: None, WatchedRun(session))(print, nprocs=count)
+    assert calls == [count] * given

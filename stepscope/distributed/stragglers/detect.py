@@ -54,7 +54,6 @@ limit), which was measured as 6 to 8% of the steps of a busy host, where all els
 P_LIMIT = 0.01
 UNEVEN_FROM = 0.2
 """Minimum fraction of the step that is lost to different ranks, or to communication."""
-BUSY_HOST = 0.9  # Utilization of all cores from which ranks are late as they wait for a core.
 
 
 class StragglerKind(StrEnum):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.bottleneck.classify import BUSY_HOST
 from stepscope.bottleneck.step_window import (
     FIRST_STEPS,
     WINDOW_S,
@@ -16,7 +17,7 @@ from stepscope.bottleneck.step_window import (
     setup_of,
     training_gpu,
 )
-from stepscope.distributed.stragglers.detect import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
+from stepscope.distributed.stragglers.detect import MIN_STEPS, StragglerVerdict, judge
 from stepscope.distributed.stragglers.step_phases import KEYS, RankStepPhases, rank_times
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo, run_json_of

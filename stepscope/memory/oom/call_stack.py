@@ -6,6 +6,7 @@ is found in `sys.modules`.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import traceback
@@ -28,15 +29,30 @@ _OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_
 def here(own_parts: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the stack fields of a record for the calling thread.
 
-    In a thread of autograd the stack continues with the thread that waits in `backward()`.
+    In a thread of autograd the stack continues with the thread that waits in `backward()`. There
+    autocast is unknown: its state is that of the thread, not of the forward pass.
     `own_parts` maps the end of a file's path to the phase of a step.
     """
     frames = _frames(sys._getframe(1))
     if _is_python_thread():
         torch = sys.modules.get("torch")
-        grad = None if torch is None else bool(torch.is_grad_enabled())
-        return _place(frames, own_parts) | {"grad": grad}
+        if torch is None:
+            return _place(frames, own_parts)
+        modes = {"grad": torch.is_grad_enabled(), "autocast": _is_in_autocast(torch)}
+        return _place(frames, own_parts) | modes
     return _place([*frames, *_waiting_in_backward()], own_parts) | {"phase": BACKWARD}
+
+
+def _is_in_autocast(torch: Any) -> bool:
+    """Return True in a context of `torch.autocast` that is enabled for CUDA.
+
+    `torch.is_autocast_enabled` is False within an operator that autocast runs in another type.
+    """
+    torch.autocast_increment_nesting()
+    if torch.autocast_decrement_nesting() == 0:  # the usual case: nothing is searched
+        return False
+    contexts = (one for one in gc.get_objects() if issubclass(type(one), torch.autocast))
+    return any(context._enabled and context.device == "cuda" for context in contexts)
 
 
 def of_traceback(

@@ -13,6 +13,7 @@ from typing import Any
 from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, RunSetup, setting_text
 from stepscope.memory.allocator import with_expandable
 from stepscope.memory.oom.record import HostMemory, OomRecord
+from stepscope.profiling.phase_ranges import FORWARD
 
 MAX_DIVISOR = 2**16  # of a batch size
 MAX_STEPS = 3
@@ -98,9 +99,12 @@ def smaller(record: OomRecord, setup: RunSetup) -> Steps:
             "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
         )
         yield from _shorter(record)
-        if "bf16" not in setup.applied:
+        if "bf16" not in setup.applied and not record.autocast:
+            # After the forward pass autocast is off, whether it was in use or not.
+            is_unused = record.autocast is False and record.phase == FORWARD
+            unless = "" if is_unused else ", if it is not yet"
             yield RemedyStep(
-                "Run the forward pass under autocast: activations take half the memory.",
+                f"Run the forward pass under autocast{unless}: activations take half the memory.",
                 'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
             )
         if "checkpoint" not in setup.applied:

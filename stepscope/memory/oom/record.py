@@ -78,9 +78,9 @@ class OomRecord:
     the memory of all other processes by the driver.
 
     `step` is the last completed optimizer step and `steps_done` the number completed in this run.
-    `phase` is the part of the step, `training` the mode of the outermost model, `grad` whether
-    gradients were on. `inputs` are the shapes of the model's inputs. `stack` has the innermost
-    frame first.
+    `phase` is the part of the step, `training` the mode of the outermost model, `grad` and
+    `autocast` whether gradients and autocast were on. `inputs` are the shapes of the model's
+    inputs. `stack` has the innermost frame first.
     """
 
     ts: float
@@ -90,6 +90,7 @@ class OomRecord:
     phase: str | None = None
     training: bool | None = None
     grad: bool | None = None
+    autocast: bool | None = None
     device: int | None = None
     uuid: str | None = None
     requested: int | None = None

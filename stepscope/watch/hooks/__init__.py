@@ -68,6 +68,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
     (DDP_METRICS, step_timing.attach),
+    ("the versions of torch", lambda torch, state: state.session.describe_torch()),
     ("details of failed allocations", lambda torch, state: state.session.oom.attach()),
 )
 

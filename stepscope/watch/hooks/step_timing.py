@@ -86,12 +86,16 @@ class StepPhaseTimer:
 
     def __init__(self) -> None:
         self.mark_s = 0.0
-        self._forward_s = self._backward_s = 0.0
+        self._forward_s: float | None = 0.0
+        """None if the start of a forward pass is unknown, as in the first step without batches."""
+        self._backward_s = 0.0
         self._ddp = DdpTiming()
         self._guard = HookGuard(DDP_METRICS)
 
     def backward(self, began_s: float, ended_s: float) -> None:
-        if self.mark_s:
+        if not self.mark_s:
+            self._forward_s = None
+        elif self._forward_s is not None:
             self._forward_s += began_s - self.mark_s
         self._backward_s += ended_s - began_s
         self.mark_s = ended_s
