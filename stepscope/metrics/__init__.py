@@ -1,4 +1,4 @@
-"""All recorded metrics, in one table per stream; the source of docs/metrics.md."""
+"""All recorded metrics, in one table per stream, as in docs/metrics.md."""
 
 from stepscope.metrics.device_metrics import DEVICES
 from stepscope.metrics.metric import Metric, Stream, Unit

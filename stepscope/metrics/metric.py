@@ -38,11 +38,10 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: `key` is `group/name`, `source` the call that gives the value."""
+    """One metric: `key` is `group/name`. docs/metrics.md also has the source of each."""
 
     stream: Stream
     key: str
     unit: Unit
     label: str
-    source: str
     meaning: str
