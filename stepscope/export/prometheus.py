@@ -40,7 +40,7 @@ from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RUN_JSON, RunStatus, run_folders
-from stepscope.run.rank_info import RankMetadata, find_rank, now_of, rank_numbers, wall_offset_of
+from stepscope.run.rank_info import RankMetadata, now_of, readable_ranks, wall_offset_of
 from stepscope.store import StoreError, StoreReader, store_name
 from stepscope.store.blocks import missing
 
@@ -230,8 +230,7 @@ class ExporterCollector:
                 continue
             ranks = dict[int, RankMetadata]()
             if before.get(folder) != changed:
-                found = (find_rank(folder, number) for number in rank_numbers(folder))
-                ranks = {rank.rank: rank for rank in found if rank is not None and _is_shown(rank)}
+                ranks = {rank.rank: rank for rank in readable_ranks(folder) if _is_shown(rank)}
             if not ranks:
                 self._ended[folder] = changed
                 continue

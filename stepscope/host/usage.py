@@ -38,7 +38,7 @@ class CgroupMemory:
 
 
 def container(folder: Path | None = None) -> CgroupMemory:
-    """Read the cgroup of this process, or the one in `folder`."""
+    """Read the cgroup of this process, or the one in `folder`; all None if it is not visible."""
     folder = own_folder() if folder is None else folder
     if folder is None:
         return CgroupMemory()
@@ -51,6 +51,7 @@ def container(folder: Path | None = None) -> CgroupMemory:
     return CgroupMemory(None if limit is None or limit >= _NO_LIMIT else limit, used, kills, idle)
 
 
+@functools.cache
 def own_folder(root: Path = ROOT, table: Path = Path("/proc/self/cgroup")) -> Path | None:
     """Return the folder of this process's memory cgroup; None if it is not visible."""
     try:
@@ -193,15 +194,6 @@ def _read(path: str) -> bytes:
     return b""
 
 
-def own_container() -> CgroupMemory:
-    """Return the memory of this process's cgroup; all None if it is not visible."""
-    folder = _own_folder()
-    return CgroupMemory() if folder is None else container(folder)
-
-
-_own_folder = functools.cache(own_folder)
-
-
 MIN_CPU_INTERVAL_S = 0.05
 """Minimum interval of CPU usage: a thread switch between reading the two clocks gave 420% on two
 cores."""
@@ -220,7 +212,7 @@ class HostSampler:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
         rss: Callable[[], int] | None = None,
-        container: Callable[[], CgroupMemory] = own_container,
+        container: Callable[[], CgroupMemory] = container,
     ) -> None:
         self._clock = clock
         self._cpu_clock = cpu_clock
