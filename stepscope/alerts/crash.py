@@ -37,7 +37,7 @@ def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
         return None
     if not is_own(run) or not _claim(run):
         return None
-    step = _step(run)
+    step = int(run.run_json.get("step") or 0)
     change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)
     alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
     _store_event(run, alert)
@@ -63,19 +63,13 @@ def _store_event(run: RunInfo, alert: Alert) -> None:
         recover_ended(run)
         if os.path.lexists(run.folder / "rank0.ring"):  # an unreadable ring is kept
             return
-        epoch = run.run_json.get("epoch")
-        epoch = epoch if type(epoch) is int else 0
+        epoch = int(run.run_json.get("epoch") or 0)
         writer = StoreWriter(run.folder / store_name(0), reopen=True)
         try:
             with writer.transaction():
-                ts, step = now_of(run.run_json), _step(run)
-                writer.add_event(ts, step, epoch, KIND, alert.text, event_data(alert))
+                ts, data = now_of(run.run_json), event_data(alert)
+                writer.add_event(ts, alert.step, epoch, KIND, alert.text, data)
         finally:
             writer.close()
     except (RunError, StoreError, OSError, sqlite3.Error) as error:
         log.warning("%s: the event of its crash could not be stored: %s", run.id, error)
-
-
-def _step(run: RunInfo) -> int:
-    step = run.run_json.get("step")
-    return step if type(step) is int else 0

@@ -72,27 +72,19 @@ class StepscopeCallback(TrainerCallback):
         """Record the Trainer's logs with their step."""
         self._run.log(metrics(logs or {}))
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Exclude the evaluation from the step time."""
         self._run.pass_over()
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """Record a batch of the evaluation as work without a step."""
         self._run.work()
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
         """Exclude the checkpoint from the step time."""
         self._run.pass_over()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """End the run; after an exception the exit of the script ends it."""
         self._run.end()
 

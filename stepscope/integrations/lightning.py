@@ -62,9 +62,7 @@ class StepscopeCallback(Callback):
             if trainer.current_epoch:  # the end of an epoch, with checkpoints, is no step time
                 self._run.pass_over()
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Read the learning rate before a scheduler changes it."""
         if self._active and trainer.optimizers:
             self._lr = trainer.optimizers[0].param_groups[0]["lr"]
@@ -85,15 +83,7 @@ class StepscopeCallback(Callback):
         if self._run.step(values, may_catch=may_catch):
             trainer.should_stop = True
 
-    def on_validation_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Record a batch of the validation as work without a step."""
         self._run.work()
 
