@@ -18,6 +18,7 @@ from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
 from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError, StoreWriter, store_name
+from stepscope.store.blocks import Event
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def _store_event(run: RunInfo, alert: Alert) -> None:
         try:
             with writer.transaction():
                 ts, data = now_of(run.run_json), event_data(alert)
-                writer.add_event(ts, alert.step, epoch, KIND, alert.text, data)
+                writer.add_event(Event(ts, alert.step, epoch, KIND, alert.text, data))
         finally:
             writer.close()
     except (RunError, StoreError, OSError, sqlite3.Error) as error:

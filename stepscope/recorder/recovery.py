@@ -62,7 +62,7 @@ def recover(folder: Path, rank: int = 0) -> int:
                 if len(block):
                     writer.append(Stream.STEPS, "", block)
                 for broken in steps.broken:
-                    writer.add_event(broken.ts, broken.step, 0, "nan", broken.text, {})
+                    writer.add_event(broken)
                 writer.store_slots(rows.end)
             path.unlink()
         finally:
