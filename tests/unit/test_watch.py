@@ -169,7 +169,7 @@ FINISHED, FAILED, STOPPED = RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOP
             "oom",
         ),
         (RuntimeError("DefaultCPUAllocator: not enough memory: x"), FAILED, HOST_OOM, "oom"),
-        (Untold(), FAILED, "Untold: (its text cannot be read: LookupError)", "error"),
+        (Untold(), FAILED, "Untold: <Untold>", "error"),
         (ValueError("\x1b[31mbad\x1b[0m x\x07"), FAILED, "ValueError: bad x", "error"),
         (SystemExit("\x1b[1mno\x1b[m"), FAILED, "The script ended: no", None),
     ],
