@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(error, file=sys.stderr)
         return 2
-    except FileNotFoundError:
-        if _has_folder():
+    except FileNotFoundError as error:
+        if error.filename is not None:  # as os.getcwd raises it
             raise
         print("The current folder was deleted. Change to another folder.", file=sys.stderr)
         return 2
@@ -97,13 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
-
-
-def _has_folder() -> bool:
-    try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:

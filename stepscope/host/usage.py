@@ -218,7 +218,8 @@ class HostSampler:
         self._cpu_clock = cpu_clock
         self._rss = rss if rss is not None else _process_rss()
         self._container = container
-        self._children = ChildProcessMemory(clock=clock)
+        self.children = ChildProcessMemory(clock=clock).values
+        """Returns memory (bytes) of this process's children, once a second; {} if unknown."""
         self._peak = 0.0
         self._peak_lock = threading.Lock()  # the training thread resets it
         self._cpu_before: tuple[float, float] | None = None
@@ -242,10 +243,6 @@ class HostSampler:
             rss = float(self._rss())
             self._peak = max(self._peak, rss)
             return rss
-
-    def children(self) -> dict[str, float]:
-        """Read memory (bytes) of this process's children, once a second; {} if unknown."""
-        return self._children.values()
 
     def host(self) -> dict[str, float]:
         """Read memory (bytes; of a smaller container) and CPU (%) of the host. Not thread-safe."""
