@@ -63,7 +63,7 @@ class Recorder:
         self.number = rank  # folder rank
         self.step = 0
         self.epoch = 0
-        run_json = _first_run_json(name, kind, config, rank)
+        run_json = first_run_json(name, kind, config, rank)
         if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
         self.signs = 0  # rises with work other than steps, such as a validation batch
@@ -297,7 +297,7 @@ def _leave_all() -> None:
 os.register_at_fork(after_in_child=_leave_all)
 
 
-def _first_run_json(
+def first_run_json(
     name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
 ) -> dict[str, Any]:
     """Return run.json before the first step."""
