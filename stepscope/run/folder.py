@@ -104,13 +104,14 @@ def rank_file(name: str, rank: int) -> str:
     return name if rank == 0 else f"{stem}.rank{rank}.{ending}"
 
 
-def process_identity() -> dict[str, Any]:
-    """Return the entries of run.json that identify this process, also in a container."""
+def process_identity(pid: int | None = None) -> dict[str, Any]:
+    """Return what identifies a process, by default this one, in run.json; also in a container."""
+    pid = os.getpid() if pid is None else pid
     return {
         "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "pid_started": own_start(),
-        "pid_ticks": start_ticks(os.getpid()),
+        "pid": pid,
+        "pid_started": start_of(pid),
+        "pid_ticks": start_ticks(pid),
         "pid_namespace": pid_namespace(),
         "user": user_name(),
     }
@@ -149,13 +150,9 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def own_start() -> float:
-    """Return the start time of this process in epoch seconds."""
-    return _start_of(os.getpid())
-
-
 @functools.cache
-def _start_of(pid: int) -> float:
+def start_of(pid: int) -> float:
+    """Return the start time of this process, or of its parent, in epoch seconds."""
     return float(psutil.Process(pid).create_time())
 
 
