@@ -44,8 +44,8 @@ COMMANDS = {
     "ui": "open the dashboard on this machine's runs",
     "demo": "open the dashboard with a run recorded on an H100",
 }
-"""Help lines. Each command but those with a script and PROGRAMS is a module `stepscope.cli.NAME`
-with EXAMPLES, `add_options(parser)` and `run(options, root)`."""
+"""Help lines. Each command but `watch` and PROGRAMS is the module `stepscope.cli.NAME`, which has
+EXAMPLES, `add_options(parser)` and `run(options, root)`."""
 
 PROGRAMS = {
     "lab": "trainer.lab",
@@ -116,7 +116,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             description=text[0].upper() + text[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == command and name not in {"watch", "measure-memory", "tune", *PROGRAMS}:
+        if name == command and name not in {"watch", "tune", *PROGRAMS}:
             module = importlib.import_module(f"stepscope.cli.{name.replace('-', '_')}")
             found.epilog = "\n  ".join(("examples:", *module.EXAMPLES))
             module.add_options(found)

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from stepscope.cli import number_type
@@ -19,16 +20,11 @@ from stepscope.cli.app_process import become_program
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.batch_headroom import FitReport, report
 from stepscope.watch.memory_probe import MeasurementDone, StepMemoryProbe
-from stepscope.watch.script import (
-    Script,
-    ScriptNotFoundError,
-    from_file,
-    from_module,
-    split_words,
-)
+from stepscope.watch.script import Script, ScriptNotFoundError, from_file, from_module
 
-DONE, FAILED = 0, 1
+DONE, FAILED, USAGE = 0, 1, 2
 STEPS = 3
+NO_SCRIPT = "Name a script, a module after -m, or --workload NAME."
 EXAMPLES = (
     "stepscope measure-memory train.py --batch-size 64",
     "stepscope measure-memory --steps 5 --json train.py",
@@ -117,6 +113,22 @@ def _lines(found: FitReport, count: int, name: str | None) -> list[str]:
     ]
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options, which come before the script."""
+    add = parser.add_argument
+    steps = number_type(2, 100, int)
+    add("--steps", type=steps, default=STEPS, metavar="N", help=f"steps to measure ({STEPS})")
+    add("--json", action="store_true", help="print one JSON object")
+    add("-m", dest="module", action="store_true", help="run a module, like python -m")
+    add("--workload", metavar="NAME", help="predict for a workload of the dashboard instead")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Return USAGE: `stepscope.cli.main` calls `main` for a command with a script."""
+    print(f"stepscope measure-memory: no script. {NO_SCRIPT}", file=sys.stderr)
+    return USAGE
+
+
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the script with its arguments."""
     parser = argparse.ArgumentParser(
@@ -129,12 +141,16 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add, steps = parser.add_argument, number_type(2, 100, int)
-    add("--steps", type=steps, default=STEPS, metavar="N", help=f"steps to measure ({STEPS})")
-    add("--json", action="store_true", help="print one JSON object")
-    add("-m", dest="module", action="store_true", help="run a module, like python -m")
-    add("--workload", metavar="NAME", help="predict for a workload of the dashboard instead")
-    options, words = split_words(parser, argv, ("--steps", "--workload"))
+    add_options(parser)
+    ours = 0
+    while ours < len(argv) and argv[ours].startswith("-"):
+        word = argv[ours]
+        ours += 2 if word in ("--steps", "--workload") else 1
+        if word in ("-m", "--"):
+            break
+    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
     if options.workload is not None:
         parser.error("--workload must come first, and replaces the script.")
-    return options, words
+    if ours >= len(argv):
+        parser.error(f"no script. {NO_SCRIPT}")
+    return options, list(argv[ours:])

@@ -84,32 +84,16 @@ RANKS_LIMIT = 4096  # maximum number of ranks in a folder
 BYTES_LIMIT = 16 * 2**20
 """Maximum size of a rank's file: about 10 kB, plus the settings of the script."""
 _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
+_TEXT_LIMIT = 100_000
 _SETTINGS_LIMIT = 64  # maximum number of settings applied to a script
 _REQUIRED = ("created", "heartbeat", "status", "mirror")
-_Text = Annotated[str, msgspec.Meta(max_length=100_000)]
-_Line = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-
-
-class _Place(msgspec.Struct):
-    file: _Text
-    line: _Line
-
-
-class _AppliedSetting(msgspec.Struct):
-    """An entry of `settings` (stepscope/settings)."""
-
-    name: _Text
-    value: bool | _Line | _Text
-    state: Literal["in effect", "applies", "refused", "not reached"]
-    text: _Text
-    lines: list[str]
-    at: _Place | None
 
 
 @functools.cache
 def _types() -> Mapping[str, Any]:
     """Return the type of each field of run.json that Stepscope reads."""
-    meta, most, text = msgspec.Meta, 2**63 - 1, _Text
+    meta, most = msgspec.Meta, 2**63 - 1
+    text = Annotated[str, meta(max_length=_TEXT_LIMIT)]
     count = Annotated[int, meta(ge=-most, le=most)]
     number = Annotated[float, meta(ge=-sys.float_info.max, le=sys.float_info.max)]
     moment_s = Annotated[float, meta(ge=0, lt=_LAST_S)]
@@ -138,8 +122,30 @@ def _types() -> Mapping[str, Any]:
         "job_end": msgspec.defstruct("JobEnd", end),
         "mirror": msgspec.defstruct("MirrorFacts", mirror),
         "torchrun": msgspec.defstruct("Torchrun", restarts),
-        "settings": Annotated[list[_AppliedSetting], meta(max_length=_SETTINGS_LIMIT)],
+        "settings": _settings_type(),
     }
+
+
+def _settings_type() -> Any:
+    """Return the type of `settings` (stepscope/settings)."""
+    meta = msgspec.Meta
+    text = Annotated[str, meta(max_length=_TEXT_LIMIT)]
+    fields: list[tuple[str, Any]] = [
+        ("name", text),
+        ("value", bool | Annotated[int, meta(ge=0, lt=2**31)] | text),
+        ("state", Literal["in effect", "applies", "refused", "not reached"]),
+        ("text", text),
+        ("lines", list[str]),
+        (
+            "at",
+            msgspec.defstruct(
+                "Place", [("file", text), ("line", Annotated[int, meta(ge=0, lt=2**31)])]
+            )
+            | None,
+        ),
+    ]
+    entry: Any = msgspec.defstruct("AppliedSetting", fields)
+    return Annotated[list[entry], meta(max_length=_SETTINGS_LIMIT)]
 
 
 def rank_numbers(folder: Path) -> list[int]:

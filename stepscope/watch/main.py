@@ -26,7 +26,7 @@ from stepscope.session.code_state import GIT_VARIABLE
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
 from stepscope.tracker import annotate
-from stepscope.watch.script import ScriptNotFoundError, from_file, from_module, split_words
+from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
 from stepscope.watch.trial import TRIAL
 from stepscope.watch.watched_run import begin, follow
 
@@ -121,12 +121,20 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     # Internal: a watched process passes it to the processes that it starts.
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    options, command = split_words(parser, argv, VALUED)
+    ours = 0
+    while ours < len(argv) and argv[ours].startswith("-"):
+        word = argv[ours]
+        ours += 2 if word in VALUED else 1
+        if word in ("-m", "--"):
+            break
+    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
+    if ours >= len(argv):
+        parser.error("no script given: name a file, or a module after -m.")
     try:
         _check_settings(options.settings)
     except SettingError as error:
         parser.error(f"--with: {error}")
-    return options, command
+    return options, list(argv[ours:])
 
 
 def _check_settings(words: Sequence[str]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import importlib.util
 import io
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
@@ -38,25 +37,6 @@ class Script:
         module.__dict__.update(self.main_globals)
         sys.modules["__main__"] = module
         exec(self.code, module.__dict__)
-
-
-def split_words(
-    parser: argparse.ArgumentParser, argv: Sequence[str], valued: Collection[str]
-) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the options before a script or `-m module`; return them, and the other words.
-
-    The options `valued` have a value.
-    """
-    ours = 0
-    while ours < len(argv) and argv[ours].startswith("-"):
-        word = argv[ours]
-        ours += 2 if word in valued else 1
-        if word in ("-m", "--"):
-            break
-    options = parser.parse_args([word for word in argv[:ours] if word != "--"])
-    if ours >= len(argv):
-        parser.error("no script given: name a file, or a module after -m.")
-    return options, list(argv[ours:])
 
 
 def from_file(path: str, arguments: Sequence[str]) -> Script:

@@ -234,14 +234,11 @@ def test_a_program_has_its_folder_on_the_path_before_the_callers(
     assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/theirs"
 
 
-WITH_SCRIPT = ("watch", "measure-memory", "tune")
-
-
 def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     documented = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(documented) == set(COMMANDS)
-    for name in COMMANDS.keys() - set(WITH_SCRIPT) - PROGRAMS.keys():
+    for name in COMMANDS.keys() - {"watch", "tune"} - PROGRAMS.keys():
         (commands,) = (
             action
             for action in parser(name)._actions
@@ -252,7 +249,7 @@ def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture
         listed = set(re.findall(r"^\| `(--[\w-]+)", documented[name], flags=re.M))
         assert listed == {word for word in known if word.startswith("--")} - {"--help"}, name
         assert f"stepscope {name}" in str(command.epilog)  # its examples
-    for name in WITH_SCRIPT:
+    for name in ("watch", "tune"):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         shown = capsys.readouterr().out
