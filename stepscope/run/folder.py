@@ -110,7 +110,7 @@ def process_identity(pid: int | None = None) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": pid,
-        "pid_started": start_of(pid),
+        "pid_started": _start_of(pid),
         "pid_ticks": start_ticks(pid),
         "pid_namespace": pid_namespace(),
         "user": user_name(),
@@ -150,9 +150,13 @@ def user_name() -> str:
         return str(os.getuid())
 
 
+def own_start() -> float:
+    """Return the start time of this process in epoch seconds."""
+    return _start_of(os.getpid())
+
+
 @functools.cache
-def start_of(pid: int) -> float:
-    """Return the start time of this process, or of its parent, in epoch seconds."""
+def _start_of(pid: int) -> float:
     return float(psutil.Process(pid).create_time())
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stepscope.common.files import read_json
-from stepscope.run.folder import pid_namespace, process_of, rank_json, start_of
+from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
@@ -287,7 +287,7 @@ def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
     namespace = run_json.get("pid_namespace")
     if run_json.get("host") != socket.gethostname() or namespace not in (None, pid_namespace()):
         return heartbeat_age_s < STALE_S
-    if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == start_of(os.getpid()):
+    if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == own_start():
         return True  # checked at every poll and click; reading /proc would cost more
     unsure = namespace is None and heartbeat_age_s < FRESH_S
     return process_of(run_json) is not None or unsure
