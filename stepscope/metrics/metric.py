@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,3 +46,7 @@ class Metric:
     unit: Unit
     label: str
     meaning: str
+
+
+MetricTable = Mapping[str, tuple[Unit, str, str]]
+"""Unit, label and meaning of each metric by its key."""
