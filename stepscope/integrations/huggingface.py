@@ -48,9 +48,7 @@ class StepscopeCallback(TrainerCallback):
                 epochs=math.ceil(state.num_train_epochs),
             )
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, *others: Any, **kwargs: Any) -> None:
         """Count the epoch."""
         self._run.set_epoch(int(state.epoch or 0) + 1)
 
@@ -61,14 +59,7 @@ class StepscopeCallback(TrainerCallback):
         if self._run.step({_EPOCHS: state.epoch}, may_catch=args.world_size == 1):
             control.should_training_stop = True
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, *args: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Record the Trainer's logs with their step."""
         self._run.log(metrics(logs or {}))
 

@@ -67,9 +67,7 @@ class StepscopeCallback(Callback):
         if self._active and trainer.optimizers:
             self._lr = trainer.optimizers[0].param_groups[0]["lr"]
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
         """Record the optimizer step, if the batch completes a step."""
         if not self._active or trainer.global_step == self._step:
             self._run.work()
