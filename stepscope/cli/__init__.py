@@ -10,10 +10,10 @@ import argparse
 import importlib
 import io
 import os
-import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 from stepscope import __version__
@@ -144,19 +144,13 @@ def call_driver(function: Callable[[], T], timeout_s: float) -> T:
 
     A broken GPU can block a driver call for ever; the daemon thread does not block the exit.
     """
-    answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
+    answer: Future[T] = Future()
 
     def call() -> None:
         try:
-            answers.put(function())
+            answer.set_result(function())
         except Exception as error:  # noqa: BLE001 - raised in the caller's thread
-            answers.put(error)
+            answer.set_exception(error)
 
     threading.Thread(target=call, name="stepscope-driver", daemon=True).start()
-    try:
-        answer = answers.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return answer.result(timeout_s)

@@ -64,16 +64,14 @@ class StepscopeCallback(TrainerCallback):
         self._run.log(metrics(logs or {}))
 
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Exclude the evaluation from the step time."""
+        """Exclude an evaluation or a checkpoint from the step time."""
         self._run.pass_over()
+
+    on_save = on_evaluate
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """Record a batch of the evaluation as work without a step."""
         self._run.work()
-
-    def on_save(self, *args: Any, **kwargs: Any) -> None:
-        """Exclude the checkpoint from the step time."""
-        self._run.pass_over()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """End the run; after an exception the exit of the script ends it."""

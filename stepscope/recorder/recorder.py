@@ -97,11 +97,6 @@ class Recorder:
         self.commands = self.job
         self.command_waiting = self.job.waiting
 
-    @property
-    def dropped(self) -> int:
-        """Rows and events lost to full queues or errors of the writer thread."""
-        return self._writer.dropped
-
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
 
@@ -174,7 +169,8 @@ class Recorder:
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
         """Add an event; `data` is converted to JSON."""
-        self._put(self._event(kind, text, data))
+        kept = {name: to_json(value) for name, value in data.items()}
+        self._put(Event(clock.now(), self.step, self.epoch, to_text(kind), to_text(text), kept))
         self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
@@ -232,10 +228,6 @@ class Recorder:
         if self.job is not None:
             self.job.abandon()
         self._writer.leave()
-
-    def _event(self, kind: str, text: str, data: Mapping[str, Any]) -> Event:
-        kept = {name: to_json(value) for name, value in data.items()}
-        return Event(clock.now(), self.step, self.epoch, to_text(kind), to_text(text), kept)
 
     def _describe(self, run_json: Mapping[str, Any]) -> None:
         self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})

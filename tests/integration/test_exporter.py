@@ -342,7 +342,9 @@ def test_help_is_of_the_exported_unit_and_has_no_key() -> None:
 def test_clients_that_are_silent_or_reset_print_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prometheus.ExporterServer, "daemon_threads", False)  # closing joins them
+    monkeypatch.setattr(
+        prometheus.ThreadingWSGIServer, "daemon_threads", False
+    )  # closing joins them
     with serving(ExporterCollector(tmp_path, machine(NO_GPU))) as url:
         address = "127.0.0.1", int(url.rpartition(":")[2])
         with socket.create_connection(address) as reset:
