@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from contextlib import closing
 
 from stepscope.alerts.evaluator import AlarmChange, ending
 from stepscope.alerts.monitor import KIND, event_data, make_alert
@@ -65,12 +66,9 @@ def _store_event(run: RunInfo, alert: Alert) -> None:
         if os.path.lexists(run.folder / "rank0.ring"):  # an unreadable ring is kept
             return
         epoch = int(run.run_json.get("epoch") or 0)
-        writer = StoreWriter(run.folder / store_name(0), reopen=True)
-        try:
-            with writer.transaction():
-                ts, data = now_of(run.run_json), event_data(alert)
-                writer.add_event(Event(ts, alert.step, epoch, KIND, alert.text, data))
-        finally:
-            writer.close()
+        ts, data = now_of(run.run_json), event_data(alert)
+        store = run.folder / store_name(0)
+        with closing(StoreWriter(store, reopen=True)) as writer, writer.transaction():
+            writer.add_event(Event(ts, alert.step, epoch, KIND, alert.text, data))
     except (RunError, StoreError, OSError, sqlite3.Error) as error:
         log.warning("%s: the event of its crash could not be stored: %s", run.id, error)

@@ -7,6 +7,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 from stepscope.common.files import is_own_folder
@@ -52,21 +53,20 @@ def recover(folder: Path, rank: int = 0) -> int:
         if os.path.lexists(folder / f"{store_name(rank)}-journal"):
             StoreWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
         return 0
-    with abandoned(path) as read_rows:
-        writer = StoreWriter(folder / store_name(rank), reopen=True)
-        try:
-            rows = read_rows(writer.stored_slots())
-            steps = StepBlockBuilder()
-            block = steps.block(rows.slots, rows.layouts)
-            with writer.transaction():
-                if len(block):
-                    writer.append(Stream.STEPS, "", block)
-                for broken in steps.broken:
-                    writer.add_event(broken)
-                writer.store_slots(rows.end)
-            path.unlink()
-        finally:
-            writer.close()
+    with (
+        abandoned(path) as read_rows,
+        closing(StoreWriter(folder / store_name(rank), reopen=True)) as writer,
+    ):
+        rows = read_rows(writer.stored_slots())
+        steps = StepBlockBuilder()
+        block = steps.block(rows.slots, rows.layouts)
+        with writer.transaction():
+            if len(block):
+                writer.append(Stream.STEPS, "", block)
+            for broken in steps.broken:
+                writer.add_event(broken)
+            writer.store_slots(rows.end)
+        path.unlink()
     return len(block)
 
 
