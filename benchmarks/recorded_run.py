@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stepscope.metrics import METRICS, Stream
 from stepscope.run import RunStatus, process_identity, write_run_json
 from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter
+from stepscope.store.blocks import Event
 from trainer.config import Workload, defaults
 
 STEP_RATE = 25.0
@@ -138,14 +139,9 @@ class RecordedRun:
         for epoch in range(-(-start // STEPS_PER_EPOCH), -(-stop // STEPS_PER_EPOCH)):
             step = epoch * STEPS_PER_EPOCH
             text = f"Epoch {epoch}: validation loss 0.5012, accuracy 97.0 %, 4.08 s"
-            self._writer.add_event(
-                self._created + step / STEP_RATE,
-                step,
-                epoch,
-                "epoch",
-                text,
-                {"val/loss": 0.5012, "val/accuracy": 97.0, "seconds": 4.08},
-            )
+            data = {"val/loss": 0.5012, "val/accuracy": 97.0, "seconds": 4.08}
+            ts = self._created + step / STEP_RATE
+            self._writer.add_event(Event(ts, step, epoch, "epoch", text, data))
 
 
 def _facts(created: float) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from benchmarks.report import at_most, quantile, report, say
 from dashboard.run_index import RunIndex
 from stepscope.cli import main as stepscope
 from stepscope.run import process_identity, write_run_json
-from stepscope.run.folder import folder_name, start_ticks
+from stepscope.run.folder import folder_name
 
 DAY_S = 86_400.0
 
@@ -33,8 +33,7 @@ DAY_S = 86_400.0
 def make_runs(root: Path, finished: int, live: int, process: psutil.Process) -> None:
     """Write run folders with a run.json each; the live ones are the newest."""
     now = time.time()
-    writer = {"pid": process.pid, "pid_started": process.create_time()}
-    writer |= {"pid_ticks": start_ticks(process.pid)}
+    writer = process_identity(process.pid)
     for number in range(finished + live):
         ended = now - (finished + live - number) * DAY_S / 100
         folder = root / folder_name(ended, "run", f"{number:08x}")
@@ -43,7 +42,7 @@ def make_runs(root: Path, finished: int, live: int, process: psutil.Process) -> 
         about |= {"status": "finished", "ended": ended + 60, "config": {"lr": 0.1, "width": 64}}
         if number >= finished:
             about |= {"status": "running", "ended": None, "heartbeat": now}
-        write_run_json(folder, process_identity() | about | writer, durable=False)
+        write_run_json(folder, writer | about, durable=False)
 
 
 def timed(call: Callable[[], object], times: int) -> dict[str, Any]:

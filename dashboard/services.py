@@ -43,7 +43,7 @@ from stepscope.gpu.source import is_simulated, open_source
 from stepscope.host.child_process import Child
 from stepscope.host.parent_death_signal import call_at_end_of
 from stepscope.remote.source import RemoteSource, sources_from_environment
-from stepscope.run import RunError, RunInfo, rank_pids, read_run, run_folder, run_folders, runs_root
+from stepscope.run import RunError, RunInfo, own_ranks, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
 from trainer.collectives.measurement import CollectivePlan as CollectivePlan
 from trainer.collectives.measurement import Measurement
@@ -312,7 +312,9 @@ class Services:
         """Return the names of this machine's live runs by process ID."""
         live = [run for run in self.index.recent().runs if run.status.live]
         return {
-            pid: str(run.run_json.get("name") or run.id) for run in live for pid in rank_pids(run)
+            rank.run_json["pid"]: str(run.run_json.get("name") or run.id)
+            for run in live
+            for rank in own_ranks(run)
         }
 
     def end_job(self, run: RunInfo) -> str:

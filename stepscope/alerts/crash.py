@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from contextlib import closing
 
 from stepscope.alerts.evaluator import AlarmChange, ending
 from stepscope.alerts.monitor import KIND, event_data, make_alert
@@ -18,6 +19,7 @@ from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
 from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError, StoreWriter, store_name
+from stepscope.store.blocks import Event
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
         return None
     if not is_own(run) or not _claim(run):
         return None
-    step = _step(run)
+    step = int(run.run_json.get("step") or 0)
     change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)
     alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
     _store_event(run, alert)
@@ -63,19 +65,10 @@ def _store_event(run: RunInfo, alert: Alert) -> None:
         recover_ended(run)
         if os.path.lexists(run.folder / "rank0.ring"):  # an unreadable ring is kept
             return
-        epoch = run.run_json.get("epoch")
-        epoch = epoch if type(epoch) is int else 0
-        writer = StoreWriter(run.folder / store_name(0), reopen=True)
-        try:
-            with writer.transaction():
-                ts, step = now_of(run.run_json), _step(run)
-                writer.add_event(ts, step, epoch, KIND, alert.text, event_data(alert))
-        finally:
-            writer.close()
+        epoch = int(run.run_json.get("epoch") or 0)
+        ts, data = now_of(run.run_json), event_data(alert)
+        store = run.folder / store_name(0)
+        with closing(StoreWriter(store, reopen=True)) as writer, writer.transaction():
+            writer.add_event(Event(ts, alert.step, epoch, KIND, alert.text, data))
     except (RunError, StoreError, OSError, sqlite3.Error) as error:
         log.warning("%s: the event of its crash could not be stored: %s", run.id, error)
-
-
-def _step(run: RunInfo) -> int:
-    step = run.run_json.get("step")
-    return step if type(step) is int else 0

@@ -134,7 +134,7 @@ class AlertMonitor:
             return None
         try:
             # A run of one process has no peers: its lost connection is to another service.
-            has_peers = self._rank > 0 or _has_peers(run_json)
+            has_peers = self._rank > 0 or (run_json.get("world_size") or 1) > 1
             of_a_peer = has_peers and RankExit(self._rank, 0.0, 0.0, reason).of_a_peer
             name = None
             if status is RunStatus.FAILED and not of_a_peer:
@@ -201,7 +201,8 @@ class AlertMonitor:
         due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
         own, memory = training_gpu(run_json), run_json.get("device_memory")
         trains_on = frozenset() if own is None else frozenset({own})
-        if _has_peers(run_json) and self._has_gpus:  # one rank samples the GPUs of all
+        # One rank samples the GPUs of all.
+        if (run_json.get("world_size") or 1) > 1 and self._has_gpus:
             if now - self._others[1] >= RANKS_S:
                 self._others = _devices_of_ranks(self._folder), now
             trains_on |= self._others[0]
@@ -275,11 +276,6 @@ def event_data(alert: Alert) -> dict[str, Any]:
     optional = {"metric": alert.metric, "uuid": alert.device}
     known = {name: value for name, value in optional.items() if value is not None}
     return {**data, "value": alert.value, **known}
-
-
-def _has_peers(run_json: RunJson) -> bool:
-    world_size = run_json.get("world_size", 1)
-    return isinstance(world_size, int) and world_size > 1
 
 
 def _devices_of_ranks(folder: Path) -> frozenset[str]:

@@ -10,10 +10,10 @@ import argparse
 import importlib
 import io
 import os
-import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 from stepscope import __version__
@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(error, file=sys.stderr)
         return 2
-    except FileNotFoundError:
-        if _has_folder():
+    except FileNotFoundError as error:
+        if error.filename is not None:  # as os.getcwd raises it
             raise
         print("The current folder was deleted. Change to another folder.", file=sys.stderr)
         return 2
@@ -97,13 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
-
-
-def _has_folder() -> bool:
-    try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -151,19 +144,13 @@ def call_driver(function: Callable[[], T], timeout_s: float) -> T:
 
     A broken GPU can block a driver call for ever; the daemon thread does not block the exit.
     """
-    answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
+    answer: Future[T] = Future()
 
     def call() -> None:
         try:
-            answers.put(function())
+            answer.set_result(function())
         except Exception as error:  # noqa: BLE001 - raised in the caller's thread
-            answers.put(error)
+            answer.set_exception(error)
 
     threading.Thread(target=call, name="stepscope-driver", daemon=True).start()
-    try:
-        answer = answers.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return answer.result(timeout_s)

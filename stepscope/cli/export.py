@@ -9,7 +9,7 @@ from pathlib import Path
 from stepscope.cli import number_type
 from stepscope.common.formatting import printable
 from stepscope.export.all_runs import export_all
-from stepscope.export.tables import ExportRequest, export
+from stepscope.export.tables import export
 from stepscope.metrics import Stream
 from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
             return _export_all(root, options.output, options.stream)
         opened = open_run(options.id, runs=root)
         recover_ended(opened.info())
-        request = ExportRequest(options.format, options.stream or "steps", options.rank or 0)
-        written = export(opened.folder, request, options.output)
+        stream, rank = options.stream or "steps", options.rank or 0
+        written = export(opened.folder, options.format, stream, rank, options.output)
     except BrokenPipeError:  # an OSError too, but not of --output
         raise
     except StoreError as error:

@@ -21,14 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from stepscope.commands.command import Command, CommandName
-from stepscope.common.files import atomic_write, read_regular_file
 
 VOTE_TIMEOUT_S = 5.0  # Votes usually arrive within milliseconds.
 MAX_HOLD_FACTOR = 4.0
@@ -289,48 +286,3 @@ class Participant:
         if not self._waiting:
             self._waiting.append(self)
         self._flag()
-
-
-FOLDER = "agreement"
-NOTICES = "notices.json"
-MAX_FILE_BYTES = 2**20
-T = TypeVar("T")
-
-
-class ConsensusFiles:
-    """Files of the protocol in a run folder. Writing raises OSError.
-
-    They are not durable: a power failure also ends the processes that would read them. A file that
-    is missing or invalid reads as empty, also one that is replaced on a network disk meanwhile.
-    """
-
-    def __init__(self, run_folder: Path) -> None:
-        self.notices_path = run_folder / FOLDER / NOTICES
-        self.reports_folder = run_folder / FOLDER / "answers"
-        self.reports_folder.mkdir(parents=True, exist_ok=True)
-
-    def write_notices(self, proposals: Sequence[Proposal]) -> None:
-        """Replace rank 0's proposals."""
-        atomic_write(self.notices_path, msgspec.json.encode(proposals), durable=False)
-
-    def notices(self) -> list[Proposal]:
-        """Return rank 0's proposals."""
-        return _read(self.notices_path, list[Proposal]) or []
-
-    def write_report(self, number: int, report: bytes) -> None:
-        """Replace a rank's report, given encoded."""
-        atomic_write(self._report_path(number), report, durable=False)
-
-    def report(self, number: int) -> RankReport:
-        """Return a rank's report."""
-        return _read(self._report_path(number), RankReport) or RankReport()
-
-    def _report_path(self, number: int) -> Path:
-        return self.reports_folder / f"rank{number}.json"
-
-
-def _read(path: Path, type_: type[T]) -> T | None:
-    try:
-        return msgspec.json.decode(read_regular_file(path, MAX_FILE_BYTES), type=type_)
-    except (OSError, ValueError, RecursionError):
-        return None

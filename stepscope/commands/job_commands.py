@@ -10,14 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import (
     VOTE_TIMEOUT_S,
-    ConsensusFiles,
     Coordinator,
     Participant,
     Proposal,
@@ -25,7 +25,13 @@ from stepscope.commands.consensus import (
     RankReport,
 )
 from stepscope.common.clock import clock
-from stepscope.common.files import REPLACED, WakeableSleep, is_network_filesystem
+from stepscope.common.files import (
+    REPLACED,
+    WakeableSleep,
+    atomic_write,
+    is_network_filesystem,
+    read_regular_file,
+)
 from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
 from stepscope.run.rank_info import RankMetadata, find_rank
@@ -43,6 +49,16 @@ IDLE_S = 3600.0
 NETWORK_VOTE_TIMEOUT_S = 30.0  # A network disk shows a change some seconds later.
 STOP_POLL_S = 2.0  # Interval of reading the other ranks' stop requests over a network disk.
 JOIN_S = 2.0
+MAX_FILE_BYTES = 2**20
+T = TypeVar("T")
+
+
+def read_file(path: Path, type_: type[T]) -> T | None:
+    """Return a file of the protocol; None if it is missing, invalid or being replaced."""
+    try:
+        return msgspec.json.decode(read_regular_file(path, MAX_FILE_BYTES), type=type_)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 class JobCommands(Participant):
@@ -66,16 +82,19 @@ class JobCommands(Participant):
         self._on_command = on_command
         self._number = number
         self._ranks = ranks
-        self._files = ConsensusFiles(recorder.folder)
+        self._notices = recorder.folder / "agreement" / "notices.json"
+        """The proposals of rank 0."""
+        self._reports = self._notices.parent / "answers"
+        self._reports.mkdir(parents=True, exist_ok=True)
         # Where others replace the files that this rank reads.
-        watched = self._files.notices_path.parent if number else self._files.reports_folder
+        watched = self._notices.parent if number else self._reports
         network = is_network_filesystem(watched)
         timeout_s = NETWORK_VOTE_TIMEOUT_S if network else VOTE_TIMEOUT_S
         super().__init__(
             lambda: recorder.step, lead=lead, flag=recorder.want_boundary, vote_timeout_s=timeout_s
         )
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
-        self._written = b""
+        self._written: RankReport | None = None
         self.finished: set[int] = set()  # ids of the commands with a result on this rank
         self._stop_proposed = self._stop_forwarded = False
         self._wanted_stop: str | None = None
@@ -132,7 +151,7 @@ class JobCommands(Participant):
         while not self._closing:
             try:
                 if self._number:
-                    self._handle(self._files.notices())
+                    self._handle(read_file(self._notices, list[Proposal]) or [])
                 else:
                     self._coordinate()
                 self._write_report()
@@ -171,7 +190,7 @@ class JobCommands(Participant):
         if self._stop_forwarded or now_s < self._next_stop_poll_s:
             return
         self._next_stop_poll_s = now_s + (0.0 if self._is_notified else STOP_POLL_S)
-        stops = (self._files.report(number).stop for number in range(1, self._ranks))
+        stops = (self._report(number).stop for number in range(1, self._ranks))
         reason = next(filter(None, stops), None)
         if reason is None:
             return
@@ -187,7 +206,7 @@ class JobCommands(Participant):
         open_ = {one.command.id for one in self._coordinator.open}
         votes, gone = {0: dict(self.votes)}, {}
         for number in range(1, self._ranks):
-            votes[number] = self._files.report(number).answers
+            votes[number] = self._report(number).answers
             rank = None if open_ <= votes[number].keys() else self._rank(number)
             status = None if rank is None else rank.status
             if status in (RunStatus.FINISHED, RunStatus.STOPPED):
@@ -235,19 +254,26 @@ class JobCommands(Participant):
             text = f"{command.label}: withdrawn on all ranks: {why}"
             self._recorder.finish(command, text, ok=False)
 
+    def _report(self, number: int) -> RankReport:
+        return read_file(self._report_path(number), RankReport) or RankReport()
+
+    def _report_path(self, number: int) -> Path:
+        return self._reports / f"rank{number}.json"
+
     def _write_report(self) -> None:
         """Replace this rank's file if the report has changed."""
-        content = msgspec.json.encode(RankReport(dict(self.votes), self._wanted_stop))
-        is_new = bool(self._number) and content != self._written
-        if is_new and self._try(lambda: self._files.write_report(self._number, content)):
-            self._written = content
+        report = RankReport(dict(self.votes), self._wanted_stop)
+        is_new = bool(self._number) and report != self._written
+        if is_new and self._write(self._report_path(self._number), report):
+            self._written = report
 
     def _write_notices(self) -> bool:
-        return self._try(lambda: self._files.write_notices(self._coordinator.proposals))
+        return self._write(self._notices, self._coordinator.proposals)
 
-    def _try(self, write: Callable[[], None]) -> bool:
+    def _write(self, path: Path, content: object) -> bool:
+        """Replace a file, not durably: a power failure also ends the processes that read it."""
         try:
-            write()
+            atomic_write(path, msgspec.json.encode(content), durable=False)
         except (OSError, ValueError) as error:
             if not self._failed:
                 log.warning("stepscope: the ranks cannot agree on a command: %s", first_line(error))

@@ -63,18 +63,13 @@ MAX_ENTRIES = 2000  # entries of one list or object
 
 
 def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
-    """Decode a JSON object of this schema into a dataclass. Raises ValueError."""
+    """Decode a JSON object of this schema into a dataclass. Raises ValueError with `where`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"must be JSON ({str(error)[:80]})") from None
     if not isinstance(value, dict) or value.get("schema") != schema:
         raise ValueError(f"must be an object of schema {schema}")
-    return object_of(kind, value, where)
-
-
-def object_of(kind: Any, value: Any, where: str) -> Any:
-    """Convert a JSON value into a dataclass. Raises ValueError, which names `where`."""
     try:
         return msgspec.convert(_bounded(value), kind)
     except (ValueError, RecursionError) as error:

@@ -337,10 +337,9 @@ def _hardware(run_json: Mapping[str, Any]) -> Any:
 
 def _visible_gpus(run_json: Mapping[str, Any]) -> int | None:
     """Return the GPUs that rank 0 could use; None for a run on the CPU or if unknown."""
-    listed = run_json.get("devices")
-    if not isinstance(listed, list) or training_gpu(run_json) is None:
+    if training_gpu(run_json) is None:
         return None
-    return len(listed) or None
+    return len(run_json.get("devices") or ()) or None
 
 
 def _environment(one: RunFigures) -> dict[str, Any]:

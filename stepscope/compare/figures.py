@@ -106,11 +106,8 @@ def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
     run_json = of_metadata.run.run_json
     series = {(info.stream, info.source): info for info in reader.series()}
     of_steps, gpu = series.get((Stream.STEPS.value, "")), training_gpu(run_json)
-    steps = reduced(reader, of_steps)
-    size = run_json.get("world_size")
-    ranks = size if type(size) is int and 0 < size < 10**6 else 1
-    newest = read_newest(reader, of_steps)
-    each = samples_of_a_step(newest)
+    steps, newest = reduced(reader, of_steps), read_newest(reader, of_steps)
+    ranks, each = run_json.get("world_size") or 1, samples_of_a_step(newest)
     samples = None if each is None else each * ranks
     times = {key: typical(steps, key) for key in (STEP_TIME, "perf/mfu", *PHASES)}
     energy, watts = energy_of(reduced(reader, series.get((Stream.DEVICES.value, gpu or ""))))

@@ -18,12 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from stepscope import __version__
 from stepscope.bottleneck.step_window import training_gpu
@@ -40,7 +40,7 @@ from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RUN_JSON, RunStatus, run_folders
-from stepscope.run.rank_info import RankMetadata, find_rank, now_of, rank_numbers, wall_offset_of
+from stepscope.run.rank_info import RankMetadata, now_of, readable_ranks, wall_offset_of
 from stepscope.store import StoreError, StoreReader, store_name
 from stepscope.store.blocks import missing
 
@@ -230,8 +230,7 @@ class ExporterCollector:
                 continue
             ranks = dict[int, RankMetadata]()
             if before.get(folder) != changed:
-                found = (find_rank(folder, number) for number in rank_numbers(folder))
-                ranks = {rank.rank: rank for rank in found if rank is not None and _is_shown(rank)}
+                ranks = {rank.rank: rank for rank in readable_ranks(folder) if _is_shown(rank)}
             if not ranks:
                 self._ended[folder] = changed
                 continue
@@ -290,12 +289,6 @@ def _add_rank(families: _Families, folder: Path, rank: RankMetadata) -> dict[str
     return labels
 
 
-class ExporterServer(ThreadingMixIn, WSGIServer):
-    """HTTP server with one thread per request."""
-
-    daemon_threads = True
-
-
 class _Handler(WSGIRequestHandler):
     timeout = 10.0  # for a client that sends nothing
 
@@ -308,10 +301,10 @@ class _Handler(WSGIRequestHandler):
         """Log nothing."""
 
 
-def open_server(collector: ExporterCollector, address: str, port: int) -> ExporterServer:
+def open_server(collector: ExporterCollector, address: str, port: int) -> WSGIServer:
     """Return a bound server of /metrics and /-/ready; port 0 is a free one. Raises OSError."""
     family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    server = type("_Server", (ExporterServer,), {"address_family": family})
+    server = type("_Server", (ThreadingWSGIServer,), {"address_family": family})
     registry = CollectorRegistry(auto_describe=False)
     registry.register(cast(Any, collector))
     serve = make_wsgi_app(registry)
@@ -326,7 +319,7 @@ def open_server(collector: ExporterCollector, address: str, port: int) -> Export
             return _answer(start, "200 OK", "Stepscope exporter is ready.")
         return _answer(start, "404 Not Found", "The metrics are at /metrics.")
 
-    return cast(ExporterServer, make_server(str(place[0]), port, application, server, _Handler))
+    return cast(WSGIServer, make_server(str(place[0]), port, application, server, _Handler))
 
 
 _LOCAL = {"localhost", "127.0.0.1", "[::1]"}

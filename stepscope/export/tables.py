@@ -171,36 +171,27 @@ def output_file(path: Path) -> Iterator[Path]:
         yield Path(part.name)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """Format, stream and rank of an export."""
-
-    format: str
-    stream: str
-    rank: int = 0
-
-
-def export(folder: Path, wanted: ExportRequest, output: Path | None) -> str:
+def export(folder: Path, format_: str, stream: str, rank: int, output: Path | None) -> str:
     """Write the export, without `output` to standard output; return a sentence for the user.
 
     Raises StoreError if the store cannot be read, OSError if the file cannot be written,
     ModuleNotFoundError if a package for the format is missing.
     """
-    rows = StreamRows(folder, wanted.stream, wanted.rank)
-    if wanted.format == "tensorboard" and output is not None:
+    rows = StreamRows(folder, stream, rank)
+    if format_ == "tensorboard" and output is not None:
         from stepscope.export import tensorboard  # noqa: PLC0415 - only this format needs it
 
-        place = tensorboard.write_events(rows, folder.name, output, rank=wanted.rank)
-        return f"{len(rows)} rows of {wanted.stream} written below {place}."
-    table = event_table(folder, wanted.rank) if wanted.stream == "events" else series_table(rows)
-    if wanted.format == "parquet" and output is not None:
+        place = tensorboard.write_events(rows, folder.name, output, rank=rank)
+        return f"{len(rows)} rows of {stream} written below {place}."
+    table = event_table(folder, rank) if stream == "events" else series_table(rows)
+    if format_ == "parquet" and output is not None:
         with output_file(output) as part:
             count = write_parquet(part, table)
     else:
-        write = write_csv if wanted.format == "csv" else write_json
+        write = write_csv if format_ == "csv" else write_json
         with opened(output) as out:
             count = write(out, table)
-    return f"{count} rows of {wanted.stream} written to {output}."
+    return f"{count} rows of {stream} written to {output}."
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -69,17 +68,12 @@ def _add(writer: EventFileWriter, block: SeriesBlock) -> None:
 @contextmanager
 def _new_file(folder: Path, logdir: Path) -> Iterator[EventFileWriter]:
     """Yield a writer; at the end its file replaces an earlier export in `folder`."""
-    scratch = Path(tempfile.mkdtemp(prefix=".stepscope-", dir=logdir))
-    try:
-        writer = EventFileWriter(str(scratch), max_queue_size=1000, filename_suffix=SUFFIX)
-        try:
+    with tempfile.TemporaryDirectory(prefix=".stepscope-", dir=logdir) as scratch:
+        new = EventFileWriter(scratch, max_queue_size=1000, filename_suffix=SUFFIX)
+        with closing(new) as writer:
             yield writer
-        finally:
-            writer.close()
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
             old.unlink()
-        for file in scratch.iterdir():
+        for file in Path(scratch).iterdir():
             os.replace(file, folder / file.name)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -38,7 +38,7 @@ class CgroupMemory:
 
 
 def container(folder: Path | None = None) -> CgroupMemory:
-    """Read the cgroup of this process, or the one in `folder`."""
+    """Read the cgroup of this process, or the one in `folder`; all None if it is not visible."""
     folder = own_folder() if folder is None else folder
     if folder is None:
         return CgroupMemory()
@@ -51,13 +51,10 @@ def container(folder: Path | None = None) -> CgroupMemory:
     return CgroupMemory(None if limit is None or limit >= _NO_LIMIT else limit, used, kills, idle)
 
 
+@functools.cache
 def own_folder(root: Path = ROOT, table: Path = Path("/proc/self/cgroup")) -> Path | None:
     """Return the folder of this process's memory cgroup; None if it is not visible."""
-    try:
-        lines = table.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    for line in lines:
+    for line in _text(table).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and "memory" not in controllers.split(","):
@@ -93,9 +90,7 @@ def kills_since(first: Any) -> int | None:
 
 def _booted() -> str | None:
     """Return the boot id of the host: counters start at 0 with each boot."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return None
+    return _text("/proc/sys/kernel/random/boot_id").strip() or None
 
 
 def _number(*paths: Path) -> int | None:
@@ -115,11 +110,10 @@ def _counter(key: str, *paths: Path) -> int | None:
     return None
 
 
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(number, encoding="ascii") as file:
-            return file.read(16_384)
+def _text(path: Path | str) -> str:
+    """Return the content of a file of the kernel; "" if its process has exited."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes().decode(errors="replace")
     return ""
 
 
@@ -177,29 +171,13 @@ def resident() -> int | None:
 
 def _children(threads: Iterable[tuple[int, int]]) -> list[int]:
     """Return the child processes of these (process, thread) pairs."""
-    lists = (_read(f"/proc/{pid}/task/{thread}/children") for pid, thread in threads)
+    lists = (_text(f"/proc/{pid}/task/{thread}/children") for pid, thread in threads)
     return [int(pid) for listed in lists for pid in listed.split()]
 
 
 def _pages(pid: int) -> int:
-    words = _read(f"/proc/{pid}/statm").split()
+    words = _text(f"/proc/{pid}/statm").split()
     return int(words[1]) if len(words) > 1 else 0
-
-
-def _read(path: str) -> bytes:
-    """Return the content of a file of /proc; b"" if its process has exited."""
-    with contextlib.suppress(OSError):
-        return Path(path).read_bytes()
-    return b""
-
-
-def own_container() -> CgroupMemory:
-    """Return the memory of this process's cgroup; all None if it is not visible."""
-    folder = _own_folder()
-    return CgroupMemory() if folder is None else container(folder)
-
-
-_own_folder = functools.cache(own_folder)
 
 
 MIN_CPU_INTERVAL_S = 0.05
@@ -220,13 +198,14 @@ class HostSampler:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
         rss: Callable[[], int] | None = None,
-        container: Callable[[], CgroupMemory] = own_container,
+        container: Callable[[], CgroupMemory] = container,
     ) -> None:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._rss = rss if rss is not None else _process_rss()
         self._container = container
-        self._children = ChildProcessMemory(clock=clock)
+        self.children = ChildProcessMemory(clock=clock).values
+        """Returns memory (bytes) of this process's children, once a second; {} if unknown."""
         self._peak = 0.0
         self._peak_lock = threading.Lock()  # the training thread resets it
         self._cpu_before: tuple[float, float] | None = None
@@ -250,10 +229,6 @@ class HostSampler:
             rss = float(self._rss())
             self._peak = max(self._peak, rss)
             return rss
-
-    def children(self) -> dict[str, float]:
-        """Read memory (bytes) of this process's children, once a second; {} if unknown."""
-        return self._children.values()
 
     def host(self) -> dict[str, float]:
         """Read memory (bytes; of a smaller container) and CPU (%) of the host. Not thread-safe."""

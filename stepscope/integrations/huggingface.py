@@ -48,9 +48,7 @@ class StepscopeCallback(TrainerCallback):
                 epochs=math.ceil(state.num_train_epochs),
             )
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, *others: Any, **kwargs: Any) -> None:
         """Count the epoch."""
         self._run.set_epoch(int(state.epoch or 0) + 1)
 
@@ -61,38 +59,21 @@ class StepscopeCallback(TrainerCallback):
         if self._run.step({_EPOCHS: state.epoch}, may_catch=args.world_size == 1):
             control.should_training_stop = True
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, *args: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Record the Trainer's logs with their step."""
         self._run.log(metrics(logs or {}))
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Exclude the evaluation from the step time."""
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Exclude an evaluation or a checkpoint from the step time."""
         self._run.pass_over()
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    on_save = on_evaluate
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """Record a batch of the evaluation as work without a step."""
         self._run.work()
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Exclude the checkpoint from the step time."""
-        self._run.pass_over()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """End the run; after an exception the exit of the script ends it."""
         self._run.end()
 

@@ -62,16 +62,12 @@ class StepscopeCallback(Callback):
             if trainer.current_epoch:  # the end of an epoch, with checkpoints, is no step time
                 self._run.pass_over()
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Read the learning rate before a scheduler changes it."""
         if self._active and trainer.optimizers:
             self._lr = trainer.optimizers[0].param_groups[0]["lr"]
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
         """Record the optimizer step, if the batch completes a step."""
         if not self._active or trainer.global_step == self._step:
             self._run.work()
@@ -85,15 +81,7 @@ class StepscopeCallback(Callback):
         if self._run.step(values, may_catch=may_catch):
             trainer.should_stop = True
 
-    def on_validation_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Record a batch of the validation as work without a step."""
         self._run.work()
 

@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,11 +39,14 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: `key` is `group/name`, `source` the call that gives the value."""
+    """One metric: `key` is `group/name`. docs/metrics.md also has the source of each."""
 
     stream: Stream
     key: str
     unit: Unit
     label: str
-    source: str
     meaning: str
+
+
+MetricTable = Mapping[str, tuple[Unit, str, str]]
+"""Unit, label and meaning of each metric by its key."""

@@ -2,201 +2,138 @@
 
 from __future__ import annotations
 
-import functools
+from stepscope.metrics.metric import MetricTable, Unit
 
-from stepscope.metrics.metric import Metric, Stream, Unit
-
-_sample = functools.partial(Metric, Stream.SAMPLES)
-_ALLOC = "torch.cuda.memory_stats_as_nested_dict"
-
-SAMPLES: tuple[Metric, ...] = (
-    _sample(
-        "memory/allocated",
+SAMPLES: MetricTable = {
+    "memory/allocated": (
         Unit.BYTES,
         "allocated",
-        f"{_ALLOC}: allocated_bytes.all.current",
         "Bytes of live tensors in torch's CUDA caching allocator, this process, this device. "
         "Read between two steps, and ten times a second inside steps of more than two ticks; "
         "where steps are short and one takes long, its first second is a gap.",
     ),
-    _sample(
-        "memory/reserved",
+    "memory/reserved": (
         Unit.BYTES,
         "reserved",
-        f"{_ALLOC}: reserved_bytes.all.current",
         "Bytes that the caching allocator holds from the driver: allocated plus its cache.",
     ),
-    _sample(
-        "memory/peak_allocated",
+    "memory/peak_allocated": (
         Unit.BYTES,
         "peak allocated",
-        f"{_ALLOC}: allocated_bytes.all.peak",
         "Highest allocated since the run began or the last Reset peak stats.",
     ),
-    _sample(
-        "memory/peak_reserved",
+    "memory/peak_reserved": (
         Unit.BYTES,
         "peak reserved",
-        f"{_ALLOC}: reserved_bytes.all.peak",
         "Highest reserved since the run began or the last Reset peak stats.",
     ),
-    _sample(
-        "memory/active",
+    "memory/active": (
         Unit.BYTES,
         "active",
-        f"{_ALLOC}: active_bytes.all.current",
         "Allocated, plus freed blocks that another stream may still use.",
     ),
-    _sample(
-        "memory/inactive_split",
+    "memory/inactive_split": (
         Unit.BYTES,
         "inactive split",
-        f"{_ALLOC}: inactive_split_bytes.all.current",
         "Free parts of blocks in use: cache that empty_cache cannot return.",
     ),
-    _sample(
-        "memory/alloc_retries",
+    "memory/alloc_retries": (
         Unit.COUNT,
         "allocation retries",
-        f"{_ALLOC}: num_alloc_retries",
         "Allocations since the run began that failed first and succeeded after a cache flush.",
     ),
-    _sample(
-        "memory/ooms",
+    "memory/ooms": (
         Unit.COUNT,
         "out-of-memory errors",
-        f"{_ALLOC}: num_ooms",
         "Out-of-memory errors that the allocator has raised since the run began.",
     ),
-    _sample(
-        "process/rss",
-        Unit.BYTES,
-        "process memory",
-        "psutil.Process.memory_info().rss",
-        "Resident memory of the training process.",
-    ),
-    _sample(
-        "process/peak_rss",
+    "process/rss": (Unit.BYTES, "process memory", "Resident memory of the training process."),
+    "process/peak_rss": (
         Unit.BYTES,
         "peak process memory",
-        "sampler",
         "Highest process memory sampled since the run began or the last Reset peak stats.",
     ),
-    _sample(
-        "process/cpu",
+    "process/cpu": (
         Unit.PERCENT,
         "process CPU",
-        "time.process_time()",
         "CPU time of the training process per wall time, without workers; 100% is one core.",
     ),
-    _sample(
-        "host/cpu",
-        Unit.PERCENT,
-        "host CPU",
-        "psutil.cpu_percent()",
-        "Busy share of all cores of the host.",
-    ),
-    _sample(
-        "host/mem_used",
+    "host/cpu": (Unit.PERCENT, "host CPU", "Busy share of all cores of the host."),
+    "host/mem_used": (
         Unit.BYTES,
         "host memory used",
-        "psutil.virtual_memory(); in a container with a limit its cgroup",
         "Host memory in use: total minus available. In a container with a limit: what it uses, "
         "without files that were not read lately.",
     ),
-    _sample(
-        "host/mem_total",
+    "host/mem_total": (
         Unit.BYTES,
         "host memory total",
-        "psutil.virtual_memory(); in a container with a limit its cgroup",
         "Host memory installed, or the limit of the container where that is less.",
     ),
-    _sample(
-        "sampler/cost",
+    "sampler/cost": (
         Unit.SECOND,
         "sampler cost",
-        "host clock",
         "Wall time that the previous tick of the sampler took.",
     ),
-    _sample(
-        "memory/parameters",
+    "memory/parameters": (
         Unit.BYTES,
         "parameters",
-        "storages of the parameters of optimizers and models",
         "Bytes of the weights that the optimizers update and of frozen ones, each storage once, on "
         "the device that trains; on a CPU part of the process memory. Read about once a second "
         "between two steps, with memory/allocated or process/rss of the same row.",
     ),
-    _sample(
-        "memory/gradients",
+    "memory/gradients": (
         Unit.BYTES,
         "gradients",
-        "storages of the parameters' .grad",
         "Bytes of the gradients that are held between two steps: in a watched script as "
         "optimizer.step() ends, in the built-in loop after zero_grad(), which sets them to None.",
     ),
-    _sample(
-        "memory/optimizer_state",
+    "memory/optimizer_state": (
         Unit.BYTES,
         "optimizer state",
-        "storages in optimizer.state",
         "Bytes of the optimizers' tensors on the device that trains, such as Adam's moments.",
     ),
-    _sample(
-        "memory/process_used",
+    "memory/process_used": (
         Unit.BYTES,
         "process on the device",
-        "nvmlDeviceGetComputeRunningProcesses",
         "Device memory of this process as the driver counts it: reserved, and what CUDA's "
         "context and libraries take. Missing where the driver hides it.",
     ),
-    _sample(
-        "process/children_rss",
+    "process/children_rss": (
         Unit.BYTES,
         "worker memory",
-        "/proc/PID/task/TID/children and /proc/PID/statm",
         "Resident memory of this process's children and of theirs, such as data-loading workers, "
         "once a second; pages shared with this process count again.",
     ),
-    _sample(
-        "comm/bytes",
+    "comm/bytes": (
         Unit.BYTES,
         "collective bytes per step",
-        "Flight Recorder: input sizes",
         "Bytes of the tensors that this rank passed to collectives per step: mean of the steps "
         "since the previous sample, 1 to 64 s ago. Only in jobs of several processes. Overwritten "
         "entries count with the mean size; run.json has their number.",
     ),
-    _sample(
-        "comm/rate",
+    "comm/rate": (
         Unit.BYTES_PER_SECOND,
         "collective throughput",
-        "Flight Recorder: input sizes",
         "Bytes per second that this rank passed to collectives since the previous sample; the "
         "traffic on the link is up to twice as much.",
     ),
-    _sample(
-        "comm/time",
+    "comm/time": (
         Unit.SECOND,
         "collective time per step",
-        "Flight Recorder: duration_ms; NCCL with TORCH_NCCL_ENABLE_TIMING=1",
         "Time that the device spent in collectives in a step, waiting for other ranks included: "
         "the mean of the steps since the previous sample. Concurrent collectives of several groups "
         "count each. Only with the switch that times collectives.",
     ),
-    _sample(
-        "comm/share",
+    "comm/share": (
         Unit.PERCENT,
         "share of time in collectives",
-        "comm/time",
         "Time in collectives as a share of the time since the previous sample; other kernels may "
         "run concurrently, so it need not be lost time.",
     ),
-    _sample(
-        "comm/bus_bandwidth",
+    "comm/bus_bandwidth": (
         Unit.BYTES_PER_SECOND,
         "bus bandwidth",
-        "Flight Recorder; nccl-tests, doc/PERFORMANCE.md",
         "Bus bandwidth, as nccl-tests define it, of the timed collectives of at least 1 MiB.",
     ),
-)
+}

@@ -16,7 +16,7 @@ import numpy as np
 from stepscope.metrics import Stream
 from stepscope.recorder.rows import LOSS, RATE, STEP_TIME
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
-from stepscope.store.blocks import Floats
+from stepscope.store.blocks import Floats, join
 
 MAX_BUCKETS = 512  # of a reduced read: one to two frames of the store
 MAX_METRICS = 64  # of one run
@@ -57,15 +57,15 @@ def bucket_for(rows: int, most: int) -> int:
 
 def reduced(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
     """Return a whole series in at most MAX_BUCKETS buckets."""
-    if info is None or not info.rows:
-        return SeriesBlock.from_rows([])
+    if info is None:
+        return join([])
     return reader.read(info.id, 0, info.rows, bucket_for(info.rows, MAX_BUCKETS))
 
 
 def read_newest(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
     """Return the newest MAX_BUCKETS rows."""
-    if info is None or not info.rows:
-        return SeriesBlock.from_rows([])
+    if info is None:
+        return join([])
     return reader.read(info.id, max(0, info.rows - MAX_BUCKETS), info.rows, 1)
 
 

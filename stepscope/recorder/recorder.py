@@ -63,7 +63,7 @@ class Recorder:
         self.number = rank  # folder rank
         self.step = 0
         self.epoch = 0
-        run_json = _first_run_json(name, kind, config, rank)
+        run_json = first_run_json(name, kind, config, rank)
         if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
         self.signs = 0  # rises with work other than steps, such as a validation batch
@@ -96,11 +96,6 @@ class Recorder:
         self.job = JobCommands(self, rank, ranks, lead=lead, on_command=self._on_command)
         self.commands = self.job
         self.command_waiting = self.job.waiting
-
-    @property
-    def dropped(self) -> int:
-        """Rows and events lost to full queues or errors of the writer thread."""
-        return self._writer.dropped
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
@@ -174,7 +169,8 @@ class Recorder:
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
         """Add an event; `data` is converted to JSON."""
-        self._put(self._event(kind, text, data))
+        kept = {name: to_json(value) for name, value in data.items()}
+        self._put(Event(clock.now(), self.step, self.epoch, to_text(kind), to_text(text), kept))
         self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
@@ -232,10 +228,6 @@ class Recorder:
         if self.job is not None:
             self.job.abandon()
         self._writer.leave()
-
-    def _event(self, kind: str, text: str, data: Mapping[str, Any]) -> Event:
-        kept = {name: to_json(value) for name, value in data.items()}
-        return Event(clock.now(), self.step, self.epoch, to_text(kind), to_text(text), kept)
 
     def _describe(self, run_json: Mapping[str, Any]) -> None:
         self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
@@ -297,7 +289,7 @@ def _leave_all() -> None:
 os.register_at_fork(after_in_child=_leave_all)
 
 
-def _first_run_json(
+def first_run_json(
     name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
 ) -> dict[str, Any]:
     """Return run.json before the first step."""

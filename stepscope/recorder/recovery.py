@@ -7,22 +7,15 @@ import os
 import socket
 import sqlite3
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 from stepscope.common.files import is_own_folder
 from stepscope.metrics import Stream
 from stepscope.recorder.ring import RingError, abandoned
 from stepscope.recorder.rows import StepBlockBuilder
-from stepscope.run import (
-    RunError,
-    RunInfo,
-    RunStatus,
-    is_own,
-    process_of,
-    read_run,
-    write_run_json,
-)
-from stepscope.run.rank_info import find_rank, now_of, numbers_with
+from stepscope.run import RunInfo, RunStatus, is_own, process_of, rank_json, write_run_json
+from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)
@@ -60,35 +53,40 @@ def recover(folder: Path, rank: int = 0) -> int:
         if os.path.lexists(folder / f"{store_name(rank)}-journal"):
             StoreWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
         return 0
-    with abandoned(path) as read_rows:
-        writer = StoreWriter(folder / store_name(rank), reopen=True)
-        try:
-            rows = read_rows(writer.stored_slots())
-            steps = StepBlockBuilder()
-            block = steps.block(rows.slots, rows.layouts)
-            with writer.transaction():
-                if len(block):
-                    writer.append(Stream.STEPS, "", block)
-                for broken in steps.broken:
-                    writer.add_event(broken.ts, broken.step, 0, "nan", broken.text, {})
-                writer.store_slots(rows.end)
-            path.unlink()
-        finally:
-            writer.close()
+    with (
+        abandoned(path) as read_rows,
+        closing(StoreWriter(folder / store_name(rank), reopen=True)) as writer,
+    ):
+        rows = read_rows(writer.stored_slots())
+        steps = StepBlockBuilder()
+        block = steps.block(rows.slots, rows.layouts)
+        with writer.transaction():
+            if len(block):
+                writer.append(Stream.STEPS, "", block)
+            for broken in steps.broken:
+                writer.add_event(broken)
+            writer.store_slots(rows.end)
+        path.unlink()
     return len(block)
 
 
 def note_end(
-    folder: Path, status: RunStatus, reason: str, instead_of: Collection[str] = LIVE
+    folder: Path,
+    status: RunStatus,
+    reason: str,
+    *,
+    number: int = 0,
+    instead_of: Collection[str] = LIVE,
 ) -> None:
-    """Write the outcome of a run of this user if it has one of the statuses `instead_of`."""
+    """Write the outcome of a rank of this user if it has one of the statuses `instead_of`."""
     try:
-        run_json = read_run(folder).run_json
+        run_json = read_run_json(folder, number)
         if run_json["status"] in instead_of and is_own_folder(folder):
             ended = {"status": status, "reason": reason, "ended": now_of(run_json)}
-            write_run_json(folder, run_json | ended)
-    except (RunError, OSError) as error:
-        log.warning("stepscope: %s: its outcome could not be written: %s", folder.name, error)
+            write_run_json(folder, run_json | ended, rank_json(number))
+    except UNREADABLE as error:
+        text = "stepscope: %s: rank %d: its outcome could not be written: %s"
+        log.warning(text, folder.name, number, error)
 
 
 def _may_run(folder: Path, rank: int) -> bool:

@@ -15,7 +15,7 @@ from stepscope.common.json_values import first_line, to_text
 from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow
 from stepscope.recorder.ring import WIDTH, RingBuffer, Slots
 from stepscope.store import SeriesBlock
-from stepscope.store.blocks import Floats, missing, recorded
+from stepscope.store.blocks import Event, Floats, missing, recorded
 
 log = logging.getLogger(__name__)
 
@@ -33,31 +33,16 @@ Layouts = Sequence[tuple[tuple[str, ...], bool]]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class NonFiniteLoss:
-    """First step at which the loss was NaN or infinite."""
-
-    ts: float
-    step: int
-    key: str
-    loss: float
-
-    @property
-    def text(self) -> str:
-        """Text of the event."""
-        name = "" if self.key == LOSS else f"({self.key}) "
-        return f"The loss {name}is {self.loss} at step {self.step}"
-
-
 @dataclass(slots=True)
 class StepBlockBuilder:
     """Converts slots into blocks, batch after batch, for one store.
 
     A timed row is one step; its step time begins at the timed row, or the RESTART, before it.
-    `broken` is cleared by the caller.
+    `broken` has an event, of epoch 0, for each loss that became NaN or infinite. The caller clears
+    it.
     """
 
-    broken: list[NonFiniteLoss] = field(default_factory=list)
+    broken: list[Event] = field(default_factory=list)
     _timed_before: float = np.nan
     _ts: float = -np.inf
     _step: float = -np.inf
@@ -126,10 +111,12 @@ class StepBlockBuilder:
         is_broken = ~np.isfinite(losses)
         turned = is_broken & ~np.append(key in self._broken_now, is_broken[:-1])
         self._broken_now = (self._broken_now | {key}) if is_broken[-1] else self._broken_now - {key}
+        name = "" if key == LOSS else f"({key}) "
         for at in have[turned]:
             row = slots[at]
-            loss = float(row["values"][column[at]])
-            self.broken.append(NonFiniteLoss(float(row["ts"]), int(row["step"]), key, loss))
+            step, loss = int(row["step"]), float(row["values"][column[at]])
+            text = f"The loss {name}is {loss} at step {step}"
+            self.broken.append(Event(float(row["ts"]), step, 0, "nan", text, {}))
 
 
 def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,17 +226,14 @@ class WriterThread:
             self._store.append(Stream.STEPS, "", block)
             self._note_custom(block.keys)
         for broken in steps.broken:
-            epoch = self._progress()["epoch"]
-            self._store.add_event(broken.ts, broken.step, epoch, "nan", broken.text, {})
+            self._store.add_event(replace(broken, epoch=self._progress()["epoch"]))
         rows: dict[tuple[str, str], list[tuple[float, int, MetricValues]]] = {}
         for item in batch:
             if isinstance(item, Sample):
                 series = rows.setdefault((item.stream, item.source), [])
                 series.append((item.ts, item.step, item.values))
             elif isinstance(item, Event):
-                self._store.add_event(
-                    item.ts, item.step, item.epoch, item.kind, item.text, item.data
-                )
+                self._store.add_event(item)
             else:
                 self._store.end_command(item.command_id, item.state, item.ts, item.result)
         for (stream, source), series in rows.items():

@@ -30,6 +30,8 @@ LOCK = ".lock"
 
 _T = TypeVar("_T")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Level = Annotated[int, msgspec.Meta(ge=0, le=far_reader.LEVELS)]
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=far_reader.FRAME_ROWS)]
 _Text = Annotated[str, msgspec.Meta(max_length=far_reader.MAX_TEXT)]
 _Name = Annotated[str, msgspec.Meta(max_length=120)]
 _Data = Annotated[bytes, msgspec.Meta(max_length=2 * far_reader.MAX_BLOB_BYTES)]
@@ -61,18 +63,7 @@ class FarStore(msgspec.Struct):
     series: list[tuple[_Count, _Name, _Name]] = []
     layouts: list[tuple[_Count, _Text]] = []
     events: list[tuple[_Count, float, int, int, _Name, _Text, _Text]] = []
-    frames: list[
-        tuple[
-            _Count,
-            Annotated[int, msgspec.Meta(ge=0, le=far_reader.LEVELS)],
-            _Count,
-            Annotated[int, msgspec.Meta(ge=1, le=far_reader.FRAME_ROWS)],
-            _Count,
-            float,
-            float,
-            _Data,
-        ]
-    ] = []
+    frames: list[tuple[_Count, _Level, _Count, _Rows, _Count, float, float, _Data]] = []
     signature: Annotated[list[Any], msgspec.Meta(max_length=2)] | None = None
 
 
@@ -292,7 +283,10 @@ class Mirror:
             return
         self.bytes += sum(len(row[-1]) for row in rows.frames)
         cursor = self._store_cursor(path)
-        self._advance(cursor, rows)
+        for table in ("series", "layouts", "events"):
+            cursor[table] = max(cursor[table], *(row[0] for row in getattr(rows, table)), 0)
+        for series, level, first, count, *_ in rows.frames:
+            _set_end(cursor, series, level, first + count)
         cursor["signature"] = rows.signature
 
     def _opened(self, path: Path) -> closing[sqlite3.Connection]:
@@ -321,14 +315,6 @@ class Mirror:
                 return {"series": 0, "layouts": 0, "events": 0, "frames": {}}
             self._stores[path] = cursor
         return self._stores[path]
-
-    @staticmethod
-    def _advance(cursor: dict[str, Any], rows: FarStore) -> None:
-        for table in ("series", "layouts", "events"):
-            ids = (row[0] for row in getattr(rows, table))
-            cursor[table] = max(cursor[table], *ids, 0)
-        for series, level, first, count, *_ in rows.frames:
-            _set_end(cursor, series, level, first + count)
 
     def _omit(self, run_id: str, what: str) -> None:
         """Log once that something of the other host was not mirrored."""

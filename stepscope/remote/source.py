@@ -88,11 +88,9 @@ def parse_address(text: str) -> SshAddress:
     host = re.sub(r":\d*$", "", host)
     path = unquote(parts.path)
     path = path[1:] if path.startswith("/~/") else path
+    is_plain = parts.scheme == "ssh" and not parts.query and not parts.fragment
     for valid, what in (
-        (
-            parts.scheme == "ssh" and not parts.query and not parts.fragment,
-            "must be ssh://host/path",
-        ),
+        (is_plain, "must be ssh://host/path"),
         (_HOST.fullmatch(host), "the host must be a name or an address"),
         (not user or _USER.fullmatch(user), "the user must be a login name without a password"),
         (port != 0, "the port must be 1 to 65535"),

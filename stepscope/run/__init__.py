@@ -18,7 +18,7 @@ from stepscope.run.folder import write_run_json as write_run_json
 from stepscope.run.info import RunInfo as RunInfo
 from stepscope.run.info import is_local as is_local
 from stepscope.run.info import is_own as is_own
-from stepscope.run.info import rank_pids as rank_pids
+from stepscope.run.info import own_ranks as own_ranks
 from stepscope.run.info import read_only_reason as read_only_reason
 from stepscope.run.info import read_run as read_run
 from stepscope.run.info import restart_expected as restart_expected

@@ -106,13 +106,14 @@ def rank_file(name: str, rank: int) -> str:
     return name if rank == 0 else f"{stem}.rank{rank}.{ending}"
 
 
-def process_identity() -> dict[str, Any]:
-    """Return the entries of run.json that identify this process, also in a container."""
+def process_identity(pid: int | None = None) -> dict[str, Any]:
+    """Return what identifies a process, by default this one, in run.json; also in a container."""
+    pid = os.getpid() if pid is None else pid
     return {
         "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "pid_started": own_start(),
-        "pid_ticks": start_ticks(os.getpid()),
+        "pid": pid,
+        "pid_started": _start_of(pid),
+        "pid_ticks": start_ticks(pid),
         "pid_namespace": pid_namespace(),
         "user": user_name(),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from stepscope.run.rank_info import (
     RankMetadata,
     first_cause,
     names,
-    other_ranks,
     read_rank_file,
     read_run_json,
+    readable_ranks,
     required,
 )
 from stepscope.run.status import RunKind, RunStatus
@@ -133,7 +133,7 @@ def read_run(folder: Path) -> RunInfo:
             status, reason, number = RunStatus(end["status"]), end["reason"], end["rank"]
             rank = number
         elif not status.live:
-            status, reason, cause = _end_of_all(folder, [own, *other_ranks(folder)], reason)
+            status, reason, cause = _end_of_all(folder, [own, *readable_ranks(folder, 1)], reason)
             number, rank = cause.number, cause.rank
     return RunInfo(folder, status, reason, own.age_s, own.run_json, number, rank)
 
@@ -162,17 +162,12 @@ def restart_expected(run: RunInfo) -> bool:
     )
 
 
-def rank_pids(run: RunInfo) -> Iterator[int]:
-    """Yield the pids of the live processes of a run on this host and of this user."""
-    several = (run.run_json.get("world_size") or 1) != 1
-    others = (
-        RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
-        for rank in (other_ranks(run.folder) if several else ())
-    )
-    for info in (*others, run):
-        pid = info.run_json.get("pid")
-        if info.status.live and is_own(info) and pid is not None:
-            yield pid
+def own_ranks(run: RunInfo) -> Iterator[RankMetadata]:
+    """Yield the live ranks of a run whose processes are of this host and user."""
+    for rank in readable_ranks(run.folder):
+        has_process = rank.status.live and rank.run_json.get("pid") is not None
+        if has_process and is_own(replace(run, run_json=rank.run_json)):
+            yield rank
 
 
 def _end_of_all(

@@ -260,9 +260,9 @@ def find_rank(folder: Path, number: int) -> RankMetadata | None:
         return None
 
 
-def other_ranks(folder: Path) -> Iterator[RankMetadata]:
-    """Yield the readable metadata of all ranks but folder rank 0."""
-    for number in rank_numbers(folder)[1:]:
+def readable_ranks(folder: Path, first: int = 0) -> Iterator[RankMetadata]:
+    """Yield the readable metadata of the folder ranks from `first` on."""
+    for number in rank_numbers(folder)[first:]:
         if (rank := find_rank(folder, number)) is not None:
             yield rank
 

@@ -7,7 +7,9 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,17 +155,12 @@ def folder_size(folder: Path) -> int:
     """Return the sum of the sizes in bytes of all files below a folder; links are not followed."""
     if folder.is_symlink():
         return folder.lstat().st_size
-    total, folders = 0, [os.fspath(folder)]
-    while folders:
-        try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue  # deleted meanwhile, or not readable
+    total = 0
+    for parent, folders, files in os.walk(folder):  # omits what cannot be read
+        for name in (*folders, *files):
+            with suppress(OSError):  # deleted meanwhile
+                status = os.lstat(os.path.join(parent, name))
+                total += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
     return total
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from stepscope.common.formatting import summary_line, terminal_text
+from stepscope.common.json_values import to_text
 
 HEARTBEAT_S = 1.0
 STALE_S = 10.0  # age of a heartbeat from which a run of another host counts as crashed
@@ -142,10 +143,7 @@ def with_lost_worker(ended: RunOutcome, kills: int | None) -> RunOutcome:
 
 def _text_of(value: object) -> str:
     """Return an exception's text without colors."""
-    try:
-        return terminal_text(str(value))
-    except Exception as problem:  # noqa: BLE001 - raised by the script's own class
-        return f"(its text cannot be read: {type(problem).__name__})"
+    return terminal_text(to_text(value))
 
 
 def shortage(error: BaseException) -> MemoryShortage | None:

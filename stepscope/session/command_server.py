@@ -50,7 +50,7 @@ class CommandServer:
         self._recorder = recorder
         self._readings = sampler.readings
         self.look = self._readings.look
-        self._reset_process_peak = sampler.reset_process_peak
+        self._reset_process_peak = sampler.host.reset_peak
         self._check = check
         self._training = training
         self._paused = False

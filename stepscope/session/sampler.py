@@ -48,8 +48,8 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recorder = recorder
-        self._host = HostSampler(clock=clock)
-        self.readings = BoundarySampler(allocator_index, clock=clock, resident=self._host.resident)
+        self.host = HostSampler(clock=clock)
+        self.readings = BoundarySampler(allocator_index, clock=clock, resident=self.host.resident)
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
         """Callbacks for the process's values at each tick, in the sampler thread."""
         self._source = open_source() if source is None else source
@@ -95,10 +95,6 @@ class Sampler:
             log.warning("stepscope-sampler did not end within %.1f s", timeout_s)
         return not self._thread.is_alive()
 
-    def reset_process_peak(self) -> tuple[float, float]:
-        """Reset `process/peak_rss`; return its bytes (before, after). Thread-safe."""
-        return self._host.reset_peak()
-
     def sample_only(self, uuid: str, label: str) -> None:
         """Restrict sampling to this GPU or MIG instance. Thread-safe."""
         self._devices = {uuid: DeviceEventDetector(label)}
@@ -131,11 +127,11 @@ class Sampler:
             deadline = next_deadline(deadline, self._period_s, self._clock())
 
     def _sample_process(self, *, slow: bool) -> None:
-        values = self._guarded("process", self._host.process) or {}
+        values = self._guarded("process", self.host.process) or {}
         if slow:
-            values |= self._guarded("children", self._host.children) or {}
+            values |= self._guarded("children", self.host.children) or {}
             if self._samples_host:
-                values |= self._guarded("host", self._host.host) or {}
+                values |= self._guarded("host", self.host.host) or {}
         values |= self._guarded("allocator", self.readings.take) or {}
         values |= self._sharing.take_own()
         values |= self.readings.collectives.take()

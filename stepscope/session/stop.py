@@ -8,7 +8,6 @@ before it is sent. If a hung GPU call keeps the GIL, the page's process calls `k
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import threading
@@ -23,30 +22,20 @@ from stepscope.common.files import read_json
 from stepscope.distributed.rendezvous import RESTARTS
 from stepscope.gpu.processes import program_of
 from stepscope.recorder.recorder import Command, CommandName, Recorder
+from stepscope.recorder.recovery import note_end
 from stepscope.run import (
     STALE_S,
     RunInfo,
     RunKind,
     RunStatus,
     is_own,
+    own_ranks,
     pid_namespace,
     process_of,
-    rank_json,
-    write_run_json,
 )
 from stepscope.run.folder import not_signaled, recorder_of
-from stepscope.run.rank_info import (
-    BYTES_LIMIT,
-    UNREADABLE,
-    RankMetadata,
-    find_rank,
-    now_of,
-    rank_numbers,
-    read_run_json,
-)
+from stepscope.run.rank_info import BYTES_LIMIT, RankMetadata
 from stepscope.store import store_name
-
-log = logging.getLogger(__name__)
 
 TERM_S = 5.0  # Time between SIGTERM and SIGKILL.
 KILL_S = 2.0  # Maximum wait for the exit of a killed process, which may be blocked in a driver.
@@ -83,7 +72,8 @@ def end_job(run: RunInfo) -> str:
     _, stay = psutil.wait_procs(left, KILL_S)
     signals = "SIGTERM" if not left else f"SIGTERM, then SIGKILL to {len(left)} of {len(ranks)}"
     for number in ranks:
-        _record_stop(run.folder, number, f"Ended by force from the page: {signals}.")
+        reason = f"Ended by force from the page: {signals}."  # a killed rank could not write it
+        note_end(run.folder, RunStatus.STOPPED, reason, number=number)
     if stay:
         return f"Force stop: SIGKILL sent; {len(stay)} still blocked in a driver or on a disk."
     what = "process has" if len(ranks) == 1 else "processes have"
@@ -117,20 +107,12 @@ def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def _live_ranks(run: RunInfo) -> Iterator[tuple[RankMetadata, psutil.Process]]:
-    """Yield each other live rank on this host, and the process that its file names."""
-    for number in rank_numbers(run.folder):
-        if (rank := find_rank(run.folder, number)) is None:
-            continue
-        info = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
-        process = process_of(rank.run_json) if _is_ours(info) else None
-        if process is not None and process.pid != os.getpid():
+    """Yield each other live rank in this pid namespace, and the process that its file names."""
+    for rank in own_ranks(run):
+        process = process_of(rank.run_json)
+        here = rank.run_json.get("pid_namespace") == pid_namespace()
+        if here and process is not None and process.pid != os.getpid():
             yield rank, process
-
-
-def _is_ours(run: RunInfo) -> bool:
-    """Return True for a live run of this user in this pid namespace."""
-    here = run.run_json.get("pid_namespace") == pid_namespace()
-    return run.status.live and here and is_own(run)
 
 
 def _launcher(rank: psutil.Process) -> psutil.Process | None:
@@ -145,17 +127,6 @@ def _launcher(rank: psutil.Process) -> psutil.Process | None:
 def starts_ranks(command: str) -> bool:
     """Return True if the program of a command line, not one of its arguments, is a launcher."""
     return program_of(command).rpartition(" ")[2] in LAUNCHERS
-
-
-def _record_stop(folder: Path, number: int, reason: str) -> None:
-    """Write the status `stopped` for a killed rank, which could not write it."""
-    try:
-        run_json = read_run_json(folder, number)
-        if RunStatus(run_json["status"]).live:
-            ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": now_of(run_json)}
-            write_run_json(folder, run_json | ended, rank_json(number))
-    except UNREADABLE as error:
-        log.warning("stepscope: %s: rank %d: status not written: %s", folder, number, error)
 
 
 GRACE_S, JOB_GRACE_S = 5.0, 30.0
@@ -269,7 +240,8 @@ def kill_unheard(run: RunInfo) -> str | None:
     """
     run_json = run.run_json
     is_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
-    if not (is_script and _is_ours(run)) or run_json["pid"] == os.getpid():
+    here = run_json.get("pid_namespace") == pid_namespace() and is_own(run)
+    if not (is_script and run.status.live and here) or run_json["pid"] == os.getpid():
         return None
     if run.heartbeat_age_s < STALE_S or process_of(run_json) is None:
         return None

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from stepscope.store import schema
 from stepscope.store.blocks import (
     FACTOR,
     FRAME_ROWS,
+    Event,
     SeriesBlock,
     decode,
     decode_keys,
@@ -99,13 +99,11 @@ class StoreWriter:
         series.keys = tuple(dict.fromkeys((*series.keys, *rows.keys)))
         self._append_level(series, 0, rows.with_keys(series.keys))
 
-    def add_event(
-        self, ts: float, step: int, epoch: int, kind: str, text: str, data: dict[str, Any]
-    ) -> None:
-        """Append one event; `data` must be JSON."""
+    def add_event(self, event: Event) -> None:
+        """Append one event; its `data` must be JSON."""
         self._connection.execute(
             "INSERT INTO events (ts, step, epoch, kind, text, data) VALUES (?, ?, ?, ?, ?, ?)",
-            (ts, step, epoch, kind, text, json.dumps(data)),
+            (event.ts, event.step, event.epoch, event.kind, event.text, json.dumps(event.data)),
         )
 
     def take_commands(self) -> list[tuple[int, str, str]]:

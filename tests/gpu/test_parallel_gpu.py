@@ -16,7 +16,7 @@ from stepscope.store.reader import StoreReader
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
 from tests.support.run_values import metric
-from tests.support.training_jobs import job, launch, mean_loss, recorded
+from tests.support.training_jobs import job, launch, mean_loss
 from trainer.config import Precision, RunConfig, Strategy, Workload, defaults
 from trainer.devices import gpu_uuid
 
@@ -93,13 +93,13 @@ def peaks(folder: Path, rank: int) -> list[int]:
 
 
 def test_data_parallel_gives_the_losses_of_one_device(one: Path) -> None:
-    expected = recorded(one / "one", "train/loss")
-    assert recorded(one / "dp", "train/loss") == pytest.approx(expected, rel=RELATIVE)
+    expected = metric(one / "one", "train/loss")
+    assert metric(one / "dp", "train/loss") == pytest.approx(expected, rel=RELATIVE)
     assert min(peaks(one / "dp", 0)) > 0, "both devices compute"
     assert peaks(one / "one", 0)[1] == 0
     assert len(read_run(one / "dp").run_json["devices"]) == 2
-    assert recorded(one / "dp-half", "train/loss") == pytest.approx(
-        recorded(one / "half", "train/loss"), rel=HALF_RELATIVE
+    assert metric(one / "dp-half", "train/loss") == pytest.approx(
+        metric(one / "half", "train/loss"), rel=HALF_RELATIVE
     )
 
 
@@ -111,22 +111,22 @@ def test_data_parallel_gives_the_losses_of_one_device(one: Path) -> None:
     ],
 )
 def test_ranks_over_nccl_give_the_losses_of_one_device(name: str, like: str, two: Path) -> None:
-    expected = recorded(two / like, "train/loss")
+    expected = metric(two / like, "train/loss")
     assert mean_loss(two / name) == pytest.approx(expected, rel=RELATIVE)
-    values = [recorded(two / name, "val/loss", rank).tolist() for rank in (0, 1)]
+    values = [metric(two / name, "val/loss", rank=rank).tolist() for rank in (0, 1)]
     assert values[0] == values[1]
-    assert values[0] == pytest.approx(recorded(two / like, "val/loss").tolist(), rel=RELATIVE)
+    assert values[0] == pytest.approx(metric(two / like, "val/loss").tolist(), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("name", ["ddp-half", "fsdp-half"])
 def test_all_ranks_skip_the_same_steps_of_fp16(name: str, two: Path) -> None:
-    scales = [recorded(two / name, "train/amp_scale", rank)[-1] for rank in (0, 1)]
+    scales = [metric(two / name, "train/amp_scale", rank=rank)[-1] for rank in (0, 1)]
     assert scales[0] == scales[1] < OVERFLOWS / 4, "several steps were skipped"
     losses = mean_loss(two / name)
     assert np.isfinite(losses).all()
-    alone = recorded(two / "half", "train/amp_scale")[-1]
+    alone = metric(two / "half", "train/amp_scale")[-1]
     if scales[0] == alone:  # the weights of FSDP are 16 bits, which may overflow once more or less
-        expected = recorded(two / "half", "train/loss")
+        expected = metric(two / "half", "train/loss")
         assert losses == pytest.approx(expected, rel=HALF_RELATIVE)
     assert name != "ddp-half" or scales[0] == alone
 
@@ -171,7 +171,7 @@ def test_weights_of_fsdp_may_lie_on_the_host(precision: Precision, rel: float, t
     name = f"host-{precision}"
     config = job(mlp(precision=precision, max_grad_norm=100.0), FSDP, 2, cpu_offload=True)
     launch(2, two, {name: config}, CUDASIM_DEVICES="2")
-    expected = recorded(two / "one", "train/loss")
+    expected = metric(two / "one", "train/loss")
     assert mean_loss(two / name) == pytest.approx(expected, rel=rel)
     last = torch.load(two / name / "last.pt", weights_only=True)
     assert last["position"]["step"] == len(expected)
@@ -182,7 +182,7 @@ def test_four_ranks_over_nccl_give_the_losses_of_one_device(one: Path) -> None:
     jobs = {"ddp4": job(mlp(), DDP, 4), "fsdp4": job(mlp(), FSDP, 4)}
     launch(4, one, jobs, CUDASIM_DEVICES="4")
     for name in jobs:
-        expected = recorded(one / "one", "train/loss")
+        expected = metric(one / "one", "train/loss")
         assert mean_loss(one / name) == pytest.approx(expected, rel=RELATIVE), name
         assert [np.argmax(peaks(one / name, rank)) for rank in range(4)] == [0, 1, 2, 3]
 

@@ -28,7 +28,7 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
 from stepscope.metrics import BY_KEY, Unit
 from stepscope.recorder.recorder import Recorder
-from stepscope.run import RunStatus, read_run
+from stepscope.run import RunStatus, rank_info, read_run
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 from tests.support.fake_machine import BUSY, GIB, FakeClock, FakeSource, Gpu, divided, gpus, machine
 from tests.support.fake_machine import facts as facts_of
@@ -258,8 +258,8 @@ def test_the_series_of_a_run_end_with_it(tmp_path: Path) -> None:
 def test_the_files_of_an_ended_run_are_read_again_only_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, reads, find = FakeClock(), list[str](), prometheus.find_rank
-    monkeypatch.setattr(prometheus, "find_rank", lambda *at: reads.append(at[0].name) or find(*at))
+    clock, reads, find = FakeClock(), list[str](), rank_info.find_rank
+    monkeypatch.setattr(rank_info, "find_rank", lambda *at: reads.append(at[0].name) or find(*at))
     ended, live = make_run(tmp_path, status="finished"), make_run(tmp_path)
     os.utime(ended, (1e9, 1e9))
     collector = ExporterCollector(tmp_path, machine(NO_GPU), clock=clock)
@@ -342,7 +342,9 @@ def test_help_is_of_the_exported_unit_and_has_no_key() -> None:
 def test_clients_that_are_silent_or_reset_print_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prometheus.ExporterServer, "daemon_threads", False)  # closing joins them
+    monkeypatch.setattr(
+        prometheus.ThreadingWSGIServer, "daemon_threads", False
+    )  # closing joins them
     with serving(ExporterCollector(tmp_path, machine(NO_GPU))) as url:
         address = "127.0.0.1", int(url.rpartition(":")[2])
         with socket.create_connection(address) as reset:

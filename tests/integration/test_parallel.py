@@ -15,7 +15,8 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from tests.integration.conftest import save_at_step
-from tests.support.training_jobs import job, launch, mean_loss, recorded
+from tests.support.run_values import metric
+from tests.support.training_jobs import job, launch, mean_loss
 from trainer.config import (
     LRSchedule,
     Optimizer,
@@ -136,14 +137,14 @@ def four(two: Path, one: Path) -> Path:
 def test_two_ranks_give_the_losses_of_one_process(name: str, two: Path, one: Path) -> None:
     losses = mean_loss(two / name)
     assert len(losses) == read_run(two / name).run_json["step"]
-    expected = recorded(one, "train/loss")[: len(losses)]
+    expected = metric(one, "train/loss")[: len(losses)]
     assert losses == pytest.approx(expected, rel=RELATIVE)
-    own = recorded(two / name, "train/loss", 1)
+    own = metric(two / name, "train/loss", rank=1)
     assert np.abs(own - losses).max() > 1e-3, "each rank records the loss of its own samples"
 
 
 def test_four_ranks_give_the_losses_of_one_process(four: Path, one: Path) -> None:
-    losses, expected = mean_loss(four / "ddp4"), recorded(one, "train/loss")
+    losses, expected = mean_loss(four / "ddp4"), metric(one, "train/loss")
     assert losses[: EPOCH - 1] == pytest.approx(expected[: EPOCH - 1], rel=RELATIVE)
     # 142 samples are no multiple of 4: two of them are taken twice, as DistributedSampler does.
     assert losses[EPOCH - 1] == pytest.approx(expected[EPOCH - 1], rel=0.02)
@@ -153,11 +154,11 @@ def test_four_ranks_give_the_losses_of_one_process(four: Path, one: Path) -> Non
 def test_all_ranks_have_the_validation_loss_of_the_whole_split(
     name: str, two: Path, one: Path
 ) -> None:
-    found = [recorded(two / name, "val/loss", rank) for rank in (0, 1)]
+    found = [metric(two / name, "val/loss", rank=rank) for rank in (0, 1)]
     assert found[0].tolist() == found[1].tolist()  # equal bit by bit: ranks decide by it
-    assert found[0][0] == pytest.approx(recorded(one, "val/loss")[0], rel=RELATIVE)
-    scored = recorded(two / name, "val/accuracy")[0]
-    assert scored == pytest.approx(recorded(one, "val/accuracy")[0], abs=1e-4)
+    assert found[0][0] == pytest.approx(metric(one, "val/loss")[0], rel=RELATIVE)
+    scored = metric(two / name, "val/accuracy")[0]
+    assert scored == pytest.approx(metric(one, "val/accuracy")[0], abs=1e-4)
 
 
 def test_a_checkpoint_within_an_epoch_has_the_batch_norm_of_rank_0(two: Path) -> None:
@@ -175,18 +176,18 @@ def test_blocks_of_a_gpt_are_spread_and_clipped_as_one_model(two: Path) -> None:
     expected = alone(two, "gpt", GPT)
     for name, rel in (("gpt-ddp", RELATIVE), ("gpt-fsdp", RELATIVE), ("gpt-bf16", 2e-2)):
         losses = mean_loss(two / name)
-        assert losses == pytest.approx(recorded(expected, "train/loss"), rel=rel), name
-        norms = recorded(two / name, "train/grad_norm", 1)
-        assert norms == pytest.approx(recorded(expected, "train/grad_norm"), rel=10 * rel), name
+        assert losses == pytest.approx(metric(expected, "train/loss"), rel=rel), name
+        norms = metric(two / name, "train/grad_norm", rank=1)
+        assert norms == pytest.approx(metric(expected, "train/grad_norm"), rel=10 * rel), name
     assert norms.max() > GPT.max_grad_norm
     with_sgd = alone(two, "gpt-sgd", SGD)
     assert mean_loss(two / "gpt-kept") == pytest.approx(
-        recorded(with_sgd, "train/loss"), rel=RELATIVE
+        metric(with_sgd, "train/loss"), rel=RELATIVE
     )
 
 
 def test_a_tied_head_stays_tied_where_rank_0_sends_the_weights(two: Path) -> None:
-    expected = recorded(alone(two, "gpt-tied-one", TIED), "train/loss")
+    expected = metric(alone(two, "gpt-tied-one", TIED), "train/loss")
     for name in ("gpt-tied", "gpt-synced"):
         assert mean_loss(two / name) == pytest.approx(expected, rel=RELATIVE), name
     told = [read_run(two / name).run_json["parameters"] for name in ("gpt-tied", "gpt-tied-one")]
@@ -198,13 +199,13 @@ def test_a_tied_head_stays_tied_where_rank_0_sends_the_weights(two: Path) -> Non
 def test_two_ranks_go_on_as_four_and_these_as_one(
     half: str, parallel: Strategy, four: Path, one: Path
 ) -> None:
-    expected, name = recorded(one, "train/loss"), f"{half}-{parallel}"
+    expected, name = metric(one, "train/loss"), f"{half}-{parallel}"
     assert mean_loss(four / name) == pytest.approx(expected[HALF:20], rel=RELATIVE)
     assert read_run(four / name).run_json["first_step"] == HALF
     config = replace(MLP, max_steps=END, resume_from=f"{name}/last.pt")
     last = alone(four, f"{name}-one", config)
-    assert recorded(last, "train/loss") == pytest.approx(expected[20:], rel=RELATIVE)
-    assert recorded(last, "val/loss") == pytest.approx(recorded(one, "val/loss"), rel=RELATIVE)
+    assert metric(last, "train/loss") == pytest.approx(expected[20:], rel=RELATIVE)
+    assert metric(last, "val/loss") == pytest.approx(metric(one, "val/loss"), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
@@ -213,9 +214,9 @@ def test_a_run_resumed_after_an_epochs_last_step_validates_and_trains_on(
 ) -> None:
     """Its validation is the first forward pass of the process."""
     losses = mean_loss(two / f"validated-first-{parallel}")
-    assert losses == pytest.approx(recorded(one, "train/loss")[EPOCH : EPOCH + 2], rel=RELATIVE)
-    validated = recorded(two / f"validated-first-{parallel}", "val/loss")
-    assert validated[0] == pytest.approx(recorded(one, "val/loss")[0], rel=RELATIVE)
+    assert losses == pytest.approx(metric(one, "train/loss")[EPOCH : EPOCH + 2], rel=RELATIVE)
+    validated = metric(two / f"validated-first-{parallel}", "val/loss")
+    assert validated[0] == pytest.approx(metric(one, "val/loss")[0], rel=RELATIVE)
 
 
 def test_a_checkpoint_of_fsdp_is_written_by_all_and_read_as_one_model(two: Path) -> None:
@@ -251,7 +252,7 @@ def test_a_loss_that_is_no_number_ends_all_ranks(four: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fp16-ddp", "fp16-fsdp"])
 def test_all_ranks_skip_the_same_steps_of_fp16(name: str, two: Path) -> None:
-    scales = [recorded(two / name, "train/amp_scale", rank)[-1] for rank in (0, 1)]
+    scales = [metric(two / name, "train/amp_scale", rank=rank)[-1] for rank in (0, 1)]
     assert 1 < scales[0] == scales[1] < OVERFLOWS / 4, "several steps were skipped"
     losses = mean_loss(two / name)
     assert np.isfinite(losses).all()

@@ -159,7 +159,7 @@ def test_two_writers_and_three_readers_never_wait_for_a_lock(tmp_path: Path) -> 
     recorder.close(RunStatus.FINISHED)
     assert errors == []
     assert min(*counted, taken) > 20
-    assert recorder.dropped == 0
+    assert recorder.run_json["dropped"] == 0
     assert read_run(tmp_path).run_json["problem"] is None
     assert steps_of(tmp_path) == step
 
@@ -188,7 +188,7 @@ def test_a_full_disk_delays_rows_and_recovers(tmp_path: Path) -> None:
         wait_until(lambda: read_run(tmp_path).run_json["problem"] is None, 20)
         recorder.close(RunStatus.FINISHED)
         assert steps_of(tmp_path) == 20_001
-        assert recorder.dropped == 0
+        assert recorder.run_json["dropped"] == 0
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 

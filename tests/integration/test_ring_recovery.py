@@ -182,7 +182,7 @@ def test_wide_rows_and_ever_new_names_are_kept(tmp_path: Path) -> None:
     for step in range(2, 1500):
         recorder.log(step, {"train/loss": 1.0, f"a/{step % 40}": 2.0, f"b/{step % 41}": 3.0})
     recorder.close(RunStatus.FINISHED)
-    assert recorder.dropped == 0
+    assert recorder.run_json["dropped"] == 0
     block = block_of(tmp_path)
     assert block.step.tolist() == [float(step) for step in range(1, 1500)]
     first = {key: block.mean[row][0] for row, key in enumerate(block.keys) if "wide" in key}
@@ -216,7 +216,7 @@ def test_a_thread_interrupted_in_a_step_costs_that_step_only(tmp_path: Path, que
         recorder.event("mark", "on the way out")
     recorder.close(RunStatus.STOPPED)
     assert steps_and_losses(tmp_path)[0] == [1.0, *map(float, range(3, 100))]
-    assert recorder.dropped == 1
+    assert recorder.run_json["dropped"] == 1
     assert not (tmp_path / "rank0.ring").exists()
 
 
@@ -233,7 +233,7 @@ def test_values_that_no_store_accepts_cost_nothing_else(tmp_path: Path) -> None:
     assert run.status is RunStatus.FINISHED
     assert run.run_json["config"]["out"] == str(tmp_path)
     assert steps_and_losses(tmp_path)[0] == [float(step) for step in range(1, 50)]
-    assert recorder.dropped == 0
+    assert recorder.run_json["dropped"] == 0
     with StoreReader(tmp_path) as reader:
         data = {event.text: event.data for event in reader.events()}
     assert data["file ?"] == {"loss": "1.0", "broken": "NaN", "kind": "mine"}

@@ -25,6 +25,7 @@ from stepscope.run import STALE_S, RunKind, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from stepscope.store.schema import SCHEMA_VERSION
 from tests.support.child_process import holding
+from tests.support.hostile_folders import record
 from tests.support.killed_runs import killed_run
 from tests.support.ledger_rows import cuda_run
 
@@ -57,16 +58,6 @@ def client(runs: Path) -> Iterator[TestClient]:
             services.get().devices()
             yield client
         st.cache_resource.clear()
-
-
-def record(folder: Path) -> None:
-    folder.mkdir()
-    recorder = Recorder(folder, name="test")
-    recorder.set_status(RunStatus.RUNNING)
-    for step in range(1, 21):
-        recorder.log(step, {"train/loss": 1 / step})
-    recorder.event("mark", "<b>hello</b>")
-    recorder.close(RunStatus.FINISHED)
 
 
 @pytest.mark.parametrize("run", ["version-1", "version-2"])

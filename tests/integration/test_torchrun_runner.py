@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from stepscope.run import RunInfo, RunStatus, read_run, write_run_json
 from stepscope.store import StoreReader
 from stepscope.store.reader import EVERY, send_command
 from tests.support.recorded_runs import write_run
+from tests.support.server import free_port
 from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
@@ -218,12 +218,6 @@ def test_without_restarts_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     assert not run.goes_on()
     assert (ended.status, ended.cause_rank) == (RunStatus.FAILED, 1)
     assert ended.reason in KILLED.values()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])
 
 
 def two_machines(folder: Path, job: RunConfig) -> list[subprocess.Popen[str]]:

@@ -50,12 +50,12 @@ def test_an_invalid_row_costs_its_batch_and_no_later_row(
     recorder.event("mark", "lost")
     go()
     recorder._writer.wake()
-    wait_until(lambda: recorder.dropped == 3)
+    wait_until(lambda: recorder.run_json["dropped"] == 3)
     recorder.log_step({"train/loss": 2.0})
     recorder.event("mark", "stored")
     recorder.close(RunStatus.FINISHED)
     assert (texts(tmp_path), steps_and_losses(tmp_path)) == (["stored"], ([2.0], [2.0]))
-    assert recorder.dropped == 3
+    assert recorder.run_json["dropped"] == 3
     assert not (tmp_path / "rank0.ring").exists()
     assert len(caplog.records) == 1
 

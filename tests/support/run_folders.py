@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.run import STALE_S, new_run_folder, process_identity, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store.blocks import Event
 
 Row = tuple[float, int, dict[str, float | None]]
 
@@ -36,5 +37,6 @@ def make_store(folder: Path, rank: int = 0) -> None:
         for uuid in ("GPU-a", "GPU-b"):
             row: list[Row] = [(10.0, 1, {"gpu/util": 50.0})]
             writer.append("devices", uuid, SeriesBlock.from_rows(row))
-        writer.add_event(9.0, 0, 1, "mark", '=1+1,"\nü', {"after": float("inf"), "list": [1]})
+        data = {"after": float("inf"), "list": [1]}
+        writer.add_event(Event(9.0, 0, 1, "mark", '=1+1,"\nü', data))
     writer.close()

@@ -13,11 +13,19 @@ from stepscope.store import EventRow, SeriesBlock, StoreReader
 from tests.support.waiting import wait_for
 
 
-def metric(folder: Path, key: str, stream: str = "steps") -> np.ndarray:
+def block_of(
+    folder: Path, stream: str = "steps", source: str | None = None, rank: int = 0
+) -> SeriesBlock:
+    """All rows of a series, the first one of its stream without a source."""
+    with StoreReader(folder, rank) as reader:
+        found = (one for one in reader.series() if one.stream == stream)
+        info = next(one for one in found if source in (None, one.source))
+        return reader.read(info.id, 0, info.rows, 1)
+
+
+def metric(folder: Path, key: str, stream: str = "steps", rank: int = 0) -> np.ndarray:
     """All values of a metric, gaps left out."""
-    with StoreReader(folder) as reader:
-        info = next(series for series in reader.series() if series.stream == stream)
-        block = reader.read(info.id, 0, info.rows, 1)
+    block = block_of(folder, stream, rank=rank)
     values = block.mean[block.keys.index(key)]
     recorded: np.ndarray = values[~np.isnan(values)]
     return recorded
@@ -42,20 +50,16 @@ def event_of(folder: Path, kind: str) -> EventRow:
 
 def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
     """All values of a metric of the sampler."""
-    with StoreReader(folder, rank) as reader:
-        [samples] = [info for info in reader.series() if info.stream == "samples"]
-        block = reader.read(samples.id, 0, samples.rows, 1)
-        if key not in block.keys:
-            return []
-        row = block.keys.index(key)
-        return [float(value) for value in block.mean[row][np.flatnonzero(block.count[row])]]
+    block = block_of(folder, "samples", rank=rank)
+    if key not in block.keys:
+        return []
+    row = block.keys.index(key)
+    return [float(value) for value in block.mean[row][np.flatnonzero(block.count[row])]]
 
 
 def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:
     """Return (step, value) of every metric of the run's steps."""
-    with StoreReader(run.folder) as reader:
-        (series,) = [series for series in reader.series() if series.stream == "steps"]
-        block = reader.read(series.id, 0, series.rows, 1)
+    block = block_of(run.folder)
     return {
         key: [
             (int(step), float(value))
@@ -74,14 +78,6 @@ def steps_of(folder: Path, rank: int = 0) -> int:
 def alerts(folder: Path) -> list[EventRow]:
     with StoreReader(folder) as reader:
         return [event for event in reader.events(0, 10_000) if event.kind == "alert"]
-
-
-def block_of(folder: Path, stream: str = "steps", source: str = "", rank: int = 0) -> SeriesBlock:
-    """All rows of a series."""
-    with StoreReader(folder, rank) as reader:
-        place = stream, source
-        (info,) = (one for one in reader.series() if (one.stream, one.source) == place)
-        return reader.read(info.id, 0, info.rows, 1)
 
 
 def steps_and_losses(folder: Path, rank: int = 0) -> tuple[list[float], list[float]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.run import RunStatus, read_run
-from stepscope.store.reader import StoreReader
+from tests.support.run_values import metric
 from trainer.config import RunConfig, Runner, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,18 +75,8 @@ def launch(
     return done.stdout
 
 
-def recorded(folder: Path, key: str, rank: int = 0) -> np.ndarray:
-    """Return all values of a metric that a rank has recorded at its steps, gaps left out."""
-    with StoreReader(folder, rank) as reader:
-        info = next(series for series in reader.series() if series.stream == "steps")
-        block = reader.read(info.id, 0, info.rows, 1)
-    values = block.mean[block.keys.index(key)]
-    found: np.ndarray = values[~np.isnan(values)]
-    return found
-
-
 def mean_loss(folder: Path) -> np.ndarray:
     """Return the mean of the ranks' losses of each step: that of the global batch."""
     ranks = range(len(list(folder.glob("rank*.sqlite"))))
-    mean: np.ndarray = np.mean([recorded(folder, "train/loss", rank) for rank in ranks], axis=0)
+    mean: np.ndarray = np.mean([metric(folder, "train/loss", rank=rank) for rank in ranks], axis=0)
     return mean

@@ -14,6 +14,7 @@ import pytest
 
 from stepscope.run import RunStatus, process_identity, read_run, restart_expected, write_run_json
 from stepscope.store import StoreWriter, store_name
+from stepscope.store.blocks import Event
 from tests.support.recorded_runs import write_run
 from trainer.config import RunConfig, Runner, Strategy
 from trainer.runners.job_outcome import end_of, ended_by_signal, note_job_end
@@ -60,7 +61,7 @@ def checkpoint(folder: Path, name: str, step: int, age_s: float = 0.0) -> None:
     os.utime(folder / name, (time.time() - age_s,) * 2)
     writer = StoreWriter(folder / store_name(0), reopen=True)
     with writer.transaction():
-        writer.add_event(1.0, step, 1, "checkpoint", name, {"ok": True, "path": name})
+        writer.add_event(Event(1.0, step, 1, "checkpoint", name, {"ok": True, "path": name}))
     writer.close()
 
 

@@ -32,7 +32,8 @@ from dashboard.sweeps import Sweeps
 from stepscope.alerts.crash import tell_crash
 from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
-from stepscope.commands.consensus import ConsensusFiles
+from stepscope.commands.consensus import Proposal
+from stepscope.commands.job_commands import read_file
 from stepscope.lab.folder import (
     SweepError,
     only_one,
@@ -126,8 +127,8 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
     make_special(run / "rank0.ring", kind)
     assert recover_ended(read_run(run)) == 0
     assert Run(run).metrics == ()
-    make_special(run / "agreement" / "notices.json", kind)
-    assert ConsensusFiles(run).notices() == []
+    notices = make_special(run / "agreement" / "notices.json", kind)
+    assert read_file(notices, list[Proposal]) is None
     make_special(tmp_path / "collectives" / "one.json", kind)
     with pytest.raises(ResultError):
         read_result(tmp_path, "one")

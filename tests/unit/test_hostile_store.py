@@ -18,7 +18,7 @@ import pytest
 
 from stepscope.recorder.recovery import recover
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
-from stepscope.store.blocks import encode
+from stepscope.store.blocks import Event, encode
 from stepscope.store.reader import send_command
 from tests.support.run_folders import make_run
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     with writer.transaction():
         writer.append("steps", "", SeriesBlock.raw(("a",), 1000.0 + steps, steps, steps[None]))
         for number in range(3):
-            writer.add_event(float(number), number, 0, "mark", f"event {number}", {})
+            writer.add_event(Event(float(number), number, 0, "mark", f"event {number}", {}))
     writer.close()
     return folder
 

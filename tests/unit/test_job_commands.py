@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from stepscope.commands import job_commands
 from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import (
-    ConsensusFiles,
-    Proposal,
-    ProposalState,
-)
+from stepscope.commands.consensus import ProposalState
 from stepscope.commands.job_commands import JobCommands
 from stepscope.recorder.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -108,14 +105,14 @@ def test_many_commands_at_once_are_all_served_in_order(ranks: list[Rank]) -> Non
 def test_a_decision_that_the_disk_refuses_is_withdrawn(
     ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = ConsensusFiles.write_notices
+    write = job_commands.atomic_write
 
-    def refuse(files: ConsensusFiles, proposals: Sequence[Proposal]) -> None:
-        if any(one.state is ProposalState.DECIDED for one in proposals):
+    def refuse(path: Path, content: bytes, *, durable: bool) -> None:
+        if ProposalState.DECIDED.encode() in content:
             raise OSError("no space left")
-        write(files, proposals)
+        write(path, content, durable=durable)
 
-    monkeypatch.setattr(ConsensusFiles, "write_notices", refuse)
+    monkeypatch.setattr(job_commands, "atomic_write", refuse)
     ranks[0].commands.offer(COMMAND)
     assert ranks[0].recorder.over.wait(PATIENCE_S)
     (text,) = ranks[0].recorder.texts

@@ -12,6 +12,7 @@ import pytest
 from dashboard.charts.rank_events import read_rank_events, unseen
 from stepscope.run import RunInfo, RunStatus, write_run_json
 from stepscope.store import StoreWriter, store_name
+from stepscope.store.blocks import Event
 
 
 class Ranks:
@@ -26,7 +27,7 @@ class Ranks:
     def write(self, rank: int, ts: float, rule: str, kind: str = "alert", **data: Any) -> None:
         path = self.folder / store_name(rank)
         with closing(StoreWriter(path, reopen=True)) as store, store.transaction():
-            store.add_event(ts, 7, 0, kind, f"{rule}!", {"rule": rule, **data})
+            store.add_event(Event(ts, 7, 0, kind, f"{rule}!", {"rule": rule, **data}))
 
     def shown(self) -> list[tuple[str, str, int]]:
         events = read_rank_events(self.run)

@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.run import rank_info as files
 from stepscope.run import rank_json, write_run_json
-from stepscope.run.rank_info import find_rank, numbers_with, other_ranks, rank_numbers
+from stepscope.run.rank_info import find_rank, numbers_with, rank_numbers, readable_ranks
 
 NOT_OURS = ("rank0", "rank007", "rank-1", "rank", "rank1\n", "x/rank9", "rank\u0663", "rank1234567")
 
@@ -29,7 +29,7 @@ def test_only_names_that_we_write_are_ranks(tmp_path: Path) -> None:
     for name in ("rank3.json.part", "xrank3.json", ".rank3.json", "rank3xjson", "rank0.sqlite"):
         (tmp_path / name).write_text("{}")
     assert rank_numbers(tmp_path) == [0, 1, 2, 12]
-    assert [rank.number for rank in other_ranks(tmp_path)] == [1, 2, 12]
+    assert [rank.number for rank in readable_ranks(tmp_path, 1)] == [1, 2, 12]
     assert numbers_with(tmp_path, "sqlite") == [0]
     assert rank_numbers(tmp_path / "absent") == [0]
 
@@ -55,6 +55,6 @@ def test_what_is_no_file_of_a_rank_is_left_out_and_nobody_waits_for_it(
     write(tmp_path, 8)
     (tmp_path / "rank9.json").symlink_to("rank8.json")
     opened = set(os.listdir("/proc/self/fd"))
-    assert [rank.number for rank in other_ranks(tmp_path)] == [8, 9]
+    assert [rank.number for rank in readable_ranks(tmp_path, 1)] == [8, 9]
     assert find_rank(tmp_path, 0) is None
     assert set(os.listdir("/proc/self/fd")) <= opened  # a collection may close those of other tests

@@ -22,6 +22,7 @@ from stepscope.remote.source import SshAddress, parse_address
 from stepscope.run import RunStatus, is_own, read_only_reason, read_run
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
+from stepscope.store.blocks import Event
 from tests.support.recorded_runs import write_run
 
 LIVE = {"status": "running"}
@@ -128,7 +129,7 @@ def test_a_growing_store_is_equal_after_each_exchange(link: Link) -> None:
         with writer.transaction():
             new = [(float(step + n), step + n, {"train/loss": 1.0}) for n in range(count)]
             writer.append("steps", "", SeriesBlock.from_rows(new))
-            writer.add_event(1.0, step, 0, "mark", f"at {step}", {})
+            writer.add_event(Event(1.0, step, 0, "mark", f"at {step}", {}))
         step += count
         link.ask("r")
         assert frames(link.near / "r") == frames(folder)

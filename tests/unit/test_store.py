@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter
+from stepscope.store.blocks import Event
 from stepscope.store.reader import send_command
 from stepscope.store.schema import WAL_BYTES
 from stepscope.store.writer import CHECKPOINT_COMMITS, PART_ROWS
@@ -148,7 +149,7 @@ def test_a_failed_transaction_can_be_repeated(tmp_path: Path, writer: StoreWrite
 def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: StoreWriter) -> None:
     with writer.transaction():
         for i in range(5):
-            writer.add_event(float(i), i, 1, "mark", f"note {i}", {"before": {"a": i}})
+            writer.add_event(Event(float(i), i, 1, "mark", f"note {i}", {"before": {"a": i}}))
     with StoreReader(tmp_path) as reader:
         assert [e.text for e in reader.events(2)] == ["note 2", "note 3", "note 4"]
         assert [e.id for e in reader.events(0, limit=2)] == [4, 5]
@@ -193,7 +194,7 @@ def test_the_wal_that_grew_behind_a_reader_is_truncated(tmp_path: Path) -> None:
     def grow(commits: int) -> None:
         for number in range(commits):
             with writer.transaction():
-                writer.add_event(0.0, number, 0, "mark", "x" * 100_000, {})
+                writer.add_event(Event(0.0, number, 0, "mark", "x" * 100_000, {}))
 
     grow(1)
     with StoreReader(tmp_path) as reader:

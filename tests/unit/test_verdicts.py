@@ -19,6 +19,7 @@ from stepscope.bottleneck.recommendations import RunSetup
 from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import StoreReader
+from stepscope.store.blocks import Event
 from stepscope.store.writer import StoreWriter
 from tests.support.fake_nvml import FakeClock
 from tests.support.javascript import Script, js
@@ -109,7 +110,7 @@ def test_a_run_whose_loss_became_nan_says_so_after_its_end(tmp_path: Path, ask: 
     folder = write_run(tmp_path / "nan", steps=rows(0.063))
     writer = StoreWriter(folder / "rank0.sqlite", reopen=True)
     with writer.transaction():
-        writer.add_event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {})
+        writer.add_event(Event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {}))
     writer.close()
     found = ask(folder, RunStatus.FINISHED)
     assert found is not None
@@ -128,7 +129,7 @@ def test_a_live_run_says_so_while_its_loss_is_nan(
     folder = write_run(tmp_path / "nan", steps=[*rows(0.063), last])
     writer = StoreWriter(folder / "rank0.sqlite", reopen=True)
     with writer.transaction():
-        writer.add_event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {})
+        writer.add_event(Event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {}))
     writer.close()
     found = ask(folder, RunStatus.RUNNING)
     assert (found is not None and found.kind is BottleneckKind.NOT_FINITE) == is_broken

@@ -172,7 +172,7 @@ FINISHED, FAILED, STOPPED = RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOP
             "oom",
         ),
         (RuntimeError("DefaultCPUAllocator: not enough memory: x"), FAILED, HOST_OOM, "oom"),
-        (Untold(), FAILED, "Untold: (its text cannot be read: LookupError)", "error"),
+        (Untold(), FAILED, "Untold: <Untold>", "error"),
         (ValueError("\x1b[31mbad\x1b[0m x\x07"), FAILED, "ValueError: bad x", "error"),
         (
             ValueError("Error in Net:\n\n\tNo key: a.\n\tMore."),

@@ -7,15 +7,15 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import open_for_append
 from stepscope.host.child_process import ChildProcess
+from stepscope.recorder.recorder import first_run_json
 from stepscope.recorder.recovery import note_end
-from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
+from stepscope.run import RunError, RunKind, RunStatus, read_run, write_run_json
 from trainer.config import RunConfig
 from trainer.runners.child_process import PROJECT
 from trainer.runners.job_outcome import log_text
@@ -99,20 +99,8 @@ class ProcessRun(ChildRun):
 
 def write_pending(folder: Path, config: RunConfig, reason: str, **more: Any) -> None:
     """Write the run.json that is valid until the recorder of the run writes its own."""
-    now = time.time()
-    pending = {
-        "schema": 1,
-        "name": config.workload,
-        "created": now,
-        "status": RunStatus.PENDING,
-        "reason": reason,
-        "heartbeat": now,
-        "problem": None,
-        "config": config.to_dict(),
-        **process_identity(),
-        **more,
-    }
-    write_run_json(folder, pending)
+    first = first_run_json(config.workload, RunKind.TRAINER, config.to_dict(), rank=0)
+    write_run_json(folder, first | {"reason": reason, **more})
 
 
 def not_started(folder: Path, reason: str | None = None) -> None:

@@ -17,13 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from stepscope.common.files import open_for_append
 from stepscope.distributed.rendezvous import LauncherEnv, launch
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, rank_file
-from stepscope.run.folder import start_ticks
 from trainer.config import RunConfig
 from trainer.runners import restart_attempts as attempts
 from trainer.runners.process import WORKER_LOG
@@ -83,14 +80,8 @@ def _train(
 
 def _torchrun(env: LauncherEnv) -> dict[str, Any]:
     """Return the identity of the parent torchrun for run.json."""
-    parent = psutil.Process(os.getppid())
-    return process_identity() | {
-        "pid": parent.pid,
-        "pid_started": parent.create_time(),
-        "pid_ticks": start_ticks(parent.pid),
-        "restarts": env.restarts,
-        "max_restarts": _max_restarts(),
-    }
+    restarts = {"restarts": env.restarts, "max_restarts": _max_restarts()}
+    return process_identity(os.getppid()) | restarts
 
 
 def _max_restarts() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from stepscope.distributed import ONE_MACHINE
-from stepscope.run import RunError, RunStatus, rank_pids, read_run
+from stepscope.run import RunError, RunStatus, own_ranks, read_run
 from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
 from trainer.launch_commands import rank_variables
@@ -63,7 +63,9 @@ class TorchrunRun(ChildRun):
             until = time.monotonic() + ORPHANS_S
             with contextlib.suppress(RunError):
                 # A pending run.json has the pid of this process.
-                while {*rank_pids(read_run(folder))} - {os.getpid()} and time.monotonic() < until:
+                while time.monotonic() < until and any(
+                    rank.run_json["pid"] != os.getpid() for rank in own_ranks(read_run(folder))
+                ):
                     time.sleep(POLL_S)
         if self._stopping:
             not_started(folder)

@@ -25,7 +25,7 @@ from stepscope.gpu.nvml_device import NvmlDevice, NvmlLibrary
 from stepscope.gpu.process_memory import NOT_LISTED, OTHERS, OWN, shares
 from stepscope.gpu.processes import GpuProcess, GpuProcessList, ProcessInfoCache
 from stepscope.gpu.source import nvml_uuid
-from stepscope.host.usage import kills_since, own_container, resident
+from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
 from stepscope.memory.oom import call_stack
 from stepscope.memory.oom.record import (
@@ -201,7 +201,7 @@ def _samples(run: FailureContext) -> Fields:
 
 
 def _host(run: FailureContext) -> Fields:
-    memory, cgroup = psutil.virtual_memory(), own_container()
+    memory, cgroup = psutil.virtual_memory(), container()
     host = HostMemory(
         total=int(memory.total),
         available=int(memory.available),
