@@ -233,13 +233,10 @@ def test_limits_of_size_and_kind(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(loading, "MAX_FILE_BYTES", 10)
     with pytest.raises(SnapshotError, match="must have at most 10"):
         load(path)
-    with pytest.raises(OSError, match="absent"):
-        load(path.with_name("absent"))
     os.mkfifo(path.with_name("pipe"))
-    with pytest.raises(SnapshotError, match="must be a file"):
-        load(path.with_name("pipe"))
-    with pytest.raises((SnapshotError, OSError)):
-        load(path.parent)
+    for other in (path.with_name("absent"), path.with_name("pipe"), path.parent):
+        with pytest.raises(SnapshotError, match="must be a file"):
+            load(other)
 
 
 # --- anything at all ------------------------------------------------------------------------------
