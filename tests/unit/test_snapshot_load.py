@@ -97,7 +97,8 @@ def test_frames_that_are_freed_are_not_mistaken_for_others(path: Path) -> None:
     entries = [action("alloc", 512 * n, 10, line=n % 50) for n in range(1, 3000)]
     path.write_bytes(pickletools.optimize(pickle.dumps(snapshot([], entries))))
     found = load(path)
-    lines = [found.stacks.text(n)[0] for n in found.traces[0].stack.tolist()]
+    stacks = found.stacks
+    lines = [stacks.texts[stacks.frames[n][0]] for n in found.traces[0].stack.tolist()]
     wanted = [f"/me/net.py{f':{n % 50}' if n % 50 else ''} in forward" for n in range(1, 3000)]
     assert lines == wanted
 
