@@ -17,8 +17,6 @@ from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.recommendations import batch_divisor
 from stepscope.memory.oom.record import MemoryKind, oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.store import StoreError, StoreReader
-from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, divided_batch
 
@@ -73,12 +71,7 @@ def _analyze(run: RunInfo, devices: Sequence[TrainDevice]) -> OomAnalysis | None
     allowed: Callable[[str, Any], bool] | None = None
     if devices and isinstance(config, dict):
         allowed = functools.partial(is_possible, config=config, devices=devices)
-    try:
-        with StoreReader(run.folder, run.cause) as reader:
-            events = reader.events(limit=EVERY)
-    except StoreError:
-        events = []
-    return judged(run, run.cause, events, allowed)
+    return judged(run, run.cause, allowed)
 
 
 def _ended_by(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis | None:

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 NEWEST_ROWS = 128  # newest rows that the table shows
-MIB = 2**20
 LETTERS = {
     RunStatus.PENDING: "p",
     RunStatus.RUNNING: "a",

@@ -62,11 +62,12 @@ class RunSetup:
         return self.own and not (self.is_on("non_blocking") and self.is_on("pin_memory"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommendation as a sentence; `name` and `value` are its setting, if any."""
+    """A recommendation as a sentence, with code or a setting (`name`, `value`) if it has one."""
 
     text: str
+    code: str | None = None
     name: str | None = None
     value: Any = None
 

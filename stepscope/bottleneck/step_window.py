@@ -15,6 +15,7 @@ from stepscope.common.json_values import dict_of
 from stepscope.gpu.device_events import throttle_words
 from stepscope.gpu.source import is_simulated
 from stepscope.metrics import Stream
+from stepscope.recorder.final_values import highest
 from stepscope.recorder.rows import STEP_TIME
 from stepscope.run import RunKind
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
@@ -29,6 +30,8 @@ MOST_STEPS = 16384
 """Maximum number of steps for LEAST_S: 3 s of steps of 0.2 ms, read in some 10 ms."""
 WINDOW_S = 30.0  # Maximum age of the steps, if at least MIN_STEPS are newer.
 READINGS = 4096  # Maximum number of newest samples that are read: seven minutes at 10 Hz.
+OF_STEPS = (STEP_TIME, "perf/data_wait", "perf/h2d", "perf/gpu_time", "perf/gpu_wait")
+OF_DEVICES = ("gpu/util", "gpu/throttle_reasons", "gpu/sm_clock")
 MIN_READINGS = 10  # Minimum number of samples of a mean: one second at 10 Hz.
 
 
@@ -36,30 +39,31 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
     """Return the figures of the newest steady steps, without pauses. Raises StoreError."""
     series = {(info.stream, info.source): info for info in reader.series()}
     steps = _steady(reader, series.get((Stream.STEPS.value, "")))
-    times = _column(steps, STEP_TIME)
-    if not len(times):
+    if not len(steps):
         return StepAverages(steps=0)
+    times, data_wait, copies, device_time, gpu_wait = steps.with_keys(OF_STEPS).mean
     samples = _during(steps, times, reader, series.get((Stream.SAMPLES.value, "")))
     gpu = series.get((Stream.DEVICES.value, training_gpu(run_json) or ""))
     devices = _during(steps, times, reader, gpu)
-    masks = _column(devices, "gpu/throttle_reasons")
+    process_cpu, host_cpu = samples.with_keys(("process/cpu", "host/cpu")).mean
+    utilization, masks, sm_clock = devices.with_keys(OF_DEVICES).mean
     masks = masks[np.isfinite(masks)]
     words = [throttle_words(int(mask)) for mask in masks]
     enough = len(masks) >= MIN_READINGS
     return StepAverages(
         steps=len(times),
         step_time=float(times.mean()),
-        data_wait=_mean(_column(steps, "perf/data_wait")),
-        copies=_measured(_column(steps, "perf/h2d")),
-        device_time=_mean(_column(steps, "perf/gpu_time")),
-        gpu_wait=_mean(_column(steps, "perf/gpu_wait")),
-        utilization=_share(_column(devices, "gpu/util")),
-        process_cpu=_share(_column(samples, "process/cpu")),
-        host_cpu=_share(_column(samples, "host/cpu"), least=1),  # read once a second
+        data_wait=_mean(data_wait),
+        copies=_measured(copies),
+        device_time=_mean(device_time),
+        gpu_wait=_mean(gpu_wait),
+        utilization=_share(utilization),
+        process_cpu=_share(process_cpu),
+        host_cpu=_share(host_cpu, least=1),  # read once a second
         throttled=sum(map(bool, words)) / len(words) if enough else None,
         throttle_words=tuple(dict.fromkeys(itertools.chain(*words))),
-        sm_clock=_mean(_column(devices, "gpu/sm_clock")),
-        sm_clock_max=_highest(reader, gpu, "gpu/sm_clock"),
+        sm_clock=_mean(sm_clock),
+        sm_clock_max=highest(reader, gpu).get("gpu/sm_clock"),
     )
 
 
@@ -95,8 +99,7 @@ def _steady(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
     if info is None:
         return SeriesBlock.from_rows([])
     block = _newest(reader, info)
-    times = _column(block, STEP_TIME)
-    timed = np.flatnonzero(times > 0)
+    timed = np.flatnonzero(block.with_keys((STEP_TIME,)).mean[0] > 0)
     if not len(timed):
         return block.slice(0, 0)
     young = np.count_nonzero(block.ts[timed] > block.ts[timed[-1]] - WINDOW_S)
@@ -134,14 +137,6 @@ def _rows(block: SeriesBlock, chosen: NDArray[np.intp]) -> SeriesBlock:
     return SeriesBlock(block.keys, *(part[..., chosen] for part in block.arrays()))
 
 
-def _column(block: SeriesBlock, key: str) -> Floats:
-    """Return a metric's values, NaN if missing."""
-    if key not in block.keys:
-        return np.full(len(block), np.nan)
-    values: Floats = block.mean[block.keys.index(key)]
-    return values
-
-
 def _mean(values: Floats) -> float | None:
     """Return the mean of the finite values; None if fewer than half are finite."""
     finite = values[np.isfinite(values)]
@@ -158,13 +153,3 @@ def _share(percent: Floats, least: int = MIN_READINGS) -> float | None:
     """Return the mean of a percentage as a fraction, of at least `least` samples."""
     finite = percent[np.isfinite(percent)]
     return float(finite.mean() / 100) if len(finite) >= least else None
-
-
-def _highest(reader: StoreReader, info: SeriesInfo | None, key: str) -> float | None:
-    """Return the maximum of the run, from a single rollup bucket."""
-    if info is None:
-        return None
-    whole = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
-    highs = whole.high[whole.keys.index(key)] if key in whole.keys else np.empty(0)
-    highs = highs[np.isfinite(highs)]
-    return float(highs.max()) if len(highs) else None

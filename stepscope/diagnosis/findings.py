@@ -17,7 +17,6 @@ from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
 from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
-from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file
 from stepscope.run.rank_info import rank_numbers, torch_rank
@@ -250,7 +249,7 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
 def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
     """Return the analysis of a rank's failed allocations; None without a valid file."""
     try:
-        return judged(recorded.run, rank.number, rank.events)
+        return judged(recorded.run, rank.number)
     except (OSError, ValueError):
         return None
 
@@ -268,7 +267,7 @@ def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
     )
 
 
-def _setting(step: Recommendation | RemedyStep | None) -> dict[str, Any] | None:
+def _setting(step: Recommendation | None) -> dict[str, Any] | None:
     if step is None or step.name is None:
         return None
     return {"field": step.name, "value": step.value}

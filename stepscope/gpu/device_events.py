@@ -17,31 +17,19 @@ REASONS: dict[str, str] = {  # The counters' throttle reasons, the worst first.
 MIN_SHOWN_S = 0.05  # Half a tick of the sampler.
 
 
-@dataclass(frozen=True, slots=True)
-class ThrottleDuration:
-    """Seconds within a window during which one throttle reason was active."""
-
-    key: str
-    words: str
-    seconds: float
-
-
-def throttle_times(
-    before: Mapping[str, float], after: Mapping[str, float]
-) -> tuple[ThrottleDuration, ...]:
+def throttle_times(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Return the duration (s) of each throttle reason with a counter in both samples.
 
     A counter that decreased was reset with the driver, so its value is the duration.
     """
-    times = []
-    for key, words in REASONS.items():
-        if key in before and key in after:
-            passed = after[key] - before[key]
-            times.append(ThrottleDuration(key, words, passed if passed >= 0 else after[key]))
-    return tuple(times)
+    return {
+        key: after[key] - before[key] if after[key] >= before[key] else after[key]
+        for key in REASONS
+        if key in before and key in after
+    }
 
 
-def throttle_text(times: tuple[ThrottleDuration, ...], window_s: float) -> str:
+def throttle_text(times: Mapping[str, float], window_s: float) -> str:
     """Format the durations within a window of `window_s` seconds as one sentence."""
     return _sentence(times, f"in {format_duration(window_s)}", window_s)
 
@@ -52,15 +40,15 @@ def throttle_total(values: Mapping[str, float]) -> str:
     return _sentence(times, "since the driver was loaded", 0.0)
 
 
-def _sentence(times: tuple[ThrottleDuration, ...], span: str, window_s: float) -> str:
+def _sentence(times: Mapping[str, float], span: str, window_s: float) -> str:
     if not times:
         return "Unknown: the driver does not report throttled time."
     parts = []
-    for time in times:
-        if time.seconds >= MIN_SHOWN_S:
-            text = f"{time.seconds:.1f} s" if time.seconds < 10 else format_duration(time.seconds)
-            percent = f" ({min(1.0, time.seconds / window_s):.0%})" if window_s > 0 else ""
-            parts.append(f"{text}{percent} {time.words}")
+    for key, seconds in times.items():
+        if seconds >= MIN_SHOWN_S:
+            text = f"{seconds:.1f} s" if seconds < 10 else format_duration(seconds)
+            percent = f" ({min(1.0, seconds / window_s):.0%})" if window_s > 0 else ""
+            parts.append(f"{text}{percent} {REASONS[key]}")
     return f"{span.capitalize()}: {'; '.join(parts)}." if parts else f"Not throttled {span}."
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pynvml
 
 from stepscope.common.formatting import printable
+from stepscope.gpu.nvml_device import static
 from stepscope.gpu.nvml_queries import field_number
 
 ARCHITECTURES = dict(
@@ -72,37 +72,33 @@ class DeviceProperties(DeviceInfo):
     nvlink_speed: float | None = None
 
 
-NvmlCall = Callable[..., Any]
-"""Calls a function of pynvml with its arguments; returns None for an error."""
-
-
-def describe(handle: Any, info: DeviceInfo, ask: NvmlCall) -> DeviceProperties:
+def describe(handle: Any, info: DeviceInfo) -> DeviceProperties:
     """Query all properties; about 20 calls, and 1 per NVLink.
 
     On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
     """
-    pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
-    nvlinks = _nvlinks(handle, ask)
+    pci = static(pynvml.nvmlDeviceGetPciInfo, handle)
+    nvlinks = _nvlinks(handle)
     return DeviceProperties(
         **asdict(info),
         pci_bus_id=None if pci is None else pci.busId,
-        architecture=ARCHITECTURES.get(ask(pynvml.nvmlDeviceGetArchitecture, handle)),
-        cuda_version=_cuda_version(ask),
-        power_limit=_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        power_limit_default=_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
-        temp_slowdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, ask),
-        temp_shutdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN, ask),
-        temp_max_operating=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, ask),
-        max_sm_clock=ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        max_mem_clock=ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        pcie_gen=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        pcie_max_gen=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        pcie_max_width=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        parent_uuid=_parent(handle, info, ask),
+        architecture=ARCHITECTURES.get(static(pynvml.nvmlDeviceGetArchitecture, handle)),
+        cuda_version=_cuda_version(),
+        power_limit=_watts(static(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        power_limit_default=_watts(static(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
+        temp_slowdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        temp_shutdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+        temp_max_operating=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
+        max_sm_clock=static(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        max_mem_clock=static(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        pcie_gen=static(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_width=static(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_max_gen=static(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        pcie_max_width=static(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        parent_uuid=parent_uuid(handle) if info.uuid.startswith("MIG-") else None,
         mig_profile=profile(info.name),
         nvlinks=nvlinks,
-        nvlink_speed=_nvlink_speed(handle, ask) if nvlinks else None,
+        nvlink_speed=_nvlink_speed(handle) if nvlinks else None,
     )
 
 
@@ -116,36 +112,35 @@ def profile(name: str) -> str | None:
     return after.strip() if found and before else None
 
 
-def _parent(handle: Any, info: DeviceInfo, ask: NvmlCall) -> str | None:
-    if not info.uuid.startswith("MIG-"):
-        return None
-    parent = ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
-    uuid: str | None = None if parent is None else ask(pynvml.nvmlDeviceGetUUID, parent)
+def parent_uuid(handle: Any) -> str | None:
+    """Return the UUID of the GPU of a MIG instance; None if the driver does not report it."""
+    parent = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+    uuid: str | None = None if parent is None else static(pynvml.nvmlDeviceGetUUID, parent)
     return uuid
 
 
-def _nvlinks(handle: Any, ask: NvmlCall) -> int | None:
+def _nvlinks(handle: Any) -> int | None:
     """Return the number of active NVLinks; None if NVML does not report them."""
     states = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        state = ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = static(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         if state is None:  # no further link, or no NVLink
             break
         states.append(state)
     return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
 
 
-def _nvlink_speed(handle: Any, ask: NvmlCall) -> float | None:
+def _nvlink_speed(handle: Any) -> float | None:
     """Return bytes/s of one link per direction; None if the driver does not report them."""
-    speeds = (ask(field_number, handle, number) for number in LINK_SPEEDS)
+    speeds = (static(field_number, handle, number) for number in LINK_SPEEDS)
     return next((megabytes * 1e6 for megabytes in speeds if megabytes), None)
 
 
-def _threshold(handle: Any, which: int, ask: NvmlCall) -> float | None:
+def _threshold(handle: Any, which: int) -> float | None:
     """Return a temperature threshold; None if missing, for which NVML may return 0."""
-    return ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None
+    return static(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None
 
 
-def _cuda_version(ask: NvmlCall) -> str | None:
-    number = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+def _cuda_version() -> str | None:
+    number = static(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     return f"{number // 1000}.{number % 1000 // 10}" if number else None

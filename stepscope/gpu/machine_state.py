@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from stepscope.gpu.device_events import ThrottleDuration, throttle_text
+from stepscope.gpu.device_events import throttle_text
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
 from stepscope.gpu.health import DeviceHealth, XidRecord
 from stepscope.gpu.processes import GpuProcess
@@ -74,7 +74,7 @@ class DeviceState:
     health: DeviceHealth
     processes: tuple[GpuProcess, ...] | None = None
     lost: str | None = None
-    throttled: tuple[ThrottleDuration, ...] = ()
+    throttled: Mapping[str, float] = field(default_factory=dict)
     throttle_window_s: float = 0.0
     energy: EnergyUse | None = None
     xids: tuple[XidRecord, ...] = ()
@@ -148,7 +148,7 @@ def device_json(device: DeviceState) -> Json:
         "throttled": {
             "window_s": device.throttle_window_s,
             "text": throttle_text(device.throttled, device.throttle_window_s),
-            "seconds": {time.key: time.seconds for time in device.throttled},
+            "seconds": dict(device.throttled),
         },
         "energy": None if energy is None else asdict(energy),
         "xids": [asdict(xid) for xid in device.xids],

@@ -28,7 +28,6 @@ class ErrorAction(Enum):
 
     ALTERNATIVE = auto()
     OFF = auto()
-    AGAIN = auto()
     NEXT_TIME = auto()
     PAUSE = auto()
     LOST = auto()
@@ -39,24 +38,13 @@ _POLICY: dict[int, tuple[ErrorAction, str]] = {
     1: (ErrorAction.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: other code has shut NVML down
     3: (ErrorAction.ALTERNATIVE, NOT_BY_GPU),  # NOT_SUPPORTED
     4: (ErrorAction.OFF, PERMISSION),  # NO_PERMISSION
-    7: (ErrorAction.AGAIN, NO_DATA),  # INSUFFICIENT_SIZE
     # FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED
     **dict.fromkeys((13, 25, 26), (ErrorAction.ALTERNATIVE, NOT_BY_DRIVER)),
     # DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
     **dict.fromkeys((9, 15, 16, 28), (ErrorAction.LOST, "lost")),
-    # SUCCESS, NOT_FOUND, TIMEOUT, NO_DATA
-    **dict.fromkeys((0, 6, 10, 21), (ErrorAction.NEXT_TIME, NO_DATA)),
+    # SUCCESS, NOT_FOUND, INSUFFICIENT_SIZE, TIMEOUT, NO_DATA
+    **dict.fromkeys((0, 6, 7, 10, 21), (ErrorAction.NEXT_TIME, NO_DATA)),
 }
-
-
-def judge(code: int, answered: bool) -> tuple[ErrorAction, str]:
-    """Return the reaction to NVML's return code, with the reason to show.
-
-    `answered`: this call has succeeded before, so not an argument but the handle is invalid.
-    """
-    if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-        return (ErrorAction.LOST, "lost") if answered else (ErrorAction.ALTERNATIVE, NOT_BY_GPU)
-    return _POLICY.get(code, (ErrorAction.PAUSE, "error"))
 
 
 @dataclass(slots=True)
@@ -141,8 +129,14 @@ class NvmlLibrary:
         self.major = int(major) if major.isdecimal() else None
 
     def judge(self, code: int, answered: bool) -> tuple[ErrorAction, str]:
-        """Return the result of `judge`; under WSL2 it names WSL2 as a possible reason."""
-        step, reason = judge(code, answered)
+        """Return the reaction to NVML's return code, with the reason to show.
+
+        `answered`: this call has succeeded before, so not an argument but the handle is invalid.
+        """
+        step, reason = _POLICY.get(code, (ErrorAction.PAUSE, "error"))
+        if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+            step = ErrorAction.LOST if answered else ErrorAction.ALTERNATIVE
+            reason = "lost" if answered else NOT_BY_GPU
         return step, NOT_UNDER_WSL if self._wsl and reason == NOT_BY_GPU else reason
 
     def reopen(self) -> None:
@@ -208,7 +202,7 @@ class NvmlDevice:
         """Call the driver if the query is due; return None, with `asking.reason`, on failure.
 
         `calls` are the alternatives, each with the handle as its only argument. One alternative
-        or repetition is tried immediately.
+        is tried immediately.
         """
         clock = self.library.clock
         for _ in range(2):
@@ -250,9 +244,6 @@ class NvmlDevice:
                 self._look_at = now + LOOK_AGAIN_S
             case ErrorAction.REOPEN:
                 self.library.closed()
-            case ErrorAction.AGAIN:
-                asking.reason = reason
-                return True
             case ErrorAction.NEXT_TIME:
                 asking.reason = reason
                 asking.rest(now)

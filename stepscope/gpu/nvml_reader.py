@@ -193,8 +193,7 @@ class NvmlReader:
         if self._gpu.failed(known.asking, error):
             reader = self._reader(known)
             if isinstance(reader, FieldValueReader):
-                if reader is not known.entry.readers[0]:
-                    self._read_fields([(known, reader)], values)
+                self._read_fields([(known, reader)], values)
             elif reader is not None:
                 self._call(known, values)
 

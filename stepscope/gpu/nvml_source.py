@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
 
-from stepscope.gpu.device_info import DeviceInfo, DeviceProperties, describe
+from stepscope.gpu.device_info import DeviceInfo, DeviceProperties, describe, parent_uuid
 from stepscope.gpu.gpm import GpmReader
-from stepscope.gpu.nvml_device import NvmlDevice, NvmlLibrary, static
+from stepscope.gpu.nvml_device import Clock, NvmlDevice, NvmlLibrary, static
 from stepscope.gpu.nvml_queries import FIELDS, SamplingTier, field_number, memory_total
 from stepscope.gpu.nvml_reader import NvmlReader
 from stepscope.gpu.processes import GpuProcess, GpuProcessList, ProcessInfoCache
 
 log = logging.getLogger(__name__)
-
-Clock = Callable[[], float]
 
 PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}
 """Rates that GPM reads faster: the byte counters take 0.5 ms, ten times a second (docs/gpu)."""
@@ -109,7 +106,7 @@ class NvmlSource:
         if known is None:
             return self._facts.get(uuid)
         info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
-        self._facts[uuid] = facts = describe(known.gpu.handle, info, static)
+        self._facts[uuid] = facts = describe(known.gpu.handle, info)
         return facts
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
@@ -210,7 +207,6 @@ def _described(
 
 def _instance_info(gpu: NvmlDevice, infos: list[DeviceInfo], library: NvmlLibrary) -> DeviceInfo:
     """Describe a device that is not listed: an instance, with the index of its parent."""
-    parent_handle = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu.handle)
-    uuid = None if parent_handle is None else static(pynvml.nvmlDeviceGetUUID, parent_handle)
+    uuid = parent_uuid(gpu.handle)
     index = next((info.nvml_index for info in infos if info.uuid == uuid), -1)
     return _described(gpu.handle, gpu.uuid, index, library)

@@ -5,31 +5,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 import pynvml
 
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
+from stepscope.gpu.nvml_device import Clock
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.nvml_source import NvmlSource
 from stepscope.gpu.processes import GpuProcess
-
-__all__ = [
-    "DeviceProperties",
-    "DeviceInfo",
-    "DeviceSource",
-    "GpuProcess",
-    "NullSource",
-    "NvmlSource",
-    "SamplingTier",
-    "WITHOUT_GPU",
-    "is_simulated",
-    "nvml_uuid",
-    "open_source",
-]
-
-Clock = Callable[[], float]
 
 
 class DeviceSource(Protocol):

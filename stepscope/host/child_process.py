@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,26 @@ from typing import IO, Any
 import psutil
 
 ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
+
+
+PACKAGES = Path(__file__).parents[2]
+"""Folder of this package, which may not be installed."""
+
+
+def start_module(
+    module: str, arguments: Iterable[str], stdin: int = subprocess.DEVNULL, **variables: str
+) -> subprocess.Popen[bytes]:
+    """Start a module of this package, with its stderr as a pipe. Raises OSError."""
+    paths = filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH")))
+    return subprocess.Popen(
+        # -P: a file of the working directory must not take the place of a module.
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables},
+        start_new_session=True,  # Ctrl-C in the terminal is meant for this process
+    )
 
 
 class ChildState(StrEnum):

@@ -80,12 +80,8 @@ def with_expandable(text: str) -> str:
     >>> with_expandable("max_split_size_mb:64,expandable_segments:False")
     'max_split_size_mb:64,expandable_segments:True'
     """
-    kept = [
-        f"{name}:{''.join(value.split())}"
-        for name, value in _ENTRY.findall(text)
-        if name != "expandable_segments"
-    ]
-    return shlex.quote(",".join([*kept, "expandable_segments:True"]))
+    settings = settings_of(text) | {"expandable_segments": "True"}
+    return shlex.quote(",".join(f"{name}:{value}" for name, value in settings.items()))
 
 
 def environment_text() -> str:
@@ -119,5 +115,4 @@ def settings_of(text: str) -> dict[str, str]:
     >>> settings_of("max_split_size_mb:64, expandable_segments:True")
     {'max_split_size_mb': '64', 'expandable_segments': 'True'}
     """
-    pairs = (part.partition(":") for part in text.split(","))
-    return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
+    return {name: "".join(value.split()) for name, value in _ENTRY.findall(text)}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stepscope.memory.breakdown import TENSORS, CategoryBytes, MemoryDomain, divide
 from stepscope.metrics import Stream
+from stepscope.recorder.final_values import highest
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
@@ -126,12 +127,7 @@ def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
     Categories that are a difference of metrics have none, and gradients that no reading found:
     zero_grad() freed them before. Raises StoreError.
     """
-    highs: dict[str, float] = {}
-    for info in (source.samples, source.device):
-        if info is not None and info.rows:
-            block = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
-            highs |= {key: float(np.nanmax(block.high[i])) for i, key in enumerate(block.keys)}
-    highs = {key: high for key, high in highs.items() if np.isfinite(high)}
+    highs = highest(reader, source.samples) | highest(reader, source.device)
     if highs.get("memory/gradients") == 0:
         del highs["memory/gradients"]
     return {
@@ -217,9 +213,7 @@ def _nearest(ts: Floats, wanted: Floats) -> NDArray[np.intp]:
 
 def _column(block: SeriesBlock, key: str) -> Floats:
     """Return the means of a metric, NaN for missing and infinite values."""
-    if key not in block.keys:
-        return np.full(len(block), np.nan)
-    values = block.mean[block.keys.index(key)]
+    values = block.with_keys((key,)).mean[0]
     return np.where(np.isfinite(values), values, np.nan)
 
 

@@ -42,24 +42,31 @@ def span(name: str) -> AbstractContextManager[None]:
 def begin(*, nvtx: bool) -> None:
     """Start to emit ranges of the calling thread; `nvtx` needs a CUDA build of torch."""
     global _ranges
-    thread = threading.get_ident()
     record = sys.modules["torch"].profiler.record_function
-    is_open = False
 
     @contextmanager
     def marked(name: str) -> Iterator[None]:
+        with _nvtx(name) if nvtx else _OFF, record(name):
+            yield
+
+    _ranges = _outermost(marked)
+
+
+def _outermost(emit: _Emit) -> _Emit:
+    """Return a function that calls `emit` for the outermost spans of the calling thread."""
+    thread, is_open = threading.get_ident(), False
+
+    @contextmanager
+    def opened(name: str) -> Iterator[None]:
         nonlocal is_open
         is_open = True
         try:
-            with _nvtx(name) if nvtx else _OFF, record(name):
+            with emit(name):
                 yield
         finally:
             is_open = False
 
-    def emit(name: str) -> AbstractContextManager[None]:
-        return _OFF if is_open or threading.get_ident() != thread else marked(name)
-
-    _ranges = emit
+    return lambda name: _OFF if is_open or threading.get_ident() != thread else opened(name)
 
 
 def end() -> None:
@@ -69,9 +76,9 @@ def end() -> None:
 
 
 def label(emit: _Emit | None) -> None:
-    """Make `span` call `emit` in addition to the ranges; None ends it."""
+    """Make `span` call `emit` in addition to the ranges of this thread; None ends it."""
     global _labels
-    _labels = emit
+    _labels = None if emit is None else _outermost(emit)
 
 
 @contextmanager

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import secrets
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +23,7 @@ from typing import Any
 
 from stepscope.commands import command as results
 from stepscope.common.json_values import first_line
+from stepscope.host.child_process import start_module
 from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.torch_profiler import ProfilerCapture, ProfilerUnavailableError, why_not
 from stepscope.recorder.recorder import Command, Recorder
@@ -40,7 +39,6 @@ PROFILE_S = 10.0
 CLOSE_WAIT_S = 5.0
 """Longest wait of a run's end for the files, which are written without it as well."""
 _NOT_BEGUN = "Profile: the run ended before it began"
-_ROOT = str(Path(__file__).parents[2])
 
 
 @dataclass(slots=True)
@@ -92,6 +90,7 @@ class _Profile:
         return round(median(self.during_s) / median(self.before_s) - 1, 3)
 
 
+@dataclass(eq=False)
 class ProfileCommand:
     """Executes one profile at a time. Training thread only, except `active`.
 
@@ -100,23 +99,15 @@ class ProfileCommand:
     main thread can profile.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        *,
-        step: Callable[[], int],
-        on_gpu: Callable[[], bool],
-        ended_here: bool,
-    ) -> None:
-        self.active = False
-        """While it is True, each step boundary calls `reach` and `leave`."""
-        self._recorder = recorder
-        self._step = step
-        self._on_gpu = on_gpu
-        self._ended_here = ended_here
-        self._profile: _Profile | None = None
-        self._next: deque[Command] = deque()
-        self._left_s = 0.0
+    recorder: Recorder
+    step: Callable[[], int]
+    on_gpu: Callable[[], bool]
+    ended_here: bool
+    active: bool = False
+    """While it is True, each step boundary calls `reach` and `leave`."""
+    _profile: _Profile | None = None
+    _next: deque[Command] = field(default_factory=deque)
+    _left_s: float = 0.0
 
     def ask(self, command: Command) -> None:
         """Begin a profile, or refuse the command with a reason.
@@ -124,14 +115,14 @@ class ProfileCommand:
         In a job it begins once the previous one is written. Ranks finish that at different times,
         and all must have the same result.
         """
-        if self._profile is not None and self._recorder.job is not None:
+        if self._profile is not None and self.recorder.job is not None:
             self._next.append(command)
             return
         wanted = command.args.get("steps", STEPS)
         if (refused := self._refusal(wanted)) is not None:
-            self._recorder.finish(command, f"Profile: {refused}", ok=False)
+            self.recorder.finish(command, f"Profile: {refused}", ok=False)
             return
-        self._profile = _Profile(command, wanted, self._step())
+        self._profile = _Profile(command, wanted, self.step())
         self.active = True
         self.leave()
 
@@ -140,7 +131,7 @@ class ProfileCommand:
         profile, now_s = self._profile, time.perf_counter()
         if profile is None:
             return 0.0
-        step = self._step()
+        step = self.step()
         if step > profile.step and profile.writer is None:
             times = profile.before_s if profile.capture is None else profile.during_s
             times.append((now_s - self._left_s) / (step - profile.step))
@@ -150,7 +141,7 @@ class ProfileCommand:
         elif profile.capture is None:
             if len(profile.before_s) < BEFORE_STEPS and sum(profile.before_s) < BEFORE_S:
                 return 0.0
-            self._tried(profile, lambda: profile.start(cuda=self._on_gpu()))
+            self._tried(profile, lambda: profile.start(cuda=self.on_gpu()))
         elif profile.capture.must_end or profile.is_over:
             self._tried(profile, lambda: self._end(profile))
         else:
@@ -160,7 +151,7 @@ class ProfileCommand:
     def leave(self) -> None:
         """Record that the next step begins now."""
         self._left_s = time.perf_counter()
-        self._recorder.want_boundary()
+        self.recorder.want_boundary()
 
     def interrupt(self, reason: str) -> None:
         """End a recording in progress early, for this reason."""
@@ -190,14 +181,14 @@ class ProfileCommand:
             text = f"{profile.text()}; its files were not complete when the run ended"
             self._finish(profile, text if is_written else _NOT_BEGUN, ok=is_written)
         for command in waiting:
-            self._recorder.finish(command, _NOT_BEGUN, ok=False)
+            self.recorder.finish(command, _NOT_BEGUN, ok=False)
 
     def _refusal(self, wanted: Any) -> str | None:
         if type(wanted) is not int or not 1 <= wanted <= STEPS_LIMIT:
             return f"steps must be a whole number from 1 to {STEPS_LIMIT}, got {wanted!r:.40}"
         if self._profile is not None:
             return "one is being taken already"
-        if not self._ended_here and threading.current_thread() is not threading.main_thread():
+        if not self.ended_here and threading.current_thread() is not threading.main_thread():
             return "this script trains in another thread, whose end in a profile would crash it"
         return why_not()
 
@@ -208,10 +199,10 @@ class ProfileCommand:
         capture.stop(early)
         if capture.running:  # this is not its thread
             return
-        raw = self._recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
+        raw = self.recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
         try:
             capture.save(raw)
-            profile.writer = _writer(self._recorder, raw, profile, capture)
+            profile.writer = _writer(self.recorder, raw, profile, capture)
         except BaseException:
             raw.unlink(missing_ok=True)
             raise
@@ -225,8 +216,8 @@ class ProfileCommand:
             why = lines[-1][:300] if lines else f"the process that writes it ended with code {code}"
             self._finish(profile, f"{profile.text()}; but {why}", ok=False)
             return
-        rank = self._recorder.number
-        trace = self._recorder.folder / trace_name(profile.first, profile.last, rank)
+        rank = self.recorder.number
+        trace = self.recorder.folder / trace_name(profile.first, profile.last, rank)
         size = trace.stat().st_size
         summary = summary_name(profile.first, profile.last, rank)
         text, name = profile.text(size), trace.name
@@ -235,7 +226,7 @@ class ProfileCommand:
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
         """Finish the command, and begin the next profile."""
         self._profile, self.active = None, False
-        self._recorder.finish(
+        self.recorder.finish(
             profile.command,
             text,
             ok=ok,
@@ -268,13 +259,4 @@ def _writer(
     """Start the process that compresses and summarizes the trace. Raises OSError."""
     numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
     arguments = map(str, (recorder.folder, raw, *numbers, recorder.number))
-    path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        # -P: a file of the script's folder must not take the place of a module.
-        [sys.executable, "-P", "-m", "stepscope.profiling.summary", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,  # Ctrl-C in the terminal is meant for the training
-    )
+    return start_module("stepscope.profiling.summary", arguments)

@@ -62,6 +62,15 @@ def reduced(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
     return reader.read(info.id, 0, info.rows, bucket_for(info.rows, MAX_BUCKETS))
 
 
+def highest(reader: StoreReader, info: SeriesInfo | None) -> dict[str, float]:
+    """Return the maximum of each metric of a series, from a single bucket."""
+    if info is None or not info.rows:
+        return {}
+    whole = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
+    rows = zip(whole.keys, whole.high, whole.count, strict=True)
+    return {key: float(high[count > 0].max()) for key, high, count in rows if count.any()}
+
+
 def read_newest(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
     """Return the newest MAX_BUCKETS rows."""
     if info is None:

@@ -196,7 +196,7 @@ def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
 
 def _add_out_of_memory(report: Report, run: RunInfo, rank: RankData) -> None:
     try:
-        short = judged(run, rank.number, rank.events)
+        short = judged(run, rank.number)
     except (OSError, ValueError) as error:
         report.paragraph(f"The record of failed allocations cannot be read: {error}", "note")
         return

@@ -18,7 +18,8 @@ from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
 from stepscope.distributed.hangs.watchdog import HangWatchdog
-from stepscope.gpu.source import DeviceInfo, DeviceSource, is_simulated
+from stepscope.gpu.device_info import DeviceInfo
+from stepscope.gpu.source import DeviceSource, is_simulated
 from stepscope.host.environment import environment, torch_versions
 from stepscope.host.usage import first_count
 from stepscope.memory.growth_detector import GrowthMonitor

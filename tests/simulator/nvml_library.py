@@ -21,7 +21,8 @@ TIMEOUT_S = 60
 
 HEAD = """
 import ctypes, json, os, pathlib, sys, time
-from stepscope.gpu.source import SamplingTier, open_source
+from stepscope.gpu.nvml_queries import SamplingTier
+from stepscope.gpu.source import open_source
 from stepscope.session.sampler import Sampler
 from tests.support.fake_nvml import FakeClock
 from tests.unit.test_sampler import FakeRecorder

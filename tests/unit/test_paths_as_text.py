@@ -6,8 +6,8 @@ from pathlib import Path
 
 import stepscope
 from stepscope.distributed.hangs import capture
+from stepscope.host import child_process
 from stepscope.memory.oom import call_stack
-from stepscope.memory.snapshots import open_snapshot
 from stepscope.profiling import chrome_trace, phase_ranges, trace_stats
 from stepscope.session import command_server
 from trainer.training import train
@@ -24,7 +24,7 @@ def test_a_failed_allocation_of_loading_is_known_by_its_files() -> None:
 def test_the_packages_own_frames_are_known_by_its_folder() -> None:
     assert Path(call_stack._PACKAGE) == PACKAGE
     assert f"{PACKAGE}/" in capture._LIBRARIES
-    assert (open_snapshot._ROOT / "stepscope").samefile(PACKAGE)
+    assert (child_process.PACKAGES / "stepscope").samefile(PACKAGE)
 
 
 def test_a_trace_names_our_functions_by_their_file_now_and_formerly() -> None:

@@ -271,7 +271,7 @@ def test_a_profiler_that_fails_is_answered(
 
 
 def test_a_script_that_trains_in_another_thread_is_refused(bench: Bench) -> None:
-    bench.server.profiling._ended_here = False
+    bench.server.profiling.ended_here = False
     thread = threading.Thread(target=bench.ask)
     thread.start()
     thread.join()

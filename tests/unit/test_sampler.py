@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from stepscope.gpu.device_events import BACK_S, CALM_S, DeviceEventDetector
+from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
-from stepscope.gpu.source import DeviceInfo, NullSource
+from stepscope.gpu.source import NullSource
 from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
 from stepscope.memory import allocator
 from stepscope.metrics import BY_KEY

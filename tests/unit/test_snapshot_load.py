@@ -97,7 +97,8 @@ def test_frames_that_are_freed_are_not_mistaken_for_others(path: Path) -> None:
     entries = [action("alloc", 512 * n, 10, line=n % 50) for n in range(1, 3000)]
     path.write_bytes(pickletools.optimize(pickle.dumps(snapshot([], entries))))
     found = load(path)
-    lines = [found.stacks.text(n)[0] for n in found.traces[0].stack.tolist()]
+    stacks = found.stacks
+    lines = [stacks.texts[stacks.frames[n][0]] for n in found.traces[0].stack.tolist()]
     wanted = [f"/me/net.py{f':{n % 50}' if n % 50 else ''} in forward" for n in range(1, 3000)]
     assert lines == wanted
 
@@ -233,13 +234,10 @@ def test_limits_of_size_and_kind(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(loading, "MAX_FILE_BYTES", 10)
     with pytest.raises(SnapshotError, match="must have at most 10"):
         load(path)
-    with pytest.raises(OSError, match="absent"):
-        load(path.with_name("absent"))
     os.mkfifo(path.with_name("pipe"))
-    with pytest.raises(SnapshotError, match="must be a file"):
-        load(path.with_name("pipe"))
-    with pytest.raises((SnapshotError, OSError)):
-        load(path.parent)
+    for other in (path.with_name("absent"), path.with_name("pipe"), path.parent):
+        with pytest.raises(SnapshotError, match="must be a file"):
+            load(other)
 
 
 # --- anything at all ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.rendezvous import RankEnvironmentError, find_place
-from stepscope.gpu.source import DeviceInfo
+from stepscope.gpu.device_info import DeviceInfo
 from stepscope.run import RunStatus
 from stepscope.run.status import outcome
 from stepscope.session.script_session import visible_gpus

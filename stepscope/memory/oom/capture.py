@@ -7,24 +7,20 @@ and calls no CUDA function: counters and settings are those of torch's allocator
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
-import pynvml
 
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
-from stepscope.gpu.nvml_device import NvmlDevice, NvmlLibrary
 from stepscope.gpu.process_memory import NOT_LISTED, OTHERS, OWN, shares
-from stepscope.gpu.processes import GpuProcess, GpuProcessList, ProcessInfoCache
-from stepscope.gpu.source import nvml_uuid
+from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
 from stepscope.memory.oom import call_stack
@@ -144,25 +140,15 @@ def _settings() -> Fields:
     return {"settings": settings}
 
 
-@functools.cache
-def _process_list(uuid: str) -> tuple[NvmlDevice, GpuProcessList]:
-    """Initialize NVML once per process: some drivers fail after repeated inits."""
-    pynvml.nvmlInit()
-    gpu = NvmlDevice(uuid, NvmlLibrary(time.monotonic))
-    return gpu, GpuProcessList(gpu, ProcessInfoCache())
-
-
 def _holders(uuid: str | None) -> Fields:
     """Return the GPU memory of all other processes, by the driver."""
     if uuid is None:
         return {}
-    try:
-        gpu, listing = _process_list(uuid)
-        processes = listing.read() if gpu.find() else None
-    except (pynvml.NVMLError, AttributeError, OSError) as error:
-        return {"others_reason": f"NVML: {to_text(error)[:MAX_NAME_CHARS]}"}
+    source = open_source(reader="out of memory")
+    processes = source.processes(uuid)
     if processes is None:
-        return {"others_reason": gpu.lost or listing.reasons().get("processes", NOT_LISTED)}
+        reason = source.reason or source.lost(uuid) or source.reasons(uuid).get("processes")
+        return {"others_reason": reason or NOT_LISTED}
     return shared_out(processes, os.getpid())
 
 

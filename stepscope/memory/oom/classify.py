@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from stepscope.bottleneck.recommendations import RunSetup
+from stepscope.bottleneck.recommendations import Recommendation, RunSetup
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.oom import recommendations as advice
 from stepscope.memory.oom.evidence import (
@@ -68,7 +68,7 @@ class OomVerdict:
     case: OomCause
     text: str
     evidence: Mapping[str, str]
-    next: tuple[advice.RemedyStep, ...] = ()
+    next: tuple[Recommendation, ...] = ()
     share: float | None = None
 
 

@@ -146,8 +146,7 @@ class OomObserver(capture.FailureContext):
 
     def _sample(self, record: OomRecord) -> None:
         """Record the counters of the failure: a run that fails at once may have no later sample."""
-        names = ("allocated", "reserved", "peak_allocated")
-        found = {f"memory/{name}": getattr(record, name) for name in names}
+        found = {f"memory/{name}": getattr(record, name) for name in capture.COUNTERS}
         if self.recorder.run_json.get("device") in (None, record.uuid):
             self.recorder.sample({key: float(n) for key, n in found.items() if n is not None})
 

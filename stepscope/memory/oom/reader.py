@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from stepscope.memory.oom.record import (
 )
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import wall_offset_of
-from stepscope.store import EventRow, StoreError, StoreReader
+from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 
 MAX_SILENCE_S = 300.0
@@ -47,9 +47,7 @@ class OomAnalysis:
         return f"{self.verdict.case}: {self.verdict.text}"
 
 
-def judged(
-    run: RunInfo, rank: int = 0, events: Iterable[EventRow] = (), allowed: Allowed | None = None
-) -> OomAnalysis | None:
+def judged(run: RunInfo, rank: int = 0, allowed: Allowed | None = None) -> OomAnalysis | None:
     """Return a run's report of failed allocations with its verdict; None without failures.
 
     `rank` is the folder rank. Raises OSError, and ValueError with the name of a malformed file.
@@ -57,7 +55,7 @@ def judged(
     report = read_report(run.folder, rank) or _killed(run)
     if report is None:
         return None
-    growth = _last_growth(events)
+    growth = growth_told(run.folder, rank)
     verdict = judge(report.last, setup_of(run.run_json), growth=growth, allowed=allowed)
     return OomAnalysis(report, verdict)
 
@@ -73,19 +71,15 @@ def read_report(folder: Path, rank: int = 0) -> OomReport | None:
         raise ValueError(f"{path.name}: {error}") from error
 
 
-def _last_growth(events: Iterable[EventRow]) -> Mapping[str, Any] | None:
-    """Return the data of the last event about growth of allocated memory."""
-    growth = [event.data for event in events if event.kind == GROWTH]
-    return next((data for data in reversed(growth) if data.get("where") == "allocated"), None)
-
-
 def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
     """Return the data of a run's last stored event about growth of allocated memory."""
     try:
         with StoreReader(folder, rank) as reader:
-            return _last_growth(reader.events(limit=EVERY))
+            events = reader.events(limit=EVERY)
     except StoreError:
         return None
+    growth = [event.data for event in events if event.kind == GROWTH]
+    return next((data for data in reversed(growth) if data.get("where") == "allocated"), None)
 
 
 def _killed(run: RunInfo) -> OomReport | None:

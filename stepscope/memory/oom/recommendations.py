@@ -7,10 +7,15 @@ of the run or of the allocator, is never recommended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, RunSetup, setting_text
+from stepscope.bottleneck.recommendations import (
+    BF16_FROM,
+    FP16_FROM,
+    Recommendation,
+    RunSetup,
+    setting_text,
+)
 from stepscope.memory.allocator import with_expandable
 from stepscope.memory.oom.record import HostMemory, OomRecord
 from stepscope.profiling.phase_ranges import FORWARD
@@ -21,17 +26,7 @@ MAX_STEPS = 3
 Allowed = Callable[[str, Any], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class RemedyStep:
-    """One recommendation as a sentence, with code or a setting (`name`, `value`) if it has one."""
-
-    text: str
-    code: str | None = None
-    name: str | None = None
-    value: Any = None
-
-
-Steps = Iterator[RemedyStep]
+Steps = Iterator[Recommendation]
 AdviceKind = Callable[[OomRecord, RunSetup], Steps]  # One of the functions below.
 
 
@@ -42,7 +37,7 @@ def steps_to_take(
     allowed: Allowed | None = None,
     *,
     has_pieces: bool = False,
-) -> tuple[RemedyStep, ...]:
+) -> tuple[Recommendation, ...]:
     """Return the recommendations; `has_pieces` adds one against fragmentation."""
     steps = [
         step
@@ -54,8 +49,8 @@ def steps_to_take(
     return tuple(steps[:MAX_STEPS])
 
 
-def _setting(name: str, value: Any, why: str = "") -> RemedyStep:
-    return RemedyStep(f"Try {setting_text(name, value)}{why}.", name=name, value=value)
+def _setting(name: str, value: Any, why: str = "") -> Recommendation:
+    return Recommendation(f"Try {setting_text(name, value)}{why}.", name=name, value=value)
 
 
 def _off(setup: RunSetup, *names: str) -> Steps:
@@ -80,20 +75,20 @@ def _smaller_batch(setup: RunSetup, divisor: int) -> Steps:
 
 def smaller(record: OomRecord, setup: RunSetup) -> Steps:
     if record.training is False and record.grad is True:
-        yield RemedyStep(
+        yield Recommendation(
             "If this is a validation, turn gradients off, so that no activations are kept.",
             "model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
         )
     if setup.own:
         yield from _smaller_by_settings(setup, batch_divisor(record))
     elif record.grad is False:
-        yield RemedyStep(
+        yield Recommendation(
             "Evaluate in smaller batches. Gradients were off, so accumulation and activation "
             "checkpointing save nothing."
         )
         yield from _shorter(record)
     else:
-        yield RemedyStep(
+        yield Recommendation(
             "Halve the batch and accumulate gradients over two batches per step: only "
             "half the activations are live at a time.",
             "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
@@ -103,21 +98,21 @@ def smaller(record: OomRecord, setup: RunSetup) -> Steps:
             # After the forward pass autocast is off, whether it was in use or not.
             is_unused = record.autocast is False and record.phase == FORWARD
             unless = "" if is_unused else ", if it is not yet"
-            yield RemedyStep(
+            yield Recommendation(
                 f"Run the forward pass under autocast{unless}: activations take half the memory.",
                 'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
             )
         if "checkpoint" not in setup.applied:
-            yield RemedyStep(
+            yield Recommendation(
                 "Use activation checkpointing for the large blocks.",
                 "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
             )
-    yield RemedyStep("Choose a smaller model or a device with more memory.")
+    yield Recommendation("Choose a smaller model or a device with more memory.")
 
 
 def _shorter(record: OomRecord) -> Steps:
     if record.steps_done:
-        yield RemedyStep(
+        yield Recommendation(
             "If samples differ in length, limit it: the longest one sets the size of a batch.",
             "tokens = tokens[:max_length]",
         )
@@ -143,11 +138,11 @@ def pieces(record: OomRecord, setup: RunSetup) -> Steps:
         yield from _off(setup, "copy_stream", "cuda_graphs")  # each reserves separate memory
         yield from _smaller_by_settings(setup, 2)
         return
-    yield RemedyStep(
+    yield Recommendation(
         "Keep batch shapes alike, for example by padding to a few lengths: freed blocks then fit "
         "the next step."
     )
-    yield RemedyStep(
+    yield Recommendation(
         "Empty the cache where shapes change, for example between training and validation. A "
         "block that another stream or a CUDA graph used stays there.",
         "torch.cuda.empty_cache()",
@@ -161,7 +156,7 @@ def _allocator(record: OomRecord) -> Steps:
     """
     settings = record.settings
     if settings.backend == "native" and settings.expandable_segments is not True:
-        yield RemedyStep(
+        yield Recommendation(
             "Use expandable segments, set before the process starts CUDA (not on Windows, "
             "nor if tensors are shared between processes over CUDA IPC).",
             f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
@@ -169,7 +164,7 @@ def _allocator(record: OomRecord) -> Steps:
 
 
 def others(record: OomRecord, setup: RunSetup) -> Steps:
-    yield RemedyStep(
+    yield Recommendation(
         "End the other process or wait until it has ended, or choose another device.",
         None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py",
     )
@@ -177,12 +172,12 @@ def others(record: OomRecord, setup: RunSetup) -> Steps:
 
 
 def growth(record: OomRecord, setup: RunSetup) -> Steps:
-    yield RemedyStep(
+    yield Recommendation(
         "Look for tensors kept from earlier steps: a list of losses keeps every step's "
         "graph unless only the numbers are stored.",
         "losses.append(loss.item())  # not: losses.append(loss)",
     )
-    yield RemedyStep(
+    yield Recommendation(
         "Take two memory snapshots some steps apart; the stacks that grew in between hold "
         "the memory."
     )
@@ -195,15 +190,15 @@ def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
     if setup.own and setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
         yield _setting("precision", "pure_bf16", ": weights and state take half")
     if not setup.own:
-        yield RemedyStep(
+        yield Recommendation(
             "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
             "momentum half, Adafactor hardly any."
         )
-        yield RemedyStep(
+        yield Recommendation(
             "Shard the optimizer state across GPUs.",
             "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
         )
-    yield RemedyStep(
+    yield Recommendation(
         "Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
         "its activations are freed before the optimizer's step."
     )
@@ -217,25 +212,25 @@ def host(record: OomRecord, setup: RunSetup) -> Steps:
             yield _setting("num_workers", workers // 2)
         yield from _smaller_batch(setup, 2)
     elif workers_hold_more or "DataLoader worker" in (record.message or ""):
-        yield RemedyStep(
+        yield Recommendation(
             "Use fewer workers, and have each prefetch less.",
             "DataLoader(data, num_workers=2, prefetch_factor=1)",
         )
     else:
-        yield RemedyStep(
+        yield Recommendation(
             "Map large files into memory or read them in parts instead of loading them whole.",
             'data = numpy.load(path, mmap_mode="r")',
         )
     if memory.limit is not None:
-        yield RemedyStep("Give the container more memory.")
-    yield RemedyStep("Close other programs, or use a machine with more memory.")
+        yield Recommendation("Give the container more memory.")
+    yield Recommendation("Close other programs, or use a machine with more memory.")
 
 
 def pinned(record: OomRecord, setup: RunSetup) -> Steps:
     yield from _off(setup, "copy_stream", "non_blocking", "pin_memory")
     if not setup.own:
-        yield RemedyStep(
+        yield Recommendation(
             "Pin fewer or smaller batches.",
             "DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
         )
-    yield RemedyStep("Raise the locked-memory limit (ulimit -l) or the container's memory.")
+    yield Recommendation("Raise the locked-memory limit (ulimit -l) or the container's memory.")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
+from stepscope.common.files import open_regular_file
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
 from stepscope.memory.snapshots.trace import AllocatorTrace, read_trace
@@ -58,9 +58,21 @@ def load(path: Path) -> MemorySnapshot:
     """Return a snapshot without calling any function named in it.
 
     An untrusted file may need any amount of memory: `open_snapshot` limits it in a child process.
-    Raises SnapshotError and OSError.
+    Raises SnapshotError.
     """
-    with _opened(path) as (file, size), _no_collection():
+    try:
+        descriptor = open_regular_file(path, follow_links=True)
+    except OSError as error:
+        raise SnapshotError(
+            f"{_name(path)}: must be a file that can be read ({error.strerror}). {REMEDY}"
+        ) from error
+    with open(descriptor, "rb", CHUNK) as file, _no_collection():
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise SnapshotError(
+                f"{_name(path)}: must have at most {MAX_FILE_BYTES:,} bytes, got {size:,}. "
+                f"{SMALLER}"
+            )
         try:
             return _snapshot(path, size, _PlainUnpickler(file).load())
         except SnapshotError:
@@ -113,23 +125,6 @@ def _snapshot(path: Path, size: int, root: object) -> MemorySnapshot:
 
 def _name(path: Path) -> str:
     return printable(path.name)[:100]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a regular file of at most MAX_FILE_BYTES bytes. Raises SnapshotError and OSError."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(number)
-        raise SnapshotError(f"{_name(path)}: must be a file, got something else. {REMEDY}")
-    with os.fdopen(number, "rb", CHUNK) as file:
-        if found.st_size > MAX_FILE_BYTES:
-            raise SnapshotError(
-                f"{_name(path)}: must have at most {MAX_FILE_BYTES:,} bytes, got "
-                f"{found.st_size:,}. {SMALLER}"
-            )
-        yield file, found.st_size
 
 
 @contextmanager

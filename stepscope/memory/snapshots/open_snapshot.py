@@ -25,6 +25,7 @@ import msgspec
 from stepscope.common.files import atomic_replace, is_own_folder, read_regular_file
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.limited_process import end_with_stdin, limit_process
+from stepscope.host.child_process import start_module
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.memory.snapshots.stacks import MAX_TEXT_CHARS
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
@@ -41,7 +42,6 @@ MAX_WALL_S = 600.0  # The process may have to wait for others on a busy machine.
 POLL_S = 0.1
 MAX_ERROR_CHARS = 600
 MAX_FRAME_CHARS = 2 * MAX_TEXT_CHARS + 100  # of a frame: file name, line and function
-_ROOT = Path(__file__).parents[3]
 _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|[,:\[]-?([0-9]{20})')  # skips strings
 
 
@@ -233,17 +233,12 @@ def _place(path: Path, spare: Path) -> Path:
 
 
 def _start(path: Path, result: Path) -> subprocess.Popen[bytes]:
-    roots = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        # -P: a file of the working directory must not take the place of a module.
-        [sys.executable, "-P", "-m", "stepscope.memory.snapshots.open_snapshot"]
-        + [str(path.absolute()), str(result.absolute())],
+    return start_module(
+        "stepscope.memory.snapshots.open_snapshot",
+        (str(path.absolute()), str(result.absolute())),
         stdin=subprocess.PIPE,  # closed with this process: the child then ends
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
         # One thread is enough, and others would count against the limit of memory.
-        env={**os.environ, "PYTHONPATH": roots, "OPENBLAS_NUM_THREADS": "1"},
-        start_new_session=True,
+        OPENBLAS_NUM_THREADS="1",
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,12 @@ class AllocationLabeler:
     def __init__(self) -> None:
         memory: Any = sys.modules["torch"].cuda.memory
         self._set: Callable[[str], None] | None = None
-        self._thread = threading.get_ident()
-        self._is_open = False
         try:
             self._before: str = memory._get_memory_metadata()
             self._set = memory._set_memory_metadata
         except AttributeError:
             return
-        phase_ranges.label(self._span)
+        phase_ranges.label(self._labeled)
         self._put_in_backward(f"{PREFIX}{BACKWARD}")
         self.begin_step()
 
@@ -57,19 +54,12 @@ class AllocationLabeler:
             self._set(self._before)
             self._set = None
 
-    def _span(self, name: str) -> AbstractContextManager[None]:
-        if self._is_open or threading.get_ident() != self._thread:
-            return nullcontext()
-        return self._labeled(name)
-
     @contextmanager
     def _labeled(self, name: str) -> Iterator[None]:
-        self._is_open = True
         self._put(name)
         try:
             yield
         finally:
-            self._is_open = False
             self._put(_AFTER[name])
 
     def _put(self, name: str) -> None:

@@ -128,12 +128,6 @@ class StackTable:
                 self._alive.append(frames)
         return number
 
-    def text(self, number: int) -> tuple[str, ...]:
-        """Return the lines of a stack, () for NO_STACK."""
-        if number == NO_STACK:
-            return ()
-        return tuple(self.texts[place] for place in self.frames[number])
-
     def _place(self, frame: object) -> int:
         """Return the index of a frame in `texts`, -1 for an invalid one."""
         text = frame_text(frame)
