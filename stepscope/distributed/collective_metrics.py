@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stepscope.common.clock import clock as process_clock
+from stepscope.common.clock import clock
 from stepscope.common.formatting import three_digits
 from stepscope.distributed import rank_and_size
 from stepscope.distributed.flight_recorder import FlightRecorderDump, dumps, parsed
@@ -199,31 +199,36 @@ class _Sums:
         return values | {"comm/bus_bandwidth": self.bus_bytes / self.bus_seconds}, {}
 
 
-@dataclass(eq=False)
 class CollectiveMetrics:
     """Metrics of the collectives of one run; no readings in a job of one process.
 
     `read` belongs to the training thread, the rest is thread-safe. `step` returns the last step.
     """
 
-    clock: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = process_clock.now
-    cpu: Callable[[], float] = time.thread_time
-    step: Callable[[], int] = lambda: 0
-    _due: float = -math.inf
-    _cursors: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The newest counted and the newest timed record of each recorder."""
-    _before: tuple[float, int] | None = None
-    """Time and step of the last reading."""
-    _values: dict[str, float] = field(default_factory=dict)
-    _reasons: dict[str, str] = field(default_factory=dict)
-    _lost: int = 0
-    _passed: int = 0
-    _failed: bool = False
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = clock.now,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.step: Callable[[], int] = lambda: 0
+        self._clock = clock
+        self._wall = wall
+        self._cpu = cpu
+        self._due = -math.inf
+        self._cursors: dict[str, tuple[int, int]] = {}
+        """The newest counted and the newest timed record of each recorder."""
+        self._before: tuple[float, int] | None = None
+        """Time and step of the last reading."""
+        self._values: dict[str, float] = {}
+        self._reasons: dict[str, str] = {}
+        self._lost = self._passed = 0
+        self._failed = False
 
     def is_due(self) -> bool:
         """Return True if it is time for a reading."""
-        if self._failed or self.wall() < self._due - EARLY_S:
+        if self._failed or self._wall() < self._due - EARLY_S:
             return False
         group = rank_and_size()
         return group is not None and group[1] > 1
@@ -245,7 +250,7 @@ class CollectiveMetrics:
 
     def read(self) -> float:
         """Read if due; return the seconds that took, 0.0 if not due. Never raises."""
-        began, spent, first = self.clock(), self.cpu(), self._before is None
+        began, spent, first = self._clock(), self._cpu(), self._before is None
         try:
             step = self.step()
             is_paused = self._before is not None and step <= self._before[1]
@@ -256,10 +261,10 @@ class CollectiveMetrics:
             self._failed = True
             self._reasons = dict.fromkeys(KEYS, f"{type(error).__name__}: {error}")
             log.warning("stepscope: collectives are no longer read", exc_info=True)
-        wanted_s = 0.0 if first else REST * (self.cpu() - spent)  # the first loads the code
+        wanted_s = 0.0 if first else REST * (self._cpu() - spent)  # the first loads the code
         period_s = 2.0 ** math.ceil(math.log2(min(MOST_S, max(LEAST_S, wanted_s))))
-        self._due = (self.wall() + EARLY_S) // period_s * period_s + period_s
-        return self.clock() - began
+        self._due = (self._wall() + EARLY_S) // period_s * period_s + period_s
+        return self._clock() - began
 
     def _read(self, now: float, step: int) -> None:
         before, self._before = self._before, (now, step)

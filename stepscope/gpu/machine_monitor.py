@@ -12,7 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stepscope.gpu.device_events import REASONS, throttle_times
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
@@ -183,28 +183,34 @@ RATE_S = 0.2
 """Interval between the two readings of a poll; 32-bit PCIe counters wrap in a third of a second."""
 
 
-@dataclass(eq=False)
 class MachineMonitor:
     """Polls this machine in one thread, with a separate source from `open_source`.
 
     Without a GPU it retries later. The first poll opens NVML (tens of milliseconds).
     """
 
-    open_source: Callable[[], DeviceSource]
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
-    pause: Callable[[float], None] = time.sleep
-    xid_reason: str | None = "they are not watched"
-    """Reason for unknown Xid events; None while they are passed to `note_xid`."""
-    xid_refused: Mapping[str, str] = field(default_factory=dict)
-    """The reasons for some GPUs, by UUID."""
-    _source: DeviceSource | None = None
-    _retry_at: float = -math.inf
-    _since: float | None = None
-    _devices: dict[str, DeviceMonitor] = field(default_factory=dict)
-    _host: HostSampler = field(default_factory=HostSampler)
-    _xids: XidLog = field(default_factory=XidLog)
-    _armed: bool = False
+    def __init__(
+        self,
+        open_source: Callable[[], DeviceSource],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._open_source = open_source
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._pause = pause
+        self._source: DeviceSource | None = None
+        self._retry_at = -math.inf
+        self._since: float | None = None
+        self._devices: dict[str, DeviceMonitor] = {}
+        self._host = HostSampler()
+        self._xids = XidLog()
+        self.xid_reason: str | None = "they are not watched"
+        """Reason for unknown Xid events; None while they are passed to `note_xid`."""
+        self.xid_refused: Mapping[str, str] = {}  # The reasons for some GPUs, by UUID.
+        self._armed = False
 
     def arm(self, armed: bool) -> None:
         """Enable or disable the counters of SM, tensor and DRAM activity."""
@@ -218,8 +224,8 @@ class MachineMonitor:
         for uuid in self._devices:
             source.read(uuid, SamplingTier.FAST)
         if self._devices:
-            self.pause(RATE_S)
-        now, ts = self.clock(), self.wall_clock()
+            self._pause(RATE_S)
+        now, ts = self._clock(), self._wall_clock()
         if self._since is None:
             self._since = ts
         for device in self._devices.values():
@@ -241,13 +247,13 @@ class MachineMonitor:
 
     def note_xid(self, event: XidEvent) -> None:
         """Add an Xid event of the present time. Thread-safe."""
-        self._xids.add(self.wall_clock(), event)
+        self._xids.add(self._wall_clock(), event)
 
     @property
     def source(self) -> DeviceSource:
         """The source of the latest poll, opened now if there is none."""
-        if self._source is None or self.clock() >= self._retry_at:
-            source = self._source = self.open_source()
+        if self._source is None or self._clock() >= self._retry_at:
+            source = self._source = self._open_source()
             self._retry_at = source.retry_at if isinstance(source, NullSource) else math.inf
             if self._armed:
                 source.arm_gpm(True)

@@ -173,26 +173,31 @@ class GrowthDetector:
         return faster and trend.evenness >= MIN_EVENNESS
 
 
-@dataclass(eq=False)
 class GrowthMonitor:
     """Checks the sampler's values, in its thread, and records growth as an event.
 
     Allocated memory is that of the GPU that trains. The process counts with its children.
     """
 
-    recorder: Recorder
-    clock: Callable[[], float] = time.monotonic
-    collections: Callable[[], int] = lambda: int(gc.get_stats()[-1]["collections"])
-    _allocated: GrowthDetector = field(default_factory=lambda: GrowthDetector("allocated"))
-    _process: GrowthDetector = field(default_factory=lambda: GrowthDetector("process"))
-    _children: float = 0.0
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        collections: Callable[[], int] = lambda: int(gc.get_stats()[-1]["collections"]),
+    ) -> None:
+        self._recorder = recorder
+        self._clock = clock
+        self._collections = collections
+        self._allocated, self._process = GrowthDetector("allocated"), GrowthDetector("process")
+        self._children = 0.0
 
     def observe(self, values: Mapping[str, float]) -> None:
         """Add the values of one tick by their metric keys."""
-        step = self.recorder.step
+        step = self._recorder.step
         if step <= 0:
             return
-        at, runs, growth = self.clock(), self.collections(), []
+        at, runs, growth = self._clock(), self._collections(), []
         self._children = values.get("process/children_rss", self._children)
         allocated, rss = values.get("memory/allocated"), values.get("process/rss")
         if allocated is not None:
@@ -200,9 +205,9 @@ class GrowthMonitor:
             growth.append(self._allocated.add(MemorySample(at, step, allocated, 0.0, runs, peak)))
         if rss is not None:
             sample = MemorySample(at, step, rss + self._children, self._children, runs)
-            growth.append(self._process.add(sample, filling=self.recorder.epoch == 1))
+            growth.append(self._process.add(sample, filling=self._recorder.epoch == 1))
         for one in filter(None, growth):
-            self.recorder.event(EVENT, f"{one.text} {one.next}", **one.data)
+            self._recorder.event(EVENT, f"{one.text} {one.next}", **one.data)
 
 
 def _of_batches(window: list[MemorySample]) -> bool:

@@ -47,7 +47,7 @@ def hung(watch: HangWatchdog, run_json: dict[str, Any] = JOB) -> list[Told]:
     """Let a rank make ten steps a second for ten seconds, and none after; return the events."""
     told = []
     for second in range(20):
-        watch.clock.now = float(second)  # type: ignore[attr-defined]
+        watch._clock.now = float(second)  # type: ignore[attr-defined]
         told += watch.look(run_json, min(100, 10 * second))
     return told
 
@@ -61,7 +61,7 @@ def watch(recorder: Recorder) -> Iterator[HangWatchdog]:
 
 def at(watch: HangWatchdog, now: float, step: int) -> list[Told]:
     """Let the watchdog check at a time at which the rank has counted these steps."""
-    watch.clock.now = now  # type: ignore[attr-defined]
+    watch._clock.now = now  # type: ignore[attr-defined]
     return watch.look(JOB, step)
 
 
@@ -87,7 +87,7 @@ def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder, watch: HangWa
     ids=["alone", "in a pause", "after the last step", "while a command is served"],
 )
 def test_no_record(watch: HangWatchdog, other: dict[str, Any]) -> None:
-    watch.busy = lambda: not other and watch.clock() > 10
+    watch.busy = lambda: not other and watch._clock() > 10
     hung(watch, JOB | other)
     assert no_thread()
 

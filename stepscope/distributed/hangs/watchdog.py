@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -109,7 +108,6 @@ SOON_S = 1.5  # Time until the first diagnosis: other ranks write their files wi
 Told = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
 
 
-@dataclass(eq=False)
 class HangWatchdog:
     """Watchdog of the steps of one rank, created by its training thread.
 
@@ -117,17 +115,20 @@ class HangWatchdog:
     once a second.
     """
 
-    recorder: Recorder
-    number: int
-    clock: Callable[[], float] = time.monotonic
-    busy: Callable[[], bool] = lambda: False
-    _thread: int = field(default_factory=threading.get_ident)
-    _pace: StallTimer = field(default_factory=StallTimer)
-    _events: deque[Told] = field(default_factory=deque)
-    _hung: _Hung | None = None
-    _entered_s: float = 0.0
-    """Epoch seconds at which the newest collective that is a sign of work was entered."""
-    _broken: bool = False
+    def __init__(
+        self, recorder: Recorder, number: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.busy: Callable[[], bool] = lambda: False
+        self._recorder = recorder
+        self._number = number
+        self._thread = threading.get_ident()
+        self._clock = clock
+        self._pace = StallTimer()
+        self._events: deque[Told] = deque()
+        self._hung: _Hung | None = None
+        self._entered_s = 0.0
+        """Epoch seconds at which the newest collective that is a sign of work was entered."""
+        self._broken = False
 
     @property
     def text(self) -> str | None:
@@ -161,12 +162,12 @@ class HangWatchdog:
         total = run_json.get("total_steps")
         has_ended = type(total) is int and 0 < total <= step
         due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
-        now, hung = self.clock(), self._hung
+        now, hung = self._clock(), self._hung
         if hung is not None and hung.moved_s is not None:  # collectives are a sign of work
             self._entered_s = hung.moved_s
             self._pace.moved(now, clock.now() - hung.moved_s, waited=hung.has_record)
             self._end("Collectives")
-        silent_s = self._pace.look(now, step, due=due, sign=self.recorder.signs)
+        silent_s = self._pace.look(now, step, due=due, sign=self._recorder.signs)
         if silent_s is not None and self._hung is None:
             self._hung = self._begin(run_json, step, silent_s)
         elif silent_s is None:
@@ -185,8 +186,8 @@ class HangWatchdog:
     def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
         pid, now = run_json.get("pid"), clock.now()
         first = HangRecord(
-            number=self.number,
-            rank=torch_rank(run_json, self.number),
+            number=self._number,
+            rank=torch_rank(run_json, self._number),
             step=step,
             since=now - silent_s,
             seen=now,
@@ -195,7 +196,7 @@ class HangWatchdog:
             pid=pid if type(pid) is int else os.getpid(),
         )
         known_s = max(first.since, self._entered_s)
-        hung = _Hung(self.recorder.folder, first, known_s, self._thread, self._on_cause)
+        hung = _Hung(self._recorder, first, known_s, self._thread, self._on_cause)
         hung.start()
         return hung
 
@@ -204,30 +205,33 @@ class HangWatchdog:
         self._events.append((NAMED, hang.text, {**asdict(hang), "rank": hang.rank}))
 
 
-@dataclass(eq=False)
 class _Hung:
     """The record of one hang, written by a separate thread until `end`.
 
-    `training` is the id of the training thread. The thread also ends if this rank enters a
-    collective after `known_s`: at `moved_s`, in epoch seconds. `on_cause` is called when the
-    diagnosis changes.
+    The thread also ends if this rank enters a collective after `known_s`: at `moved_s`, in epoch
+    seconds. `on_cause` is called when the diagnosis changes.
     """
 
-    folder: Path
-    first: HangRecord
-    known_s: float
-    training: int
-    on_cause: Callable[[Hang], None]
-    named: DiagnosedCause | None = None
-    moved_s: float | None = None
-    has_record: bool = False
-    _reported: tuple[Any, ...] | None = None
-    _over: threading.Event = field(default_factory=threading.Event)
-    _writing: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def _path(self) -> Path:
-        return self.folder / hang_name(self.first.number)
+    def __init__(
+        self,
+        recorder: Recorder,
+        first: HangRecord,
+        known_s: float,
+        thread: int,
+        on_cause: Callable[[Hang], None],
+    ) -> None:
+        self.first = first
+        self.named: DiagnosedCause | None = None
+        self.moved_s: float | None = None
+        self.has_record = False
+        self._known_s = known_s
+        self._recorder = recorder
+        self._path = recorder.folder / hang_name(first.number)
+        self._training = thread
+        self._on_cause = on_cause
+        self._reported: tuple[Any, ...] | None = None
+        self._over = threading.Event()
+        self._writing = threading.Lock()
 
     def start(self) -> None:
         """Start the thread; logs a warning if the process cannot start threads."""
@@ -248,8 +252,8 @@ class _Hung:
         record, wait_s = self.first, SOON_S
         try:
             while not self._over.is_set():
-                record = capture(record, self.training)
-                if record.entered_s > self.known_s:
+                record = capture(record, self._training)
+                if record.entered_s > self._known_s:
                     self.end(remove=True)
                     self.moved_s = record.entered_s
                     return
@@ -276,11 +280,11 @@ class _Hung:
         """Diagnose the hang by the files of all ranks, in the lowest rank that hangs."""
         for number in range(self.first.number):
             with contextlib.suppress(OSError):
-                written = (self.folder / hang_name(number)).stat().st_mtime
+                written = (self._recorder.folder / hang_name(number)).stat().st_mtime
                 if time.time() - written < FRESH_S:
                     return
         try:
-            hang = hang_of(read_run(self.folder))
+            hang = hang_of(read_run(self._recorder.folder))
         except RunError:  # rank 0 starts just now, or its file is malformed
             return
         if hang is None:
@@ -289,4 +293,4 @@ class _Hung:
         key = hang.cause, hang.ranks, hang.group, hang.sequence
         if key != self._reported:
             self._reported = key
-            self.on_cause(hang)
+            self._on_cause(hang)
