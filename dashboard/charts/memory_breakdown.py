@@ -108,11 +108,14 @@ def update(
     if source is None:
         return answer
     now = newest_moment(reader, source)
-    answer["series"] = {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
+    start, stop, bucket, reset = span(source.samples.rows, cursors.get(SERIES))
+    parts = {} if now is None else now.parts or {}
+    rows = _rows(reader, run, source, start, stop, bucket)
+    answer["series"] = {SERIES: rows | {"reset": reset, "last": _values(parts)}}
     answer["ledger"] = {
         "now": _moment(now, run),
         "peaks": {f"{SERIES}/{part}": size for part, size in peaks(reader, source).items()},
-        "notes": _notes(now, run, source.place),
+        "notes": list(notes(parts, source.place, missing_reasons(run))) if parts else [],
     }
     return answer
 
@@ -131,14 +134,14 @@ def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high:
 
 def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
     """Return the source of the breakdown, without the split metric if it is unavailable."""
-    split = dict_of(run.run_json.get("capabilities")).get("split")
+    split = (run.run_json.get("capabilities") or {}).get("split")
     left_out = frozenset({SPLIT} if isinstance(split, str) else ())
     return ledger_source(reader.series(), gpu_of(run_content(run)), left_out)
 
 
 def missing_reasons(run: RunInfo) -> dict[str, str]:
     """Return the recorded reasons for missing metrics of the breakdown."""
-    content, capabilities = run_content(run), dict_of(run.run_json.get("capabilities"))
+    content, capabilities = run_content(run), run.run_json.get("capabilities") or {}
     of_gpus = dict_of(capabilities.get("missing"))
     found = dict_of(of_gpus.get(gpu_of(content) or ""))
     reasons = {key: why for key, why in found.items() if isinstance(why, str)}
@@ -155,13 +158,6 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
     return reasons
 
 
-def _notes(now: BreakdownSample | None, run: RunInfo, place: MemoryDomain) -> list[str]:
-    """Return which categories cannot be separated now, and why."""
-    if now is None or now.parts is None:
-        return []
-    return list(notes(now.parts, place, missing_reasons(run)))
-
-
 def _part(category: MemoryCategory) -> Json:
     key = f"{SERIES}/{category.key}"
     drawn = _trace(key, category.label, "part", category.color, category.help)
@@ -171,19 +167,6 @@ def _part(category: MemoryCategory) -> Json:
 def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
     drawn = trace(key, style, label=label, color=color, optional=True)
     return drawn | {"series": SERIES, "help": words}
-
-
-def _delta(
-    reader: StoreReader,
-    run: RunInfo,
-    source: BreakdownSource,
-    cursor: SeriesCursor | None,
-    now: BreakdownSample | None,
-) -> Json:
-    start, stop, bucket, reset = span(source.samples.rows, cursor)
-    part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
-    values = {} if now is None else _values(now.parts or {})
-    return part | {"last": values}
 
 
 def _rows(

@@ -99,7 +99,7 @@ export class Board {
       !optional || recorded(live[series]?.v[metric]) || live[series]?.last?.[metric] !== undefined;
     for (const card of this.cards) {
       const { traces } = card.spec;
-      card.known ||= !traces.length || traces.some(present);
+      card.known ||= traces.some(present);
       card.node.hidden = !card.known;
     }
     const shown = (group) => this.cards.filter(({ spec, known }) => known && spec.group === group);
