@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard.charts.run_view import MAX_RANKS, run_content, training_device
+from dashboard.charts.run_view import run_content, training_device
 from stepscope.common.formatting import printable
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import find_rank
@@ -47,17 +47,17 @@ def read_member(folder: Path, number: int) -> RankEntry:
         return RankEntry(number, number, "?", None, (), None, RunStatus.PENDING, None, text)
     ended = None if file.status is RunStatus.CRASHED else file.run_json.get("ended")
     info = RunInfo(folder, file.status, None, file.age_s, file.run_json)
-    local, reason = file.run_json.get("local_rank"), file.run_json.get("reason")
+    reason = file.run_json.get("reason")
     return RankEntry(
         number=number,
-        rank=file.rank if 0 <= file.rank < MAX_RANKS else number,
-        host=printable(str(file.run_json.get("host") or "?"))[:MAX_HOST_CHARS],
+        rank=file.rank,
+        host=printable(file.run_json.get("host") or "?")[:MAX_HOST_CHARS],
         device=training_device(info),
         gpus=tuple(gpu.uuid for gpu in run_content(info).gpus),
-        local_rank=local if type(local) is int and 0 <= local < MAX_RANKS else None,
+        local_rank=file.run_json.get("local_rank"),
         status=file.status,
         ended=None if file.status.live else file.beat if ended is None else ended,
-        reason=printable(reason)[:MAX_REASON_CHARS] if isinstance(reason, str) else None,
+        reason=None if reason is None else printable(reason)[:MAX_REASON_CHARS],
     )
 
 

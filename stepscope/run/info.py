@@ -55,6 +55,11 @@ class RunInfo:
         """End of the run in epoch seconds; None if run.json has none."""
         return self.run_json.get("ended")
 
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return int(self.run_json.get("world_size") or 1)
+
     def __repr__(self) -> str:
         return f"RunInfo({self.id!r}, {self.status}, step {self.run_json.get('step', 0)})"
 
@@ -164,10 +169,9 @@ def restart_expected(run: RunInfo) -> bool:
 
 def rank_pids(run: RunInfo) -> Iterator[int]:
     """Yield the pids of the live processes of a run on this host and of this user."""
-    several = (run.run_json.get("world_size") or 1) != 1
     others = (
         RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
-        for rank in (other_ranks(run.folder) if several else ())
+        for rank in (other_ranks(run.folder) if run.world_size > 1 else ())
     )
     for info in (*others, run):
         pid = info.run_json.get("pid")

@@ -74,9 +74,8 @@ def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none(
 
 @pytest.mark.parametrize("junk", [None, 1, "x", [1, None], {"a": 1}, [["x"]]])
 def test_what_others_wrote_cannot_break_the_page(junk: Any) -> None:
-    names = ("kind", "config", "devices", "custom", "optimizers", "capabilities", "fit", "commands")
-    found = content(**dict.fromkeys(names, junk))
-    assert layout(found)["charts"]
+    lacks = dict.fromkeys(("missing", "collectives", "allocator", "nvml"), junk)
+    assert layout(content(kind="none", config={"device": junk}, capabilities=lacks))["charts"]
     gpu = {**GPU, "memory_total": junk}
     odd = content(kind="record", devices=[gpu], capabilities={"missing": {"GPU-1": junk}})
     assert layout(odd)["charts"]
