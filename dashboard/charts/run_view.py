@@ -13,6 +13,7 @@ from typing import Any
 
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
+from stepscope.gpu.nvml_device import NOT_BY_GPU
 from stepscope.metrics import BY_KEY
 from stepscope.run import RunInfo, RunKind
 
@@ -24,8 +25,6 @@ NOT_BEGUN = (
     "The training device is known after the first optimizer step; until then process memory is "
     "shown."
 )
-NOT_SUPPORTED = "not supported on this GPU"
-"""The sampler's text for NVML_ERROR_NOT_SUPPORTED."""
 WITH_MIG = "not available with MIG enabled"
 CPU_TRAINS = "this run trains on the CPU."
 
@@ -201,6 +200,6 @@ def _missing(entry: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, 
     """Return the reasons for missing metrics; of a MIG instance NVML reports "not supported"."""
     is_instance = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
     return {
-        key: WITH_MIG if is_instance and reason == NOT_SUPPORTED else reason
+        key: WITH_MIG if is_instance and reason == NOT_BY_GPU else reason
         for key, reason in reasons.items()
     }

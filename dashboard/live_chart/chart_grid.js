@@ -146,7 +146,7 @@ export class AxisBar {
   update() {
     const { axis, stepped, zoom, onlyTime } = this.store;
     const choice = (name, label, disabled) => {
-      const attributes = { "data-axis": name, "aria-pressed": axis === name, disabled };
+      const attributes = { "aria-pressed": axis === name, disabled };
       return button(() => this.store.chooseAxis(name), attributes, label);
     };
     render(this.axes, choice("step", "Step", stepped ? null : ""), choice("time", "Time", null));

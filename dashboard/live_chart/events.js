@@ -239,7 +239,7 @@ export class Toasts {
     const close = { class: "ss-button", "aria-label": `Dismiss: ${text || name}` };
     const node = el(
       "div",
-      { class: "ss-toast ss-float ss-row", "data-alert": event.id, "data-level": data?.level },
+      { class: "ss-toast ss-float ss-row", "data-level": data?.level },
       el("strong", {}, name),
       el("span", {}, text),
       button(() => this.dismiss(event), close, "×"),

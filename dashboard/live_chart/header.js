@@ -102,8 +102,8 @@ export class Header {
   // `tabs` is a list of [name, label]; empty without a run.
   updateTabs(tabs, shown) {
     const tab = ([name, label]) => {
-      const attributes = { "data-tab": name, "aria-current": name === shown ? "page" : null };
-      return button(() => this.open(name), attributes, label);
+      const current = { "aria-current": name === shown ? "page" : null };
+      return button(() => this.open(name), current, label);
     };
     render(this.tabs, ...tabs.map(tab));
     this.tabs.hidden = !tabs.length;

@@ -226,20 +226,17 @@ export class RankSection {
     // Without a value only the table is shown.
     const none = !data.metrics.length;
     for (const node of [this.chart.node, this.modes]) node.hidden = none;
-    const [label, unit, color] = METRICS[data.shown] ?? [data.shown ?? "", "", "blue"];
-    const metric = { key: data.shown, label, unit, color };
-    if (!none && Plotly) this.chart.draw(scene, data, metric, marked);
+    if (!none && Plotly) {
+      const [label, unit, color] = METRICS[data.shown];
+      this.chart.draw(scene, data, { key: data.shown, label, unit, color }, marked);
+    }
     this.table.update(data, verdict, marked);
   }
 
   drawModes() {
     const mode = (key) => {
-      const [label, , , help] = METRICS[key] ?? [key];
-      const attributes = {
-        "data-metric": key,
-        title: help,
-        "aria-pressed": key === this.data.shown,
-      };
+      const [label, , , help] = METRICS[key];
+      const attributes = { title: help, "aria-pressed": key === this.data.shown };
       return button(() => this.choose(key), attributes, label);
     };
     render(this.modes, ...this.data.metrics.map(mode));
