@@ -226,7 +226,7 @@ export class RankSection {
     // Without a value only the table is shown.
     const none = !data.metrics.length;
     for (const node of [this.chart.node, this.modes]) node.hidden = none;
-    if (!none && Plotly) {
+    if (data.shown && Plotly) {
       const [label, unit, color] = METRICS[data.shown];
       this.chart.draw(scene, data, { key: data.shown, label, unit, color }, marked);
     }
