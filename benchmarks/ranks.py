@@ -32,8 +32,7 @@ from benchmarks import report
 from benchmarks.pairs import interval
 from benchmarks.report import at_most, quantile, say
 from benchmarks.serving import ROOT
-from dashboard.ranks.job_ranks import JobRanks, read_job
-from dashboard.ranks.ranks_response import ranks_answer
+from dashboard.ranks.job_ranks import JobRanks, ranks_answer, read_job
 from stepscope.run import RunInfo, read_run
 
 ANSWER_MS = 10
@@ -102,7 +101,7 @@ def measure_job(ranks: int, steps: int, polls: int) -> dict[str, Any]:
 
 def answer_text(job: JobRanks, run: RunInfo) -> str:
     """Answer what a tab asks, as the route sends it."""
-    answer = ranks_answer(job, run, "", "time", {})
+    answer = ranks_answer(job, run, "", "time")
     return json.dumps(answer, separators=(",", ":"), allow_nan=False)
 
 

@@ -21,7 +21,6 @@ class CrashWatch:
     def __init__(self, index: RunIndex) -> None:
         self._index = index
         self._known: set[str] = set()
-        self._logged: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
 
@@ -49,9 +48,7 @@ class CrashWatch:
         self._known.update(run.id for run in crashed)
         settings = load()
         for text in settings.problems:
-            if text not in self._logged:
-                self._logged.add(text)
-                log.warning("stepscope: alerts: %s", text)
+            log.warning("stepscope: alerts: %s", text)
         return [run.id for run in crashed if _alert(run, settings)]
 
     def _work(self) -> None:

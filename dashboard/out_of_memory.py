@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts.run_view import run_kind
 from dashboard.controls.config_widgets import is_possible
-from dashboard.run_look import recent
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.recommendations import batch_divisor
@@ -19,10 +17,6 @@ from stepscope.memory.oom.record import MemoryKind, oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, divided_batch
-
-MAX_CACHED = 16  # Analyses: a page polls twice a second, and the file changes once.
-_CACHE: OrderedDict[Any, OomAnalysis | None] = OrderedDict()
-_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +49,12 @@ def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis |
     Of a distributed run, it covers the rank that ended the run. Raises ValueError for an invalid
     record, and OSError.
     """
-    path = run.folder / oom_name(run.cause)
-    try:
-        modified = path.lstat().st_mtime_ns
-    except FileNotFoundError:
+    if not os.path.lexists(run.folder / oom_name(run.cause)):
         # A process that the kernel killed leaves no record.
         return judged(run) if run.status is RunStatus.CRASHED else None
-    key = (str(path), modified, run.status, tuple(devices))
-    with _LOCK:
-        return recent(_CACHE, key, lambda: _analyze(run, devices), MAX_CACHED)
-
-
-def _analyze(run: RunInfo, devices: Sequence[TrainDevice]) -> OomAnalysis | None:
     config = run.run_json.get("config")
     allowed: Callable[[str, Any], bool] | None = None
-    if devices and isinstance(config, dict):
+    if devices and config is not None:
         allowed = functools.partial(is_possible, config=config, devices=devices)
     return judged(run, run.cause, allowed)
 
@@ -88,7 +73,7 @@ def _ended_by(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis 
 def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> OomRetry | None:
     """Return the retry of a built-in run that memory ended; None if torchrun restarted it."""
     settings = run.run_json.get("config")
-    if "restarted_as" in run.run_json or not isinstance(settings, dict):
+    if "restarted_as" in run.run_json or settings is None:
         return None
     if run.status is not RunStatus.FAILED or run_kind(run) is not RunKind.TRAINER:
         return None

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 MAX_LISTED = 200  # The newest by name; live runs are listed beyond it.
 MAX_SEARCHED = 2000  # The newest by name, among which live runs are found: 0.3 ms each on NFS.
 MAX_READ = 80  # Known runs that an update reads again (0.1 ms each), in turn.
+NAMES = ("name", "script")  # Entries of run.json that the list shows.
 SETTLED_S = 2.0  # Age of a trusted modification time: file systems have ticks of up to a second.
 
 
@@ -93,18 +94,8 @@ class RunIndex:
                 found.setdefault(run.id, run)
         runs = tuple(sorted(found.values(), key=lambda run: (not run.status.live, -run.created)))
         # Properties that the list shows and that may change while a run lives.
-        state = repr(
-            [
-                (
-                    run.id,
-                    run.status.value,
-                    run.run_json.get("name"),
-                    run.run_json.get("script") is None,
-                )
-                for run in runs
-            ]
-        )
-        self._listing = RunList(runs, f"{zlib.crc32(state.encode()):x}")
+        shown = [(run.id, run.status.value, *map(run.run_json.get, NAMES)) for run in runs]
+        self._listing = RunList(runs, f"{zlib.crc32(repr(shown).encode()):x}")
         self._looked = time.monotonic()
         return self._listing
 

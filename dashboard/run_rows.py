@@ -16,7 +16,6 @@ from dashboard.charts.run_view import (
     run_kind,
     run_name,
     training_device,
-    world_size_of,
 )
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
@@ -49,7 +48,7 @@ def row(run: RunInfo, size: int | None) -> dict[str, Any]:
         "Tags": ", ".join(metadata.tags) or None,
         "Group": metadata.group,
         "Pinned": metadata.pinned,
-        "Ranks": world_size_of(run.run_json),
+        "Ranks": run.world_size,
         "Device": _device_name(run),
         "Precision": _cell(metadata.config.get("precision")),
         "Steps": run.run_json.get("step"),

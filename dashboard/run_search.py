@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterable
@@ -30,47 +31,46 @@ def matching(rows: Iterable[RunRow], query: str) -> list[RunRow]:
             found = [row for row in found if word.removeprefix("#") in row.words]
         else:
             name, compare, value = match.groups()
-            known: dict[str, int] = {}
-            found = [row for row in found if _holds(row, name, compare, value, known)]
+            found = [
+                row
+                for row in found
+                if any(_compares(cell, compare, value) for cell in _cells(row, name))
+            ]
     return found
 
 
 def hint(rows: Iterable[RunRow], query: str) -> str | None:
     """Return which condition of a query no row can satisfy, or None."""
-    known: dict[str, int] = {}
     listed = list(rows)
     for word in query.casefold().split():
         match = _CONDITION.fullmatch(word)
         if match is None and re.search("[<>=]", word):
             return f"{word}: a condition is a column, one of <, <=, >, >= and =, and a value."
-        if match is not None and not any(_cells(row, match[1], known) for row in listed):
+        if match is not None and not any(_cells(row, match[1]) for row in listed):
             return f"No column of these runs is named {match[1]}."
     return None
 
 
-def _holds(row: RunRow, name: str, compare: str, value: str, known: dict[str, int]) -> bool:
-    return any(_compares(cell, compare, value) for cell in _cells(row, name, known))
-
-
-def _cells(row: RunRow, name: str, known: dict[str, int]) -> list[Cell]:
+def _cells(row: RunRow, name: str) -> list[Cell]:
     """Return the cells of the columns of a name, the fixed column before others.
 
-    A column is named without its prefix, and with _ for spaces: lr, best_loss. `known` caches the
-    rank of each column.
+    A column is named without its prefix, and with _ for spaces: lr, best_loss.
     """
     if name == "duration":
         return [row.duration]
     if name == "started":
         return [datetime.fromtimestamp(row.created).isoformat(" ", "minutes")]
-    asked, found = name.replace(":_", ":"), dict[int, list[Cell]]()
-    for column, cell in row.cells.items():
-        if column not in known:
-            folded = column.casefold().replace(": ", ":").replace(" ", "_")
-            short = re.sub("^(config|final):", "", folded)
-            known[column] = 1 if folded == asked else 2 if short == asked else 0
-        if known[column]:
-            found.setdefault(known[column], []).append(cell)
-    return found[min(found)] if found else []
+    asked = name.replace(":_", ":")
+    named = [(_names(column), cell) for column, cell in row.cells.items()]
+    whole = [cell for (folded, _), cell in named if folded == asked]
+    return whole or [cell for (_, short), cell in named if short == asked]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(column: str) -> tuple[str, str]:
+    """Return a column's name for a search, and the same without its prefix."""
+    folded = column.casefold().replace(": ", ":").replace(" ", "_")
+    return folded, re.sub("^(config|final):", "", folded)
 
 
 def _compares(cell: Cell, compare: str, value: str) -> bool:

@@ -45,17 +45,15 @@ from stepscope.host.parent_death_signal import call_at_end_of
 from stepscope.remote.source import RemoteSource, sources_from_environment
 from stepscope.run import RunError, RunInfo, own_ranks, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
-from trainer.collectives.measurement import CollectivePlan as CollectivePlan
 from trainer.collectives.measurement import Measurement
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.runners import RunHandle, start
-from trainer.runners.child_process import LessonRun, PredictionRun
+from trainer.runners.child_process import PROJECT, LessonRun, PredictionRun
 from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)
 
-PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = {"torch": "PyTorch", "sklearn": "scikit-learn", "scipy": "scipy", "PIL": "pillow"}
 """What built-in training, the Lab, the lessons and Collectives import, and the names for pip."""
 INSTALL_TRAIN = "pip install torch scikit-learn scipy pillow"

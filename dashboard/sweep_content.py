@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from stepscope.common.formatting import printable
+from stepscope.lab.verdict_text import VariantVerdict
 
 MAX_TEXT_LENGTH = 400
 DRIFT_P = 0.05  # p-value below which the machine counts as drifted.
@@ -33,23 +34,6 @@ class SweepStatus(StrEnum):
     def live(self) -> bool:
         """True while the sweep may still write."""
         return self in (SweepStatus.PENDING, SweepStatus.RUNNING)
-
-
-class Verdict(StrEnum):
-    """Verdicts on a setting; `measuring` only while the sweep runs."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    NO_DIFFERENCE = "no_difference"
-    UNDECIDED = "undecided"
-    MEASURING = "measuring"
-    FAILED = "failed"
-    IMPOSSIBLE = "impossible"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Verdict | None:
-        """Return `undecided` for a verdict of a later version."""
-        return cls.UNDECIDED if isinstance(value, str) else None
 
 
 class _Part(Struct, frozen=True, kw_only=True):
@@ -83,7 +67,7 @@ class Arm(_Part, frozen=True, kw_only=True):
 
     name: str = "?"
     label: str = "?"
-    verdict: Verdict | None = Verdict.MEASURING  # None: the baseline
+    verdict: VariantVerdict | None = VariantVerdict.MEASURING  # None: the baseline
     effect: float | None = None
     low: float | None = None
     high: float | None = None

@@ -42,6 +42,7 @@ from stepscope.lab.plan import SweepPlan
 from stepscope.lab.script_plan import ScriptPlan
 from stepscope.run import process_of, user_name
 from stepscope.run.folder import not_signaled, recorder_of
+from trainer.runners.child_process import PROJECT
 
 log = logging.getLogger(__name__)
 STOPPED = "Stopped before it began."
@@ -51,7 +52,6 @@ STOP_TIMEOUT_S = 10.0
 STARTING_S = 60.0  # Age up to which a sweep that another process has planned may still begin.
 MAX_LISTED = 100
 EXAMPLE = "This is a recorded example: read-only."
-_PROJECT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Sweeps:
         if self._child is not None:
             _end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
         self._launched_ns = os.stat(folder / SWEEP_JSON).st_mtime_ns
-        cwd, words = self._commands.get(folder.name, (_PROJECT, ()))
+        cwd, words = self._commands.get(folder.name, (PROJECT, ()))
         # -P: a file of the script's folder, such as random.py, must not replace a module.
         module = ["-P", "-m", "stepscope.cli", words[0]] if words else ["-m", "trainer.lab"]
         self._stopped = False

@@ -114,9 +114,16 @@ def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
     return BottleneckDiagnosis(kind=BottleneckKind.NOT_FINITE, text=text, share=0.0, next=step)
 
 
-def hang_verdict(hang: Hang | None) -> dict[str, Any] | None:
-    """Return the diagnosis line of a hang, as `as_json` does; None without a hang."""
-    return None if hang is None else {"kind": "hang", "text": hang.text, "words": hang.next}
+def rank_verdict(hang: Hang | None, straggler: StragglerVerdict | None) -> dict[str, Any] | None:
+    """Return the diagnosis line of a job, with its ranks; a hang hides a straggler.
+
+    The kind "none" has no ranks; its text is the reason. Returns None before the first analysis.
+    """
+    found = hang or straggler
+    if found is None:
+        return None
+    kind = "hang" if isinstance(found, Hang) else found.kind.value
+    return {"kind": kind, "ranks": list(found.ranks), "text": found.text, "words": found.next}
 
 
 def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import functools
 import gzip
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -28,11 +28,10 @@ from dashboard.charts.run_state import state
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.out_of_memory import as_verdict
-from dashboard.ranks.job_ranks import read_job
-from dashboard.ranks.ranks_response import rank_verdict, ranks_answer
+from dashboard.ranks.job_ranks import ranks_answer, read_job
 from dashboard.run_look import RunLook
 from dashboard.sources import source_state
-from dashboard.verdicts import as_json, hang_verdict
+from dashboard.verdicts import as_json, rank_verdict
 from stepscope.distributed.hangs.job_state import Hang
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
@@ -40,6 +39,7 @@ from stepscope.store import STORE_NAME, StoreError, StoreReader
 from stepscope.store.reader import Axis
 
 Answer = dict[str, Any]
+T = TypeVar("T")
 # For addresses that contain a version.
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 CLOSED_S = 5.0
@@ -53,24 +53,22 @@ def _json(content: Answer, status: int = 200) -> Response:
     return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
 
 
-def _tried(handler: Callable[[], Answer]) -> Response:
-    """Return an answer as JSON, an expected error with its message and status code."""
-    try:
-        return _json(handler())
-    except RunError as error:
-        return _json({"error": str(error)}, 404)
-    except StoreError as error:
-        return _json({"error": str(error)}, 422)
-    except NotAllowed as error:
-        return _json({"error": str(error)}, 403)
-    except ValueError as error:
-        return _json({"error": str(error)}, 400)
+_STATUS = {RunError: 404, StoreError: 422, NotAllowed: 403, ValueError: 400}
+"""HTTP status of each expected error."""
 
 
-def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Response]:
+def _refused(error: Exception) -> Response:
+    status = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
+    return _json({"error": str(error)}, status)
+
+
+def _answering(handler: Callable[[T], Answer]) -> Callable[[T], Response]:
     @functools.wraps(handler)
-    def respond(request: Request) -> Response:
-        return _tried(functools.partial(handler, request))
+    def respond(asked: T) -> Response:
+        try:
+            return _json(handler(asked))
+        except tuple(_STATUS) as error:
+            return _refused(error)
 
     return respond
 
@@ -128,7 +126,7 @@ def _verdict(server: services.Services, reader: StoreReader, run: RunInfo) -> An
     short = as_verdict(run, devices)
     if short is not None:
         return short
-    hang = hang_verdict(_hang(server, run))
+    hang = rank_verdict(_hang(server, run), None)
     if hang is not None:
         return hang
     allowed = functools.partial(is_possible, config=config, devices=devices)
@@ -159,7 +157,7 @@ def get_window(request: Request) -> Answer:
             found = memory_breakdown.window_part(reader, run, axis, low, high)
         else:
             include_folded = bool(query.get("include_folded"))
-            found = series.window(reader, run, axis, low, high, include_folded)["series"]
+            found = series.window(reader, run, axis, low, high, include_folded)
     return {"run": run.id, "series": found}
 
 
@@ -178,9 +176,8 @@ def get_ranks(request: Request) -> Answer:
     query, server = request.query_params, services.get()
     axis = _axis(query.get("axis", "time"))
     run = read_run(server.folder(query.get("run", "")))
-    verdict = rank_verdict(server.stragglers.of(run), _hang(server, run))
-    judged = {"verdict": verdict}
-    return ranks_answer(_JOBS.of(run), run, query.get("metric", ""), axis, judged)
+    answer = ranks_answer(_JOBS.of(run), run, query.get("metric", ""), axis)
+    return answer | {"verdict": rank_verdict(_hang(server, run), server.stragglers.of(run))}
 
 
 async def post_command(request: Request) -> Response:
@@ -188,13 +185,11 @@ async def post_command(request: Request) -> Response:
     try:
         check_sender(request)
         body = await commands.read_body(request)
-    except NotAllowed as error:
-        return _json({"error": str(error)}, 403)
-    except ValueError as error:
-        return _json({"error": str(error)}, 400)
+    except (NotAllowed, ValueError) as error:
+        return _refused(error)
     except ClientDisconnect:
-        return _json({"error": "The client disconnected."}, 400)
-    return await run_in_threadpool(_tried, functools.partial(commands.send, body))
+        return _refused(ValueError("The client disconnected."))
+    return await run_in_threadpool(_answering(commands.send), body)
 
 
 def no_such_route(request: Request) -> Response:

@@ -24,8 +24,8 @@ from dashboard.charts.figures import (
     shortened,
     title,
 )
-from dashboard.sweep_content import Arm, SweepContent, Verdict
-from stepscope.lab.verdict_text import signed
+from dashboard.sweep_content import Arm, SweepContent
+from stepscope.lab.verdict_text import VariantVerdict, signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class VerdictStyle:
 
 
 STYLES = {
-    Verdict.FASTER: VerdictStyle("faster", "▶", BLUE, "triangle-right"),
-    Verdict.SLOWER: VerdictStyle("slower", "◀", ORANGE, "triangle-left"),
-    Verdict.NO_DIFFERENCE: VerdictStyle("no difference", "●", GRAY, "circle"),
-    Verdict.UNDECIDED: VerdictStyle("inconclusive", "◇", AMBER, "diamond-open"),
-    Verdict.MEASURING: VerdictStyle("measuring", "○", AMBER, "circle-open"),
-    Verdict.FAILED: VerdictStyle("failed", "✕"),
-    Verdict.IMPOSSIBLE: VerdictStyle("impossible", "–"),
+    VariantVerdict.FASTER: VerdictStyle("faster", "▶", BLUE, "triangle-right"),
+    VariantVerdict.SLOWER: VerdictStyle("slower", "◀", ORANGE, "triangle-left"),
+    VariantVerdict.NO_DIFFERENCE: VerdictStyle("no difference", "●", GRAY, "circle"),
+    VariantVerdict.UNDECIDED: VerdictStyle("inconclusive", "◇", AMBER, "diamond-open"),
+    VariantVerdict.MEASURING: VerdictStyle("measuring", "○", AMBER, "circle-open"),
+    VariantVerdict.FAILED: VerdictStyle("failed", "✕"),
+    VariantVerdict.IMPOSSIBLE: VerdictStyle("impossible", "–"),
 }
 ROW_PX = 34
 MAX_LABEL_CHARS = 34  # in the chart; the table has the whole label
@@ -80,7 +80,7 @@ def interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
-def _trace(verdict: Verdict, arms: list[Arm], rows: dict[str, int]) -> Json:
+def _trace(verdict: VariantVerdict, arms: list[Arm], rows: dict[str, int]) -> Json:
     style = STYLES[verdict]
     return {
         "type": "scatter",
@@ -213,5 +213,6 @@ def _row(arm: Arm) -> dict[str, Any]:
 
 def _loss(arm: Arm) -> str | None:
     if arm.loss.verdict == "undecided":
-        return None if arm.verdict is Verdict.MEASURING or "loss" in arm.metrics else "no loss"
+        expected = arm.verdict is VariantVerdict.MEASURING or "loss" in arm.metrics
+        return None if expected else "no loss"
     return arm.loss.verdict and arm.loss.verdict.replace("_", " ")

@@ -47,7 +47,7 @@ def layout(content: RunView) -> Json:
     `charts`, `kpis` (tiles), `metrics` (unit and label by key); `axis` is "time" for a run
     without steps; `waiting` is shown until a command is answered; `absent` lists what the run
     lacks and why; `no_epoch` is why an epoch may be missing; `custom_note` counts the metrics
-    without a chart; `ranks` is true for a job of several ranks.
+    without a chart.
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)
@@ -63,7 +63,6 @@ def layout(content: RunView) -> Json:
         "absent": _absent(content, drawn),
         "no_epoch": NO_EPOCH.get(content.kind),
         "custom_note": _custom_note(content),
-        "ranks": content.ranks > 1,
     }
 
 

@@ -112,12 +112,15 @@ def update(
     if source is None:
         return answer
     now = newest_moment(reader, source)
-    answer["series"] = {SERIES: _delta(reader, run, source, cursors.get(SERIES), now)}
+    start, stop, bucket, reset = span(source.samples.rows, cursors.get(SERIES))
+    parts = {} if now is None else now.parts or {}
+    rows = _rows(reader, run, source, start, stop, bucket)
     highest = peaks(reader, source)
+    answer["series"] = {SERIES: rows | {"reset": reset, "last": _values(parts)}}
     answer["ledger"] = {
         "now": _moment(now, run),
         "peaks": {f"{SERIES}/{part}": size for part, size in highest.items()},
-        "notes": _notes(now, run, source.place, highest),
+        "notes": _notes(parts, run, source.place, highest),
     }
     return answer
 
@@ -136,14 +139,14 @@ def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high:
 
 def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
     """Return the source of the breakdown, without the split metric if it is unavailable."""
-    split = dict_of(run.run_json.get("capabilities")).get("split")
+    split = (run.run_json.get("capabilities") or {}).get("split")
     left_out = frozenset({SPLIT} if isinstance(split, str) else ())
     return ledger_source(reader.series(), gpu_of(run_content(run)), left_out)
 
 
 def missing_reasons(run: RunInfo) -> dict[str, str]:
     """Return the recorded reasons for missing metrics of the breakdown."""
-    content, capabilities = run_content(run), dict_of(run.run_json.get("capabilities"))
+    content, capabilities = run_content(run), run.run_json.get("capabilities") or {}
     of_gpus = dict_of(capabilities.get("missing"))
     found = dict_of(of_gpus.get(gpu_of(content) or ""))
     reasons = {key: why for key, why in found.items() if isinstance(why, str)}
@@ -161,13 +164,13 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
 
 
 def _notes(
-    now: BreakdownSample | None, run: RunInfo, place: MemoryDomain, highest: CategoryBytes
+    parts: CategoryBytes, run: RunInfo, place: MemoryDomain, highest: CategoryBytes
 ) -> list[str]:
     """Return which categories cannot be separated now, or have no peak, and why."""
-    if now is None or now.parts is None:
+    if not parts:
         return []
-    found = list(notes(now.parts, place, missing_reasons(run)))
-    if "gradients" in now.parts and "gradients" not in highest:
+    found = list(notes(parts, place, missing_reasons(run)))
+    if "gradients" in parts and "gradients" not in highest:
         found.append(NO_GRADIENTS)
     return found
 
@@ -181,19 +184,6 @@ def _part(category: MemoryCategory) -> Json:
 def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
     drawn = trace(key, style, label=label, color=color, optional=True)
     return drawn | {"series": SERIES, "help": words}
-
-
-def _delta(
-    reader: StoreReader,
-    run: RunInfo,
-    source: BreakdownSource,
-    cursor: SeriesCursor | None,
-    now: BreakdownSample | None,
-) -> Json:
-    start, stop, bucket, reset = span(source.samples.rows, cursor)
-    part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
-    values = {} if now is None else _values(now.parts or {})
-    return part | {"last": values}
 
 
 def _rows(

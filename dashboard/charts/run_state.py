@@ -15,10 +15,7 @@ STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written e
 def state(run: RunInfo) -> dict[str, Any]:
     """Return the state of a run: the part of an answer that needs no store."""
     run_json = run.run_json
-    progress = {
-        name: run_json.get(name)
-        for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
-    }
+    progress = {name: run_json.get(name) for name in ("step", "total_steps", "epoch", "epochs")}
     progress["epoch"] = progress["epoch"] or None  # counted from 1; 0: not counted
     if run_kind(run) is RunKind.RECORD:
         progress["step"] = None  # a recording has no steps
@@ -38,14 +35,14 @@ def warnings(run: RunInfo) -> list[str]:
     """Return the warnings about the recording itself, one sentence each."""
     run_json, age_s = run.run_json, run.heartbeat_age_s
     found = [str(run_json["problem"])] if run_json.get("problem") else []
-    late, dropped = run_json.get("dropped_values"), run_json.get("dropped")
-    if isinstance(late, int) and late > 0:
+    late, dropped = run_json.get("dropped_values") or 0, run_json.get("dropped") or 0
+    if late > 0:
         step = "step lacks" if late == 1 else "steps lack"
         found.append(
             f"{late:,} {step} GPU values such as the loss: the copy was refused, failed, or "
             f"more than {SLOTS:,} were in flight. Training was not delayed."
         )
-    if isinstance(dropped, int) and dropped > 0:
+    if dropped > 0:
         were = "step or event was" if dropped == 1 else "steps or events were"
         found.append(
             f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "

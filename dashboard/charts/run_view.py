@@ -1,6 +1,7 @@
 """The parts of run.json that the run page is built from. No I/O.
 
-run.json is untrusted: missing or malformed entries are omitted.
+run.json is untrusted: missing or malformed entries are omitted. `read_run` has checked its fields,
+but not the contents of lists and objects.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
+from stepscope.gpu.nvml_device import NOT_BY_GPU
 from stepscope.metrics import BY_KEY
 from stepscope.run import RunInfo, RunKind
 
@@ -23,15 +25,12 @@ NOT_BEGUN = (
     "The training device is known after the first optimizer step; until then process memory is "
     "shown."
 )
-NOT_SUPPORTED = "not supported on this GPU"
-"""The sampler's text for NVML_ERROR_NOT_SUPPORTED."""
 WITH_MIG = "not available with MIG enabled"
 CPU_TRAINS = "this run trains on the CPU."
 
 MAX_CUSTOM_CHARTS = 12  # charts of user-defined metrics; the others are recorded only
 MAX_CUSTOM_CHARS = 100  # a longer metric name would dominate every poll
 MAX_OPTIMIZERS = 8
-MAX_RANKS = 1_000_000  # a larger world size in run.json is ignored
 NAME_LENGTH = 60
 KINDS = {
     RunKind.TRAINER: "built-in",
@@ -91,7 +90,7 @@ class RunView:
 def run_content(run: RunInfo) -> RunView:
     """Return the inputs of the layout."""
     run_json, kind, device = run.run_json, run_kind(run), training_device(run)
-    capabilities = dict_of(run_json.get("capabilities"))
+    capabilities = run_json.get("capabilities") or {}
     on_cpu = device == "cpu" and kind is not RunKind.RECORD
     custom, left = custom_metrics(run_json)
     rate = dict_of(run_json.get("totals")).get("samples_per_s")
@@ -107,9 +106,9 @@ def run_content(run: RunInfo) -> RunView:
         optimizers=optimizer_names(run_json),
         custom=custom,
         custom_left=left,
-        flops_reason=_text(run_json.get("flops_reason")),
-        peak_reason=_text(run_json.get("peak_reason")),
-        ranks=world_size_of(run_json),
+        flops_reason=run_json.get("flops_reason"),
+        peak_reason=run_json.get("peak_reason"),
+        ranks=run.world_size,
         collectives=_reasons(capabilities.get("collectives")),
         samples_per_s=float(rate) if isinstance(rate, int | float) else None,
     )
@@ -117,15 +116,7 @@ def run_content(run: RunInfo) -> RunView:
 
 def has_simulated_gpus(run: RunInfo) -> bool:
     """Return True for a run on a machine whose GPUs the simulator provided."""
-    listed = run.run_json.get("devices")
-    entries = map(dict_of, listed if isinstance(listed, list) else [])
-    return any(entry.get("simulated") is True for entry in entries)
-
-
-def world_size_of(run_json: Mapping[str, Any]) -> int:
-    """Return the number of processes of a job; 1 if run.json has no valid number."""
-    size = run_json.get("world_size", 1)
-    return size if type(size) is int and 1 <= size <= MAX_RANKS else 1
+    return any(entry.get("simulated") is True for entry in run.run_json.get("devices") or ())
 
 
 def run_kind(run: RunInfo) -> RunKind:
@@ -139,8 +130,7 @@ def run_kind(run: RunInfo) -> RunKind:
 def run_name(run: RunInfo) -> str:
     """Return the run's script with its ending, or the name that it was given."""
     name = str(run.run_json.get("name") or run.id)
-    script = run.run_json.get("script")
-    path = PurePath(str(script.get("path", ""))) if isinstance(script, dict) else PurePath()
+    path = PurePath(str((run.run_json.get("script") or {}).get("path", "")))
     return printable(path.name if path.stem == name else name)[:NAME_LENGTH]
 
 
@@ -148,13 +138,13 @@ def training_device(run: RunInfo) -> str | None:
     """Return "cpu", a GPU's UUID, or None if the device is unknown or nothing is trained."""
     device = run.run_json.get("device")
     if device is None and run_kind(run) is RunKind.TRAINER:
-        device = dict_of(run.run_json.get("config")).get("device", "cpu")
+        device = (run.run_json.get("config") or {}).get("device", "cpu")
     return None if device is None else str(device)
 
 
 def custom_metrics(run_json: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     """Return the user-defined metrics that get a chart, and the number of the others."""
-    listed = _texts(run_json.get("custom"))
+    listed = run_json.get("custom") or ()
     known = [key for key in listed if len(key) <= MAX_CUSTOM_CHARS and key not in BY_KEY]
     drawn = tuple(known[:MAX_CUSTOM_CHARTS])
     return drawn, sum(key not in BY_KEY for key in listed) - len(drawn)
@@ -162,7 +152,7 @@ def custom_metrics(run_json: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
 
 def optimizer_names(run_json: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the class names of the script's optimizers, in the order of their first steps."""
-    return tuple(name[:40] for name in _texts(run_json.get("optimizers"))[:MAX_OPTIMIZERS])
+    return tuple(name[:40] for name in (run_json.get("optimizers") or ())[:MAX_OPTIMIZERS])
 
 
 def optimizer_keys(metric: str, optimizers: int) -> tuple[str, ...]:
@@ -190,8 +180,7 @@ def _allocator_reason(device: str | None, capabilities: Mapping[str, Any]) -> st
 
 
 def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
-    listed = devices if isinstance(devices, list) else []
-    entries = [entry for entry in map(dict_of, listed) if "uuid" in entry]
+    entries = [entry for entry in devices or () if "uuid" in entry]
     missing = dict_of(capabilities.get("missing"))
     return [
         SampledGpu(
@@ -209,18 +198,10 @@ def _reasons(value: Any) -> dict[str, str]:
     return {key: text for key, text in dict_of(value).items() if isinstance(text, str)}
 
 
-def _texts(value: Any) -> list[str]:
-    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _missing(entry: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return the reasons for missing metrics; of a MIG instance NVML reports "not supported"."""
     is_instance = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
     return {
-        key: WITH_MIG if is_instance and reason == NOT_SUPPORTED else reason
+        key: WITH_MIG if is_instance and reason == NOT_BY_GPU else reason
         for key, reason in reasons.items()
     }

@@ -6,7 +6,6 @@ size of an answer does not depend on the length of the run. `dashboard/live_char
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,8 +52,8 @@ LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {
 class Keys:
     """The metrics sent to a client: lines (`drawn`) and newest values (`last`)."""
 
-    drawn: frozenset[str]
-    last: frozenset[str]
+    drawn: set[str]
+    last: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,12 @@ def keys_of(run: RunInfo, include_folded: bool) -> Keys:
     """Return the metrics to send; those of folded charts only on request."""
     include_folded |= run_kind(run) is RunKind.RECORD  # a recording folds nothing
     optimizers = len(optimizer_names(run.run_json))
-    return _keys(custom_metrics(run.run_json)[0], optimizers, include_folded)
-
-
-@functools.lru_cache(maxsize=64)
-def _keys(custom: tuple[str, ...], optimizers: int, include_folded: bool) -> Keys:
     rates = (key for key, _, _ in rate_keys(optimizers))
     folded = {*FOLDED, *optimizer_keys("train/grad_norm", optimizers), *rates}
     losses = optimizer_keys("train/loss", optimizers)
+    custom, _ = custom_metrics(run.run_json)
     drawn = {*LIVE_KEYS, *custom, *losses, *(folded if include_folded else ())}
-    return Keys(frozenset(drawn), frozenset({*drawn, *folded, "train/epoch"}))
+    return Keys(drawn, {*drawn, *folded, "train/epoch"})
 
 
 def parse_cursors(text: str) -> dict[str, SeriesCursor]:
@@ -153,7 +148,7 @@ def window(
         # One more row on either side: lines reach the edges of the chart.
         start, stop = max(0, start - 1), min(info.rows, stop + 1)
         found[_name(info)] = part.rows(info, start, stop, fitting_bucket(stop - start))
-    return {"run": run.id, "series": found}
+    return found
 
 
 def events(reader: StoreReader, run: RunInfo, after: int) -> list[dict[str, Any]]:

@@ -107,8 +107,8 @@ CAN_WAIT = {CommandName.STOP, CommandName.MARK}
 def supported_commands(run: RunInfo) -> frozenset[str]:
     """Return the commands that the run supports."""
     listed = run.run_json.get("commands")
-    if isinstance(listed, list):
-        return frozenset(name for name in listed if isinstance(name, str))
+    if listed is not None:
+        return frozenset(listed)
     return frozenset(CommandName) - {CommandName.MEMORY_SNAPSHOT, CommandName.PROFILE}
 
 
@@ -154,9 +154,8 @@ def can_end_now(run: RunInfo) -> bool:
     if not run.status.live or not is_local(run) or read_only_reason(run) is not None:
         return False
     asked = run.run_json.get("stop_asked")
-    late = isinstance(asked, int | float) and now_of(run.run_json) - asked > END_NOW_S
-    several = run.run_json.get("world_size", 1) != 1
-    return several and (late or run.heartbeat_age_s > END_NOW_S)
+    late = asked is not None and now_of(run.run_json) - asked > END_NOW_S
+    return run.world_size > 1 and (late or run.heartbeat_age_s > END_NOW_S)
 
 
 def refusal(name: CommandName, run: RunInfo) -> str | None:

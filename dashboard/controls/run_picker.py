@@ -10,8 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.run_view import KINDS, NAME_LENGTH, run_kind
-from dashboard.charts.run_view import run_name as run_name
+from dashboard.charts.run_view import KINDS, NAME_LENGTH, run_kind, run_name
 from dashboard.format import escape_markdown, note
 from dashboard.run_index import RunList
 from dashboard.services import Services
@@ -100,13 +99,12 @@ def attempts(run: RunInfo) -> None:
 
 def restart_sentence(run_json: dict[str, Any]) -> str | None:
     """Return the cause of a restart and its first step; None for a first attempt. Pure."""
-    restart = run_json.get("restart")
-    if not isinstance(restart, dict) or type(restart.get("number")) is not int:
+    restart = run_json.get("restart") or {}
+    if type(restart.get("number")) is not int:
         return None
     number, limit = restart["number"], restart.get("of")
     of = f" of {limit}" if type(limit) is int and limit else ""
-    resumed = run_json.get("resumed")
-    step = resumed.get("step") if isinstance(resumed, dict) else restart.get("step")
+    step = (run_json.get("resumed") or restart).get("step")
     where = f"resumed after step {step:,}" if type(step) is int else "starting from scratch"
     cause = printable(str(restart.get("cause") or "a rank failed"))[:300]
     return f"Restart {number}{of}: {cause}; {where}."

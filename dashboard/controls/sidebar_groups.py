@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -13,28 +14,32 @@ from dashboard.format import note
 from trainer import config as fields
 from trainer.config_validation import cores_note, step_sentence
 
-COMPILE = {
-    fields.CompileMode.NONE: "Off",
-    fields.CompileMode.DEFAULT: "default",
-    fields.CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
-    fields.CompileMode.MAX_AUTOTUNE: "max-autotune",
+CHOICES: dict[str, dict[Any, str]] = {
+    "compile_mode": {
+        fields.CompileMode.NONE: "Off",
+        fields.CompileMode.DEFAULT: "default",
+        fields.CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
+        fields.CompileMode.MAX_AUTOTUNE: "max-autotune",
+    },
+    "lr_scheduler": {
+        fields.LRSchedule.NONE: "Constant",
+        fields.LRSchedule.PLATEAU: "Reduce on plateau",
+        fields.LRSchedule.COSINE: "Cosine",
+    },
+    "nan_policy": {
+        fields.NanPolicy.STOP: "Stop the run",
+        fields.NanPolicy.CONTINUE: "Log it and continue",
+    },
+    "optimizer_impl": {impl: impl.value for impl in fields.OptimizerImpl},
+    "runner": {fields.Runner.THREAD: "Server thread", fields.Runner.PROCESS: "Separate process"},
+    "strategy": {
+        fields.Strategy.NONE: "None (single device)",
+        fields.Strategy.DP: "DataParallel",
+        fields.Strategy.DDP: "DDP",
+        fields.Strategy.FSDP: "FSDP2",
+    },
 }
-SCHEDULES = {
-    fields.LRSchedule.NONE: "Constant",
-    fields.LRSchedule.PLATEAU: "Reduce on plateau",
-    fields.LRSchedule.COSINE: "Cosine",
-}
-RUNNERS = {fields.Runner.THREAD: "Server thread", fields.Runner.PROCESS: "Separate process"}
-NAN_POLICIES = {
-    fields.NanPolicy.STOP: "Stop the run",
-    fields.NanPolicy.CONTINUE: "Log it and continue",
-}
-STRATEGIES = {
-    fields.Strategy.NONE: "None (single device)",
-    fields.Strategy.DP: "DataParallel",
-    fields.Strategy.DDP: "DDP",
-    fields.Strategy.FSDP: "FSDP2",
-}
+"""The values of the fields that are a choice, with their labels."""
 CPU_RANKS = 2  # Default number of ranks on a CPU.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Training": (
@@ -51,8 +56,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("deterministic", "nan_policy", "set_to_none"),
         *("prefetch_factor", "persistent_workers", "copy_stream"),
         *("kernel_warmup", "preallocate_memory"),
-        *("no_sync", "static_graph", "gradient_as_bucket_view", "bucket_cap_mb"),
-        *("reshard_after_forward", "cpu_offload", "time_collectives", "runner", "num_threads"),
+        *("static_graph", "gradient_as_bucket_view", "bucket_cap_mb"),
+        *("reshard_after_forward", "cpu_offload", "no_sync", "time_collectives"),
+        *("runner", "num_threads"),
     ),
 }
 """The fields of each group."""
@@ -62,15 +68,13 @@ PLACES = {name: group for group, names in GROUPS.items() for name in names}
 
 def groups(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
     """Draw the groups, collapsed: a run needs none of them to start."""
-    for group, draw in (
-        ("Training", functools.partial(_training, choice, checkpoints)),
-        ("Performance", functools.partial(_performance, choice)),
-        ("Data loading", functools.partial(_data_loading, choice)),
-        ("Distributed", functools.partial(_distributed, choice)),
-        ("Advanced", functools.partial(_advanced, choice)),
-    ):
+    for group, names in GROUPS.items():
         with st.expander(group_label(group, choice.config), key=f"group_{group}"):
-            draw()
+            for name in names:
+                if _has_effect(name, choice.config):
+                    _field(name, choice, checkpoints)
+            if group == "Distributed" and choice.config.strategy is not fields.Strategy.NONE:
+                _distributed_notes(choice.config)
 
 
 def group_label(group: str, config: fields.RunConfig) -> str:
@@ -89,87 +93,47 @@ def group_label(group: str, config: fields.RunConfig) -> str:
     return f"{group} · {', '.join(changed)}" if changed else group
 
 
-def _training(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
-    widgets.select("lr_scheduler", SCHEDULES)
-    steps = choice.config.lr_warmup_steps
-    widgets.number(
-        "lr_warmup_steps", refused=choice.refusal("lr_warmup_steps", steps or 1), off=not steps
-    )
-    for name in ("gradient_accumulation_steps", "max_grad_norm"):
-        widgets.switch_number(name, choice)
-    widgets.number("max_steps")
-    widgets.number("seed")
-    current = st.session_state.get("config_resume_from", "")
-    names = dict.fromkeys(["", current, *checkpoints])
-    widgets.select("resume_from", {name: name or "None (start from scratch)" for name in names})
-
-
-def _performance(choice: widgets.SidebarState) -> None:
-    widgets.switch_select("compile_mode", COMPILE, choice)
-    for name in GROUPS["Performance"][1:]:
-        if name == "optimizer_impl":
-            widgets.switch_select(name, {impl: impl.value for impl in fields.OptimizerImpl}, choice)
-        else:
-            widgets.switch(name, choice)
-
-
-def _data_loading(choice: widgets.SidebarState) -> None:
-    widgets.switch_number("num_workers", choice)
-    for name in GROUPS["Data loading"][1:]:
+def _field(name: str, choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
+    """Draw the widget of a field's type."""
+    if name == "resume_from":
+        current = st.session_state.get("config_resume_from", "")
+        names = dict.fromkeys(["", current, *checkpoints])
+        widgets.select(name, {each: each or "None (start from scratch)" for each in names})
+    elif name in CHOICES:
+        on_change = functools.partial(_set_default_ranks, choice) if name == "strategy" else None
+        widgets.switch_select(name, CHOICES[name], choice, on_change)
+    elif isinstance(getattr(choice.config, name), bool):
         widgets.switch(name, choice)
+    else:
+        widgets.switch_number(name, choice)
 
 
-def _distributed(choice: widgets.SidebarState) -> None:
-    config = choice.config
-    widgets.switch_select(
-        "strategy", STRATEGIES, choice, functools.partial(_set_default_ranks, choice)
-    )
-    if config.strategy is fields.Strategy.NONE:
-        return
-    widgets.switch_number("devices_per_node", choice)
-    note("info", _placement(config))
-    if config.distributed:
-        for name in ("num_nodes", "max_restarts"):
-            widgets.switch_number(name, choice)
-    for sentence in (step_sentence(config), cores_note(config, os.cpu_count() or 1)):
+def _has_effect(name: str, config: fields.RunConfig) -> bool:
+    """Return True if a field has an effect with the other settings."""
+    strategy, distributed = config.strategy, config.distributed
+    on_gpu = config.device != "cpu"
+    of_workers = dict.fromkeys(("prefetch_factor", "persistent_workers"), config.num_workers > 0)
+    of_ddp = ("static_graph", "gradient_as_bucket_view", "bucket_cap_mb")
+    shards = strategy is fields.Strategy.FSDP
+    of_strategy = dict.fromkeys(of_ddp, strategy is fields.Strategy.DDP) | {
+        "devices_per_node": strategy is not fields.Strategy.NONE,
+        "num_nodes": distributed,
+        "max_restarts": distributed,
+        "reshard_after_forward": shards,
+        "cpu_offload": shards and (on_gpu or config.cpu_offload),
+        "no_sync": distributed and config.gradient_accumulation_steps > 1,
+        "time_collectives": distributed and (on_gpu or config.time_collectives),
+        "runner": not distributed,
+    }
+    return (of_workers | of_strategy).get(name, True)
+
+
+def _distributed_notes(config: fields.RunConfig) -> None:
+    launcher = "Launcher: torchrun, one process per rank." if config.distributed else None
+    notes = (step_sentence(config), cores_note(config, os.cpu_count() or 1))
+    for sentence in (_placement(config), launcher, *notes):
         if sentence is not None:
             note("info", sentence)
-
-
-def _advanced(choice: widgets.SidebarState) -> None:
-    config = choice.config
-    widgets.switch("deterministic", choice)
-    widgets.select("nan_policy", NAN_POLICIES)
-    widgets.switch("set_to_none", choice)
-    if config.num_workers > 0:
-        widgets.switch_number("prefetch_factor", choice)
-        widgets.switch("persistent_workers", choice)
-    for name in ("copy_stream", "kernel_warmup", "preallocate_memory", *_strategy_switches(config)):
-        widgets.switch(name, choice)
-    if config.strategy is fields.Strategy.DDP:
-        widgets.switch_number("bucket_cap_mb", choice)
-    if config.distributed:
-        st.caption("Launcher: torchrun, one process per rank.")
-    else:
-        widgets.select("runner", RUNNERS)
-    widgets.number("num_threads")
-
-
-def _strategy_switches(config: fields.RunConfig) -> list[str]:
-    """Return the switches that have an effect with the strategy and the device."""
-    on_gpu = config.device != "cpu"
-    found = []
-    if config.strategy is fields.Strategy.DDP:
-        found = ["static_graph", "gradient_as_bucket_view"]
-    elif config.strategy is fields.Strategy.FSDP:
-        found = ["reshard_after_forward"]
-        if on_gpu or config.cpu_offload:
-            found.append("cpu_offload")
-    if config.distributed and config.gradient_accumulation_steps > 1:
-        found.append("no_sync")
-    if config.distributed and (on_gpu or config.time_collectives):
-        found.append("time_collectives")
-    return found
 
 
 def _placement(config: fields.RunConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import streamlit as st
 
@@ -13,7 +14,7 @@ from dashboard.services import Services
 from dashboard.sweeps import EXAMPLE, StoredSweep
 
 SWEEP = "lab_sweep"
-_NEXT, _KEPT = "lab_sweep_next", "kept_lab_sweep"
+_NEXT = "lab_sweep_next"
 
 
 def picked_sweep(server: Services) -> str | None:
@@ -30,14 +31,12 @@ def picked_sweep(server: Services) -> str | None:
     if asked and asked not in known:
         name = escape_markdown(str(asked)[:80])
         st.warning(f"The sweep {name} no longer exists.", icon=":material/link_off:")
-    chosen = asked if asked in known else state.get(_KEPT)
-    state[SWEEP] = chosen if chosen in known else first
+    state[SWEEP] = asked if asked in known else first
     if own or state[SWEEP] is not None:
         names = distinct({sweep.id: label(sweep) for sweep in sweeps})
-        about = "Earlier sweeps, newest first."
-        pick("Sweep", names, SWEEP, about, label_visibility="collapsed")
+        more: Any = {"label_visibility": "collapsed", "persist_state": "session"}
+        pick("Sweep", names, SWEEP, "Earlier sweeps, newest first.", **more)
     picked: str | None = state[SWEEP]
-    state[_KEPT] = picked
     if picked is None:
         st.query_params.pop("sweep", None)
     elif st.query_params.get("sweep") != picked:
@@ -49,8 +48,7 @@ def show_sweep(sweep_id: str | None) -> None:
     """Show this sweep from the next script run on; None for the default one."""
     st.session_state[_NEXT] = sweep_id
     if sweep_id is None:
-        for key in (SWEEP, _KEPT):
-            st.session_state.pop(key, None)
+        st.session_state.pop(SWEEP, None)
         st.query_params.pop("sweep", None)
 
 

@@ -69,16 +69,14 @@ def live_chart(
     *,
     key: str,
     page_token: str,
-    on_tab: Callable[[], None],
-    on_pick: Callable[[], None],
-    on_setting: Callable[[], None],
-    on_retry: Callable[[], None],
+    **callbacks: Callable[[], None],
 ) -> ComponentResult:
     """Mount the header and, for a run, its live charts.
 
     `layout` comes from `dashboard.charts.layout`, `header` from `dashboard.views.live_panel`. The
-    component reruns the script once the server has another `page_token`. The callbacks read the
-    component's value of the same name: `tab`, `run` (an id), `setting` (with `field` and `value`).
+    component reruns the script once the server has another `page_token`. The callbacks
+    `on_tab_change`, `on_run_change`, `on_setting_change` and `on_retry_change` read the component's
+    value of the same name: `tab`, `run` (an id), `setting` (with `field` and `value`).
     """
     data = {
         "run": run_id,
@@ -87,21 +85,13 @@ def live_chart(
         "layout": layout,
         "header": header,
     }
-    return _mount(
-        key=key,
-        data=data,
-        on_stale_change=_rerun,
-        on_tab_change=on_tab,
-        on_run_change=on_pick,
-        on_setting_change=on_setting,
-        on_retry_change=on_retry,
-    )
+    return _mount(key=key, data=data, on_stale_change=_rerun, **callbacks)
 
 
 def memory_ledger(
-    run_id: str | None, layout: dict[str, Any] | None, *, key: str, page_token: str
+    run_id: str, layout: dict[str, Any], *, key: str, page_token: str
 ) -> ComponentResult:
-    """Mount the chart and the table of a run's memory breakdown; nothing without a run.
+    """Mount the chart and the table of a run's memory breakdown.
 
     `layout` comes from `dashboard.charts.memory_breakdown`; `page_token` is as for `live_chart`.
     """

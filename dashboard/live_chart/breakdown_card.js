@@ -1,7 +1,6 @@
 // The chart of the memory breakdown: parts stacked up to the total.
 
 import { Card } from "./card.js";
-import { button, setAttribute } from "./dom.js";
 import { sum } from "./format.js";
 import { breaks, holds, visibleSpan, xsOf } from "./lines.js";
 import { thinned } from "./series.js";
@@ -46,20 +45,9 @@ export function stackTop(xs, columns, range) {
 }
 
 export class BreakdownCard extends Card {
-  // "full scale" shows and hides the free memory, as its row of the table does.
+  // Without "full scale": the row of the free memory in the table does the same.
   buttons() {
-    const attributes = { class: "ss-tool", title: "Scale the axis to the total or to usage" };
-    this.whole = button(() => this.pick(this.free), attributes, "full scale");
-    return [...super.buttons().filter((node) => node !== this.full), this.whole];
-  }
-
-  get free() {
-    return this.spec.traces.find(isPart);
-  }
-
-  showHeld() {
-    super.showHeld();
-    setAttribute(this.whole, "aria-pressed", !this.hidden(this.free));
+    return super.buttons().filter((node) => node !== this.full);
   }
 
   get parts() {

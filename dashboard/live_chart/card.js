@@ -68,7 +68,6 @@ export class Card {
     this.legend.append(...this.chips.map((chip) => chip.node));
     this.tools.append(...this.buttons());
     this.stage.style.height = `${this.height}px`;
-    this.stage.hidden = !spec.traces.length;
     setAttribute(this.stage, "aria-label", `${spec.title}. Arrow keys read values.`);
     this.stage.addEventListener("pointermove", (event) => this.point(event));
     this.stage.addEventListener("keydown", (event) => this.press(event));

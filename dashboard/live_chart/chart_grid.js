@@ -99,7 +99,7 @@ export class Board {
       !optional || recorded(live[series]?.v[metric]) || live[series]?.last?.[metric] !== undefined;
     for (const card of this.cards) {
       const { traces } = card.spec;
-      card.known ||= !traces.length || traces.some(present);
+      card.known ||= traces.some(present);
       card.node.hidden = !card.known;
     }
     const shown = (group) => this.cards.filter(({ spec, known }) => known && spec.group === group);
@@ -146,7 +146,7 @@ export class AxisBar {
   update() {
     const { axis, stepped, zoom, onlyTime } = this.store;
     const choice = (name, label, disabled) => {
-      const attributes = { "data-axis": name, "aria-pressed": axis === name, disabled };
+      const attributes = { "aria-pressed": axis === name, disabled };
       return button(() => this.store.chooseAxis(name), attributes, label);
     };
     render(this.axes, choice("step", "Step", stepped ? null : ""), choice("time", "Time", null));

@@ -65,6 +65,8 @@ export class ChartView {
     this.detail.plan();
   }
 
+  configureParts() {}
+
   setLayout(layout) {
     this.board.set(layout);
   }

@@ -207,14 +207,7 @@ export class EventTable {
 }
 
 // Returns the alerts to show after these new events, oldest first.
-export function shownAfter(shown, fresh) {
-  let left = shown;
-  for (const event of fresh.filter(isAlert)) {
-    left = left.filter((other) => alertKey(other) !== alertKey(event));
-    if (!isCleared(event)) left = [...left, event];
-  }
-  return left.slice(-MAX_TOASTS);
-}
+export const shownAfter = (shown, fresh) => activeAlerts([...shown, ...fresh]).slice(-MAX_TOASTS);
 
 // Toasts of the alerts that are raised while the page is open. A toast stays until it is dismissed,
 // its alert is cleared, or newer alerts need the place.
@@ -246,7 +239,7 @@ export class Toasts {
     const close = { class: "ss-button", "aria-label": `Dismiss: ${text || name}` };
     const node = el(
       "div",
-      { class: "ss-toast ss-float ss-row", "data-alert": event.id, "data-level": data?.level },
+      { class: "ss-toast ss-float ss-row", "data-level": data?.level },
       el("strong", {}, name),
       el("span", {}, text),
       button(() => this.dismiss(event), close, "×"),

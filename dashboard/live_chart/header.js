@@ -102,8 +102,8 @@ export class Header {
   // `tabs` is a list of [name, label]; empty without a run.
   updateTabs(tabs, shown) {
     const tab = ([name, label]) => {
-      const attributes = { "data-tab": name, "aria-current": name === shown ? "page" : null };
-      return button(() => this.open(name), attributes, label);
+      const current = { "aria-current": name === shown ? "page" : null };
+      return button(() => this.open(name), current, label);
     };
     render(this.tabs, ...tabs.map(tab));
     this.tabs.hidden = !tabs.length;
@@ -184,30 +184,18 @@ export class VerdictLine {
   // `apply(setting)` and `open(tab)` are called for presses on the links.
   constructor(testid, apply, open) {
     Object.assign(this, { apply, open });
-    this.pressedAt = null; // the header when the link was pressed, until the script answers
     this.node = el("p", { class: "ss-verdict", role: "note", "data-testid": testid });
   }
 
-  press() {
-    const { header, answer } = this.store;
-    const { setting } = answer.verdict;
-    this.pressedAt = header;
-    this.applied = { [setting.field]: setting.value };
-    this.apply(setting);
-    this.update(this.store);
-  }
-
-  update(store) {
-    this.store = store;
-    const { answer, header } = store;
-    const applied = this.pressedAt === header ? this.applied : {};
-    const content = verdictContent(answer, { ...header?.settings, ...applied });
+  update({ answer, header }) {
+    const content = verdictContent(answer, header?.settings);
     this.node.hidden = !content;
     if (!content) return;
     const { text, words, link, title, tab } = content;
     setAttribute(this.node, "data-kind", answer.verdict.kind);
     const parts = [el("strong", {}, text), el("span", {}, words)];
-    if (link) parts.push(button(() => this.press(), { class: "ss-link", title }, link));
+    const apply = () => this.apply(answer.verdict.setting);
+    if (link) parts.push(button(apply, { class: "ss-link", title }, link));
     if (tab) parts.push(button(() => this.open(tab), { class: "ss-link" }, "Memory tab →"));
     render(this.node, ...parts.flatMap((part) => [part, document.createTextNode(" ")]));
   }

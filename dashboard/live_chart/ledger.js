@@ -86,10 +86,6 @@ class LedgerView extends ChartView {
     parent.append(this.root);
   }
 
-  configureParts({ run }) {
-    this.body.hidden = !run;
-  }
-
   pace() {
     return this.store.ended ? ENDED_PACE_MS : PACE_MS;
   }

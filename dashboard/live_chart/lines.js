@@ -35,16 +35,6 @@ export function visibleSpan(xs, range) {
   return [Math.max(0, bisect(xs, range[0]) - 1), Math.min(xs.length, to + 1)];
 }
 
-// Appends a point, but moves the last one inside a flat stretch: a constant line has two points.
-function pushThin(out, x, y) {
-  const n = out.y.length;
-  if (n > 1 && out.y[n - 1] === y && out.y[n - 2] === y) out.x[n - 1] = x;
-  else {
-    out.x.push(x);
-    out.y.push(y);
-  }
-}
-
 // Returns a function that is true for two indices between which values are missing for long.
 export function breaks(times) {
   if (!times) return () => false;
@@ -54,28 +44,32 @@ export function breaks(times) {
 }
 
 export function linePoints(xs, values, range, factor, times, odd) {
-  const out = { x: [], y: [] };
-  let held = null;
+  const [x, y] = [[], []];
   for (const stretch of stretches(xs, values, range, times, odd)) {
-    if (held !== null) pushThin(out, xs[held], null);
-    for (const i of stretch) pushThin(out, xs[i], values[i] / factor);
-    held = stretch.at(-1);
+    if (x.length) {
+      x.push(x.at(-1));
+      y.push(null);
+    }
+    x.push(...stretch.map((i) => xs[i]));
+    y.push(...stretch.map((i) => values[i] / factor));
   }
-  return out;
+  return { x, y };
 }
 
 // The area between minimum and maximum as closed outlines, one for each stretch.
 export function bandPoints(xs, column, range, factor, times) {
-  const out = { x: [], y: [] };
+  const [x, y] = [[], []];
   for (const stretch of stretches(xs, column.min, range, times, column.odd)) {
-    const [top, bottom] = [0, 1].map(() => ({ x: [], y: [] }));
-    for (const i of stretch) pushThin(top, xs[i], column.max[i] / factor);
-    for (const i of stretch.reverse()) pushThin(bottom, xs[i], column.min[i] / factor);
-    if (out.x.length) pushThin(out, top.x[0], null);
-    out.x.push(...top.x, ...bottom.x);
-    out.y.push(...top.y, ...bottom.y);
+    const back = stretch.toReversed();
+    if (x.length) {
+      x.push(xs[stretch[0]]);
+      y.push(null);
+    }
+    x.push(...[...stretch, ...back].map((i) => xs[i]));
+    y.push(...stretch.map((i) => column.max[i] / factor));
+    y.push(...back.map((i) => column.min[i] / factor));
   }
-  return out;
+  return { x, y };
 }
 
 // Indices of the buckets with values, in stretches between which a line breaks: with `times` (s)

@@ -10,8 +10,7 @@ import { usualSort, wentWrong } from "./ranks_data.js";
 
 const PACE_MS = 2_000;
 const FIRST_PACE_MS = 200; // while the server reads the ranks
-const ENDED_PACE_MS = 10_000;
-const LAST_POLLS = 3; // after the end of rank 0, for the last steps of the other ranks
+const ENDED_PACE_MS = 5_000; // for the last steps of the other ranks
 
 const SLOWEST_WAITS = "Time per step waiting for other ranks in backward; the slowest waits least";
 // The metrics of the heatmap: label, unit, color and help by key, in the server's order.
@@ -118,14 +117,13 @@ export class RankSection {
     this.scene = scene;
     this.data = new RankData();
     this.seen = false;
-    this.polledEnded = 0;
     this.chart = new RankChart();
     this.table = new RankTable();
     this.verdict = new VerdictLine("rank-verdict");
     this.build();
     this.poller = new Poller({
       url: () => `/api/ranks?${new URLSearchParams(this.data.question())}`,
-      pace: () => (this.polledEnded > LAST_POLLS ? ENDED_PACE_MS : PACE_MS),
+      pace: () => (this.data.live ? PACE_MS : ENDED_PACE_MS),
       take: (answer) => this.take(answer),
       trouble: (sentence) => showText(this.trouble, sentence),
       idle: () => !this.seen || !this.data.run,
@@ -171,7 +169,6 @@ export class RankSection {
       return;
     }
     this.data.open(run);
-    this.polledEnded = 0;
     this.table.chosen = null;
     this.reading.hidden = false;
     this.filled.hidden = true;
@@ -193,7 +190,6 @@ export class RankSection {
     const { data } = this;
     if (answer.run !== data.run) return;
     data.take(answer);
-    this.polledEnded = data.live ? 0 : this.polledEnded + 1;
     if (!data.answer) {
       this.poller.plan(FIRST_PACE_MS);
       return;
@@ -224,26 +220,23 @@ export class RankSection {
     const { verdict, world_size: all } = data.answer;
     setText(this.title, `Ranks: ${data.ranks}`);
     showText(this.count, data.ranks === all ? "" : `of ${all}`);
-    this.verdict.update({ answer: { verdict: verdict && { ...verdict, words: verdict.next } } });
+    this.verdict.update({ answer: { verdict } });
     showText(this.missing, data.answer.missing_text);
     this.drawModes();
     // Without a value only the table is shown.
     const none = !data.metrics.length;
     for (const node of [this.chart.node, this.modes]) node.hidden = none;
-    const [label, unit, color] = METRICS[data.shown] ?? [data.shown ?? "", "", "blue"];
-    const metric = { key: data.shown, label, unit, color };
-    if (!none && Plotly) this.chart.draw(scene, data, metric, marked);
+    if (data.shown && Plotly) {
+      const [label, unit, color] = METRICS[data.shown];
+      this.chart.draw(scene, data, { key: data.shown, label, unit, color }, marked);
+    }
     this.table.update(data, verdict, marked);
   }
 
   drawModes() {
     const mode = (key) => {
-      const [label, , , help] = METRICS[key] ?? [key];
-      const attributes = {
-        "data-metric": key,
-        title: help,
-        "aria-pressed": key === this.data.shown,
-      };
+      const [label, , , help] = METRICS[key];
+      const attributes = { title: help, "aria-pressed": key === this.data.shown };
       return button(() => this.choose(key), attributes, label);
     };
     render(this.modes, ...this.data.metrics.map(mode));

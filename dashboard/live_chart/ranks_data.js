@@ -1,4 +1,4 @@
-// The data of the Ranks tab, without DOM: answers of dashboard/ranks/ranks_response.py, rows, texts.
+// The data of the Ranks tab, without DOM: answers of dashboard/ranks/job_ranks.py, rows, texts.
 
 import { clock, counted, isNumber, stepTicks, timeTicks } from "./format.js";
 

@@ -64,7 +64,6 @@ export function readTheme(root) {
   const palette = PALETTES[dark ? "dark" : "light"];
   for (const [name, value] of Object.entries(palette))
     root.style.setProperty(`--ss-${name}`, value);
-  root.dataset.theme = dark ? "dark" : "light";
   const ink = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
   const faded = (opacity) => `rgba(${ink.join()},${opacity})`;
   const [text, clear] = [faded(0.66), faded(0)];

@@ -29,7 +29,6 @@ def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[i
     of each recorded run to its name.
     """
     return {
-        "ts": view.ts,
         "host": host_content(view.host),
         "none": None if view.reason is None else {"reason": view.reason, "next": NO_GPU},
         "cards": [card(device, cuda, ours) for device in view.devices],

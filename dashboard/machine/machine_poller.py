@@ -14,13 +14,10 @@ from dataclasses import dataclass
 
 from stepscope.gpu.machine_monitor import DeviceHistory, MachineMonitor
 from stepscope.gpu.machine_state import MachineState
-from stepscope.gpu.source import DeviceSource
-from stepscope.gpu.xid import XidEvent, XidWatcher
+from stepscope.gpu.xid import XidWatcher
 from stepscope.session.sampler import next_deadline
 
 log = logging.getLogger(__name__)
-
-WatchErrors = Callable[[DeviceSource, Callable[[XidEvent], None]], XidWatcher]
 
 PERIOD_S = 1.0
 IDLE_S = 10.0
@@ -41,19 +38,10 @@ class MachinePoller:
     """Thread-safe."""
 
     def __init__(
-        self,
-        machine: MachineMonitor,
-        *,
-        watch_errors: WatchErrors = XidWatcher,
-        clock: Callable[[], float] = time.monotonic,
-        period_s: float = PERIOD_S,
-        idle_s: float = IDLE_S,
+        self, machine: MachineMonitor, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._machine = machine
-        self._watch_errors = watch_errors
         self._clock = clock
-        self._period_s = period_s
-        self._idle_s = idle_s
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -110,21 +98,22 @@ class MachinePoller:
 
     def _look_while_wanted(self) -> None:
         self._machine.arm(True)
-        deadline, errors = self._clock(), None
+        deadline = self._clock()
+        errors: XidWatcher | None = None
         while self._wait_until(deadline):
             self._look_once()
             if errors is None and self._view is not None and self._view.devices:
-                errors = self._watch_errors(self._machine.source, self._machine.note_xid)
+                errors = XidWatcher(self._machine.source, self._machine.note_xid)
             self._machine.xid_reason = "no GPU" if errors is None else errors.reason
             self._machine.xid_refused = {} if errors is None else errors.refused
-            deadline = next_deadline(deadline, self._period_s, self._clock())
+            deadline = next_deadline(deadline, PERIOD_S, self._clock())
         if errors is not None:
             errors.stop()
         self._machine.xid_reason = "not watched while the page was closed"
         self._machine.arm(False)
 
     def _wanted(self) -> bool:
-        return not self._ending and self._clock() - self._asked_at <= self._idle_s
+        return not self._ending and self._clock() - self._asked_at <= IDLE_S
 
     def _wait_until(self, deadline: float) -> bool:
         """Wait until the next reading is due; return False once the thread should end."""

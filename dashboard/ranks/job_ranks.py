@@ -1,4 +1,7 @@
-"""The ranks of a job at one time, read from their files: names, table and heatmaps."""
+"""The ranks of a job at one time, read from their files: names, table and heatmaps.
+
+`dashboard/live_chart/ranks_data.js` is the client of `ranks_answer`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.charts.run_view import world_size_of
 from dashboard.charts.series import fitting_bucket
 from dashboard.ranks.heatmap import FIRST_WIDTHS, Heatmap, MetricPoints, heatmap, points_of
 from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_member
@@ -78,6 +80,22 @@ class _NewestRows:
         return values[np.isfinite(values)]
 
 
+def ranks_answer(job: JobRanks | None, run: RunInfo, metric: str, axis: str) -> Json:
+    """Return the table and one heatmap: of `metric` if recorded, else of the first one.
+
+    Without `ranks` while the job has not been read.
+    """
+    ended = None if run.status.live else run.ended
+    now = round((now_of(run.run_json) if ended is None else ended) - run.created, 1)
+    shown = {"run": run.id, "live": run.status.live, "now": now, "axis": axis}
+    if job is None:
+        return shown
+    heat = job.heat[axis]
+    drawn = metric if metric in heat.cells else next(iter(heat.cells), None)
+    strips = {"metrics": list(heat.cells), "metric": drawn, "width": heat.width}
+    return shown | job.table | strips | {"cells": heat.cells.get(drawn or "", "")}
+
+
 def read_job(run: RunInfo) -> JobRanks:
     """Read the ranks of a job, at most MAX_RANKS_SHOWN, from their files and stores."""
     numbers = rank_numbers(run.folder)
@@ -114,15 +132,14 @@ def _rows_of(info: SeriesInfo, own: int, members: Sequence[RankEntry]) -> list[i
 
 def _names(run: RunInfo, members: list[RankEntry], more: int) -> Json:
     hosts = list(dict.fromkeys(member.host for member in members))
-    size = world_size_of(run.run_json)
-    missing = _missing(members, run, size)
+    missing = _missing(members, run)
     return {
         "hosts": hosts,
         "ranks": [
             [member.number, member.rank, hosts.index(member.host), place]
             for member, place in zip(members, places(members), strict=True)
         ],
-        "world_size": size,
+        "world_size": run.world_size,
         "missing": missing,
         "missing_text": missing_text(missing, more),
     }
@@ -148,9 +165,9 @@ def missing_text(missing: Mapping[str, list[int]], more: int) -> str:
     return " ".join(texts)
 
 
-def _missing(members: list[RankEntry], run: RunInfo, size: int) -> dict[str, list[int]]:
+def _missing(members: list[RankEntry], run: RunInfo) -> dict[str, list[int]]:
     """Return the global ranks without a file by state; {} for jobs with more ranks than shown."""
-    if size > MAX_RANKS_SHOWN:
+    if run.world_size > MAX_RANKS_SHOWN:
         return {}
     file = RankMetadata(0, run.run_json, run.status, 0.0, 0.0)
     present = {member.rank for member in members}

@@ -9,13 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard.charts.run_view import (
-    MAX_RANKS,
-    run_content,
-    run_kind,
-    training_device,
-    world_size_of,
-)
+from dashboard.charts.run_view import run_content, run_kind, training_device
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
 from stepscope.run import RunInfo, RunKind, RunStatus
@@ -55,17 +49,17 @@ def read_member(folder: Path, number: int) -> RankEntry:
         return RankEntry(number, number, "?", None, (), None, RunStatus.PENDING, None, text)
     ended = None if file.status is RunStatus.CRASHED else file.run_json.get("ended")
     info = RunInfo(folder, file.status, None, file.age_s, file.run_json)
-    local, reason = file.run_json.get("local_rank"), file.run_json.get("reason")
+    reason = file.run_json.get("reason")
     return RankEntry(
         number=number,
-        rank=file.rank if 0 <= file.rank < MAX_RANKS else number,
-        host=printable(str(file.run_json.get("host") or "?"))[:MAX_HOST_CHARS],
+        rank=file.rank,
+        host=printable(file.run_json.get("host") or "?")[:MAX_HOST_CHARS],
         device=training_device(info),
         gpus=tuple(gpu.uuid for gpu in run_content(info).gpus),
-        local_rank=local if type(local) is int and 0 <= local < MAX_RANKS else None,
+        local_rank=file.run_json.get("local_rank"),
         status=file.status,
         ended=None if file.status.live else file.beat if ended is None else ended,
-        reason=printable(reason)[:MAX_REASON_CHARS] if isinstance(reason, str) else None,
+        reason=None if reason is None else printable(reason)[:MAX_REASON_CHARS],
     )
 
 
@@ -79,7 +73,7 @@ def used_gpus(run: RunInfo) -> frozenset[str]:
     if len(sampled) < 2 or run_kind(run) is RunKind.TRAINER:
         return frozenset()
     used = {training_device(run)}
-    if world_size_of(run.run_json) > 1:
+    if run.world_size > 1:
         numbers = rank_numbers(run.folder)[:MAX_LOCAL_RANKS]
         used |= {read_member(run.folder, number).device for number in numbers}
     listed, pid = dict_of(run.run_json.get("gpu_processes")), run.run_json.get("pid")

@@ -19,7 +19,7 @@ from dashboard.controls.lab_labels import throttle_words, workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
 from dashboard.format import button, escape_markdown, note
 from dashboard.services import ServerActivity, Services
-from dashboard.sweep_content import Best, SweepContent, SweepStatus, Verdict
+from dashboard.sweep_content import Best, SweepContent, SweepStatus
 from dashboard.sweeps import StoredSweep
 from dashboard.views.lab_patch import patch_card
 from dashboard.views.live_panel import APPLIED
@@ -28,6 +28,7 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.secrets import without_secrets
 from stepscope.lab.folder import SweepError
 from stepscope.lab.report import to_csv
+from stepscope.lab.verdict_text import VariantVerdict
 from stepscope.report.sweep_report import sweep_report
 from stepscope.run import RunError
 from trainer.config import RunConfig
@@ -265,19 +266,10 @@ def _best(sweep: SweepContent) -> None:
 
 
 def _confirmation(best: Best) -> str:
-    """Return the result of confirming the best combination, as sentences."""
-    parts = [f"{best.text.rstrip('.')}." if best.text else ""]
-    if best.verdict in (Verdict.SLOWER, Verdict.NO_DIFFERENCE):
-        parts.append("The confirmation against the baseline shows no gain.")
-    elif best.verdict not in (None, Verdict.FASTER, Verdict.MEASURING):
-        parts.append("Not confirmed against the baseline.")
-    if best.loss.verdict == "worse":
-        parts.append(f"Its loss after equal steps is worse: {best.loss.text or 'no figure'}.")
-    elif best.loss.verdict == "not_shown_equal":
-        parts.append(f"After equal steps, its {best.loss.text or 'loss is not shown equal'}.")
-    if best.reason is not None and best.reason.rstrip(".") not in parts[0]:
-        parts.append(best.reason)
-    return " ".join(filter(None, parts))
+    """Return the result of confirming the best combination, and that of its loss."""
+    found = "; ".join(filter(None, (best.text, best.loss.text)))
+    why = best.reason if best.reason and best.reason not in found else ""
+    return f"{found}. {why}"
 
 
 def _problem(sweep: SweepContent, best: Best) -> str | None:
@@ -286,9 +278,9 @@ def _problem(sweep: SweepContent, best: Best) -> str | None:
         return "The sidebar has no settings of a script. Start the script with these changes."
     if sweep.status.live:
         return "Confirmation is still running."
-    if best.verdict is Verdict.FAILED:
+    if best.verdict is VariantVerdict.FAILED:
         return "The confirmation run failed."
-    if best.verdict is Verdict.SLOWER:
+    if best.verdict is VariantVerdict.SLOWER:
         return "The confirmation shows it is slower."
     if best.loss.verdict == "worse":
         return "Its loss is worse than the baseline's after the same number of steps."

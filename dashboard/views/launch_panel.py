@@ -9,10 +9,11 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.services import PROJECT, Services
+from dashboard.services import Services
 from stepscope.run import folder_name
 from trainer import launch_commands as commands
 from trainer.config import RunConfig
+from trainer.runners.child_process import PROJECT
 
 FOLDER = "launch_folder"  # Session state: the folder of the next launch.
 

@@ -11,7 +11,7 @@ import streamlit as st
 
 from dashboard.api.page_token import page_token
 from dashboard.charts.layout import layout
-from dashboard.charts.run_view import run_content, world_size_of
+from dashboard.charts.run_view import run_content
 from dashboard.controls.actions import buttons
 from dashboard.controls.config_widgets import take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
@@ -51,8 +51,7 @@ def tabs_of(run: RunInfo | None) -> dict[str, str]:
     """Return the tabs of a run by name: Ranks only for a distributed run."""
     if run is None:
         return {}
-    distributed = world_size_of(run.run_json) > 1
-    return {name: label for name, label in TABS.items() if name != "ranks" or distributed}
+    return {name: TABS[name] for name in TABS if name != "ranks" or run.world_size > 1}
 
 
 def start_if_requested(
@@ -106,10 +105,10 @@ def live_panel(
         header,
         key=KEY,
         page_token=page_token(listing, run, server.measuring()),
-        on_tab=_open_tab,
-        on_pick=lambda: choose(st.session_state[KEY].run),
-        on_setting=_apply_setting,
-        on_retry=functools.partial(start_with, None if again is None else again.config),
+        on_tab_change=_open_tab,
+        on_run_change=lambda: choose(st.session_state[KEY].run),
+        on_setting_change=_apply_setting,
+        on_retry_change=functools.partial(start_with, None if again is None else again.config),
     )
 
 

@@ -13,11 +13,12 @@ import streamlit as st
 from dashboard.charts.run_view import has_simulated_gpus
 from dashboard.format import code_between_backticks, escape_markdown, note
 from dashboard.run_files import too_large_to_download
-from dashboard.services import PROJECT, Devices, Services
+from dashboard.services import Devices, Services
 from dashboard.sources import connection_problem, connection_text
 from stepscope.common.formatting import printable
 from stepscope.report.page import Report, ReportError
 from stepscope.run import RunInfo
+from trainer.runners.child_process import PROJECT
 
 READING_WIDTH = 820  # px
 TABLE_HEIGHT = 320  # px

@@ -6,10 +6,10 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.api.page_token import page_token
-from dashboard.charts.run_view import run_kind
+from dashboard.charts.run_view import run_kind, run_name
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_refusal
-from dashboard.controls.run_picker import attempts, next_attempt, picked_run, run_name
+from dashboard.controls.run_picker import attempts, next_attempt, picked_run
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live

@@ -13,7 +13,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard import services
-from dashboard.charts.run_view import run_kind, world_size_of
+from dashboard.charts.run_view import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.format import button, escape_markdown, pick
 from dashboard.ranks.members import read_member
@@ -22,9 +22,9 @@ from dashboard.views.live_panel import APPLIED, ERROR
 from dashboard.views.parts import download, output, report_button, table, text
 from stepscope.common.config_issue import ConfigError
 from stepscope.report.run_report import run_report
-from stepscope.run import RunInfo, RunKind, rank_file, rank_json
+from stepscope.run import RunInfo, RunKind, rank_file
 from stepscope.run.metadata import read_metadata
-from stepscope.run.rank_info import rank_numbers
+from stepscope.run.rank_info import find_rank, rank_numbers
 from trainer.config import RunConfig
 from trainer.runners.weights import read_weights
 
@@ -32,7 +32,6 @@ OUTPUT = "output.log"
 RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
 MAX_CHECKPOINTS = 50
 MAX_RANKS = 256
-MAX_JSON_BYTES = 1_000_000  # Of a rank's file, which other users may have written.
 _TABLES = {"Settings": "config", "Slurm job": "slurm", "Environment": "environment"}
 _HIDDEN = {"capabilities", "fit"}
 _NO_OUTPUT = {
@@ -43,7 +42,7 @@ _NO_OUTPUT = {
 
 def logs_tab(run: RunInfo) -> None:
     """Draw the traceback and the output of a run."""
-    rank = f" of rank {run.cause_rank}" if world_size_of(run.run_json) > 1 else ""
+    rank = f" of rank {run.cause_rank}" if run.world_size > 1 else ""
     files = {
         rank_file("traceback.txt", run.cause): f"Traceback{rank}",
         "worker.log": "Training process output",
@@ -65,13 +64,8 @@ def logs_tab(run: RunInfo) -> None:
 
 @st.fragment
 def _output(folder: Path) -> None:
-    """Draw the end of the script's output; read only while expanded."""
-    box = st.expander(
-        "Script output", icon=":material/terminal:", key="output", on_change="rerun", expanded=True
-    )
-    if not box.open:
-        return
-    with box:
+    """Draw the end of the script's output, which a button reads again."""
+    with st.expander("Script output", icon=":material/terminal:", expanded=True):
         about = "Reload the last 20 kB."
         button("Refresh", "refresh", "refresh_output", about, type="tertiary")
         content = tail(folder / OUTPUT)
@@ -86,8 +80,7 @@ def _output(folder: Path) -> None:
 def details_tab(run: RunInfo) -> None:
     """Draw the command, checkpoints, settings and environment of a run."""
     values = run.run_json
-    script = values.get("script")
-    if isinstance(script, dict):
+    if script := values.get("script"):
         given = script.get("arguments")
         arguments = map(str, given if isinstance(given, list) else [])
         _code("Script", shlex.join([str(script.get("path")), *arguments]))
@@ -97,17 +90,15 @@ def details_tab(run: RunInfo) -> None:
     if run_kind(run) is RunKind.TRAINER and not run.status.live:
         _checkpoints(run, [path.name for path in sorted(run.folder.glob("*.pt"))])
     for title, name in _TABLES.items():
-        shown = values.get(name)
-        if isinstance(shown, dict) and shown:
+        if shown := values.get(name):
             _table(title, shown)
-    applied = values.get("settings")
-    if isinstance(applied, list) and applied:
+    if applied := values.get("settings"):
         _settings(applied)
     st.markdown("#### Export")
     report_button(functools.partial(run_report, [run]), run.id, "report")
     st.code(_export_command(run), language=None, wrap_lines=True)
     with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
-        st.json({name: value for name, value in values.items() if name not in _HIDDEN})
+        _properties(values, _HIDDEN)
 
 
 def _settings(applied: Sequence[Mapping[str, Any]]) -> None:
@@ -118,6 +109,10 @@ def _settings(applied: Sequence[Mapping[str, Any]]) -> None:
         st.markdown(f"**{escape_markdown(str(one['name']))}** {state}")
         if one.get("lines"):
             st.code("\n".join(map(str, one["lines"])), language="python", wrap_lines=True)
+
+
+def _properties(values: Mapping[str, Any], hidden: set[str], **options: Any) -> None:
+    st.json({name: value for name, value in values.items() if name not in hidden}, **options)
 
 
 def _export_command(run: RunInfo) -> str:
@@ -196,21 +191,14 @@ def ranks_tab(run: RunInfo) -> None:
         command = f"{_export_command(run)} --rank {number}"
         _code("Export the metrics of this rank:", command)
         st.caption("Settings and environment")
-        st.json(_rank_json(run.folder / rank_json(number)), expanded=1)
+        file = find_rank(run.folder, number)
+        if file is None:
+            st.caption("The rank's file cannot be read.")
+        else:
+            _properties(file.run_json, {*_HIDDEN, "gpu_processes"}, expanded=1)
 
 
 def rank_label(folder: Path, number: int) -> str:
     """Return a rank's label, "Rank 3 · node01", which does not change during a run."""
     member = read_member(folder, number)
-    return f"Rank {number}" if member is None else f"Rank {member.rank} · {member.host}"
-
-
-def _rank_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(tail(path, MAX_JSON_BYTES) or "")
-    except ValueError:
-        return {"problem": "The rank's file cannot be read."}
-    if not isinstance(values, dict):
-        return {"problem": "The rank's file has an unknown format."}
-    hidden = {*_HIDDEN, "gpu_processes"}
-    return {name: value for name, value in values.items() if name not in hidden}
+    return f"Rank {member.rank} · {member.host}"

@@ -10,12 +10,10 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.charts.memory_breakdown import gpu_of, ledger_layout, missing_reasons
-from dashboard.charts.run_view import run_content, world_size_of
-from dashboard.format import button, escape_markdown
+from dashboard.charts.run_view import run_content
+from dashboard.format import escape_markdown
 from dashboard.live_chart import memory_ledger
-from dashboard.out_of_memory import OomRetry, retry, shortage
-from dashboard.services import ServerActivity
-from dashboard.views.live_panel import start_with
+from dashboard.out_of_memory import shortage
 from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import number, table, text, warning
 from stepscope.common.formatting import printable
@@ -53,8 +51,7 @@ def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | N
 
     Skips invalid entries. Returns None if the driver hides processes or none was recorded.
     """
-    listed = run_json.get("gpu_processes")
-    entries = listed.get(gpu) if isinstance(listed, dict) else None
+    entries = (run_json.get("gpu_processes") or {}).get(gpu)
     if not isinstance(entries, list):
         return None
     own = run_json.get("pid")
@@ -111,15 +108,14 @@ def _scope(run: RunInfo, uuid: str | None) -> str:
             "on the CPU."
         )
     names = {gpu.uuid: f"{gpu.name} ({uuid})" for gpu in run_content(run).gpus}
-    several = " Values of rank 0." if world_size_of(run.run_json) > 1 else ""
+    several = " Values of rank 0." if run.world_size > 1 else ""
     return f"Memory of {escape_markdown(names.get(uuid, uuid))}.{several}"
 
 
 def oom_section(run: RunInfo) -> None:
     """Draw why memory ran out and what to do; nothing if no allocation failed."""
-    devices = services.get().devices().devices
     try:
-        found = shortage(run, devices)
+        found = shortage(run, services.get().devices().devices)
     except (OSError, ValueError) as error:
         warning(f"The out-of-memory record cannot be read: {error}")
         return
@@ -140,9 +136,6 @@ def oom_section(run: RunInfo) -> None:
                 st.markdown(f"{position}. {escape_markdown(step.text)}")
                 if step.code is not None:
                     st.code(step.code, language="python" if "\n" in step.code else None)
-            again = retry(run, devices)
-            if again is not None:
-                _retry(again, helps=any(step.name == "batch_size" for step in verdict.next))
         if record.stack:
             with st.expander("Allocating stack, innermost frame first"):
                 st.code("\n".join(record.stack), language=None)
@@ -172,14 +165,3 @@ def evidence_table(evidence: Mapping[str, str]) -> str:
 
 def _cell(text: str) -> str:
     return escape_markdown(" ".join(text.split()))
-
-
-def _retry(again: OomRetry, *, helps: bool) -> None:
-    """Draw the button, as the primary one if a smaller batch is among the suggestions."""
-    drawn = again.as_button(services.get().busy_reason(ServerActivity.RUN))
-    refused = drawn["refused"]
-    more = {"on_click": start_with, "args": (again.config,)}
-    kind = "primary" if helps else "secondary"
-    button(drawn["label"], "replay", "oom_retry", drawn["help"], refused, type=kind, **more)
-    if refused is not None:
-        st.caption(escape_markdown(refused))

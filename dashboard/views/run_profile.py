@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import streamlit as st
 
 from dashboard.charts.profile import MAX_NODES, flame_figure, phase_figure, rows
-from dashboard.charts.run_view import run_content, world_size_of
+from dashboard.charts.run_view import run_content
 from dashboard.controls.actions import supported_commands
-from dashboard.format import escape_markdown, note, pick
+from dashboard.format import note, pick
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, profiles
 from dashboard.views.parts import download, number, plot, table, text, warning
 from dashboard.views.run_details import rank_label
@@ -91,22 +92,16 @@ def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
     by_steps: dict[str, list[ProfileFiles]] = {}
     for profile in made:
         by_steps.setdefault(_steps(profile), []).append(profile)
-    steps = _select("Profile", list(by_steps), "chosen_profile", "Profiles, the newest first.")
+    narrow: Any = {"label_visibility": "collapsed", "width": 220}
+    about = "Profiles, the newest first."
+    steps = pick("Profile", by_steps.keys(), "chosen_profile", about, **narrow)
     of_steps = by_steps.get(steps, made)
-    if world_size_of(run.run_json) < 2 and len(of_steps) == 1:
+    if run.world_size < 2 and len(of_steps) == 1:
         return of_steps[0]
     ranks = {rank_label(run.folder, profile.number): profile for profile in of_steps}
-    rank = _select("Rank", list(ranks), "profile_rank", "The rank whose profile is shown.")
+    about = "The rank whose profile is shown."
+    rank = pick("Rank", ranks.keys(), "profile_rank", about, **narrow)
     return ranks.get(rank, of_steps[0])
-
-
-def _select(label: str, options: list[str], key: str, about: str) -> str:
-    """Draw a select box, or a single option as text; return the option."""
-    if len(options) == 1:
-        st.markdown(escape_markdown(options[0]), width="content")
-        return options[0]
-    chosen: str = pick(label, options, key, about, label_visibility="collapsed", width=220)
-    return chosen
 
 
 def _steps(profile: ProfileFiles) -> str:

@@ -179,7 +179,7 @@ def obstacles(runs: Sequence[RunFigures]) -> tuple[str, ...]:
         {
             "Workload": _workload(one),
             "Hardware": _hardware(one.run.run_json),
-            "Ranks": one.run.run_json.get("world_size") or 1,
+            "Ranks": one.run.world_size,
             "Visible GPUs": _visible_gpus(one.run.run_json),
             "Parameters of the model": one.run.run_json.get("parameters"),
             "FLOP per step": (flop := one.run.run_json.get("flops_per_step")) and format_flop(flop),

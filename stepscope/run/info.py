@@ -54,6 +54,11 @@ class RunInfo:
         """End of the run in epoch seconds; None if run.json has none."""
         return self.run_json.get("ended")
 
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return int(self.run_json.get("world_size") or 1)
+
     def __repr__(self) -> str:
         return f"RunInfo({self.id!r}, {self.status}, step {self.run_json.get('step', 0)})"
 

@@ -112,7 +112,9 @@ def _types() -> Mapping[str, Any]:
         moment_s: "created heartbeat ended stop_asked",
         dict[str, Any]: "config environment capabilities script restart resumed fit oom_kills "
         "gpu_processes slurm",
-        list[Any]: "devices commands custom optimizers compute_capability tags",
+        list[text]: "commands custom optimizers",
+        list[dict[str, Any]]: "devices",
+        list[Any]: "compute_capability tags",
     }
     end = [("rank", count), ("status", RunStatus), ("reason", text)]
     # Of another host's run, written by `stepscope.remote.mirror`.

@@ -9,6 +9,7 @@ import pytest
 
 from dashboard import services
 from dashboard.api.devices import devices_answer
+from dashboard.machine import machine_poller
 from dashboard.machine.machine_poller import MachinePoller
 from stepscope.gpu.source import NullSource
 from stepscope.run import RunError
@@ -22,10 +23,11 @@ Sees = Callable[[object], None]
 def sees(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sees]:
     """Let the server see these GPUs, whatever this machine has."""
     FakeErrors.begun = []
+    monkeypatch.setattr(machine_poller, "XidWatcher", FakeErrors)
     made: list[MachinePoller] = []
 
     def see(source: object) -> None:
-        made.append(MachinePoller(machine(source), watch_errors=FakeErrors))  # type: ignore[arg-type]
+        made.append(MachinePoller(machine(source)))
         monkeypatch.setattr(server, "machine", made[-1])
 
     yield see

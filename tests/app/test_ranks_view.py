@@ -66,7 +66,7 @@ def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path)
     app = page(run="job", tab="ranks")
     app.selectbox(key="rank_details").select_index(1).run()
     assert not app.exception
-    assert "cannot be read" in app.json[0].value
+    assert not app.json
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_why_memory_ran_out_and_one_click_to_try_again(
     expect(heading).to_be_visible()
     expect(page.get_by_role("row", name="Requested 300 MiB")).to_be_visible()
     assert [folder.name for folder in run_folders(server.runs)] == ["short"]
-    again.last.click()
+    again.click()
     expect(page.get_by_test_id("status")).to_contain_text("Finished")
     (started,) = [one for one in run_folders(server.runs) if one.name != "short"]
     settings = read_run(started).run_json["config"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dashboard.machine import machine_poller
 from dashboard.machine.machine_poller import MachinePoller
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeErrors, FakeSource, gpus, info, machine
@@ -19,19 +20,20 @@ Make = Callable[..., MachinePoller]
 
 
 @pytest.fixture
-def watching() -> Iterator[Make]:
+def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make watches that look 50 times a second; they end with the test."""
     FakeErrors.begun = []
     made: list[MachinePoller] = []
 
-    def make(source: object, **options: Any) -> MachinePoller:
-        watch = MachinePoller(
-            machine(source),
-            watch_errors=FakeErrors,  # type: ignore[arg-type]
-            **{"period_s": 0.02, "idle_s": 60.0, **options},  # type: ignore[arg-type]
-        )
-        made.append(watch)
-        return watch
+    monkeypatch.setattr(machine_poller, "XidWatcher", FakeErrors)
+
+    def make(
+        source: object, period_s: float = 0.02, idle_s: float = 60.0, **options: Any
+    ) -> MachinePoller:
+        monkeypatch.setattr(machine_poller, "PERIOD_S", period_s)
+        monkeypatch.setattr(machine_poller, "IDLE_S", idle_s)
+        made.append(MachinePoller(machine(source), **options))
+        return made[-1]
 
     yield make
     for watch in made:

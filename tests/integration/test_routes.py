@@ -224,10 +224,10 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
     [
         ({"run": "absent"}, 404, "stepscope runs"),
         ({"run": "../etc"}, 404, "name of a run folder"),
-        ({"run": 3}, 400, "run:"),
+        ({"run": 3}, 400, ".run"),
         ({"name": "rm"}, 400, "name:"),
-        ({"id": "1"}, 400, "id:"),
-        ({"id": 2**60}, 400, "id:"),
+        ({"id": "1"}, 400, ".id"),
+        ({"id": 2**60}, 400, ".id"),
         ({"args": {"text": "x"}}, 400, "args:"),
         ({"name": "mark", "args": {"text": "x" * 201}}, 400, "at most 200"),
         ({"name": "mark", "args": {"text": "x" * 9000}}, 400, "bytes"),

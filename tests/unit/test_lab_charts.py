@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboard.charts.lab import STYLES, effects_figure, listed, rows
-from dashboard.sweep_content import SweepStatus, Verdict, to_content
+from dashboard.sweep_content import SweepStatus, to_content
+from stepscope.lab.verdict_text import VariantVerdict
 from tests.support.fake_sweep import ARMS, BEST, arm, metrics, sweep
 
 
@@ -167,4 +168,4 @@ def test_a_file_in_another_form_is_refused(broken: dict[str, Any]) -> None:
 def test_a_later_versions_verdict_is_undecided() -> None:
     content = to_content(sweep(arms=[arm("x", "maybe", 0.1)]))
     assert content.status is SweepStatus.FINISHED
-    assert content.arms[0].verdict is Verdict.UNDECIDED
+    assert content.arms[0].verdict is VariantVerdict.UNDECIDED

@@ -132,7 +132,6 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
 @pytest.mark.parametrize(
     ("expression", "found"),
     [
-        ("linePoints([0, 1, 2, 3], [5, 5, 5, 5], null, 1)", {"x": [0, 3], "y": [5, 5]}),
         ("linePoints([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1.5, 2.5], 1).x", [1, 2, 3]),
         # A validation has the step of the row before.
         ("linePoints([0, 1, 2, 2], [null, null, null, 9], [0, 2], 1)", {"x": [2], "y": [9]}),

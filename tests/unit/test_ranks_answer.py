@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.ranks.job_ranks import missing_text, read_job
+from dashboard.ranks.job_ranks import missing_text, ranks_answer, read_job
 from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
-from dashboard.ranks.ranks_response import ranks_answer
 from stepscope.run import RunStatus, process_identity, rank_json, read_run, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 
@@ -69,7 +68,7 @@ class JobFolder:
 def ask(job: JobFolder, metric: str = "", axis: str = "time") -> dict[str, Any]:
     """Return the answer to a tab, and its heatmap (columns, ranks)."""
     run = read_run(job.folder)
-    answer = ranks_answer(read_job(run), run, metric, axis, {"verdict": None})
+    answer = ranks_answer(read_job(run), run, metric, axis)
     assert len(json.dumps(answer, allow_nan=False)) < 60_000
     cells = np.frombuffer(base64.b64decode(answer["cells"]), "<f4")
     return answer | {"cells": cells.reshape(-1, len(answer["ranks"]))}
@@ -102,7 +101,7 @@ def test_an_answer_has_names_table_and_heatmap(job: JobFolder) -> None:
 
 def test_before_the_ranks_are_read_there_are_none(job: JobFolder) -> None:
     run = read_run(job.folder)
-    found = ranks_answer(None, run, "", "time", {"verdict": None})
+    found = ranks_answer(None, run, "", "time")
     assert found.keys() == {"run", "live", "now", "axis"}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts import run_view
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import (
     MAX_CUSTOM_CHARTS,
@@ -16,7 +15,6 @@ from dashboard.charts.run_view import (
     custom_metrics,
     run_content,
 )
-from stepscope.gpu import nvml_device
 from stepscope.run import RunInfo, RunKind, RunStatus
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
@@ -59,7 +57,6 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
     missing = {"GPU-1": {"gpu/temp": "not supported on this GPU"}, "MIG-1": lacks}
     found = content(kind="record", devices=[GPU, mig], capabilities={"missing": missing})
     whole, instance = found.gpus
-    assert run_view.NOT_SUPPORTED == nvml_device.NOT_BY_GPU
     assert (whole.index, instance.index) == (0, 1)
     assert whole.missing == {"gpu/temp": "not supported on this GPU"}
     assert instance.missing == lacks | {"gpu/util": "not available with MIG enabled"}
@@ -74,9 +71,8 @@ def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none(
 
 @pytest.mark.parametrize("junk", [None, 1, "x", [1, None], {"a": 1}, [["x"]]])
 def test_what_others_wrote_cannot_break_the_page(junk: Any) -> None:
-    names = ("kind", "config", "devices", "custom", "optimizers", "capabilities", "fit", "commands")
-    found = content(**dict.fromkeys(names, junk))
-    assert layout(found)["charts"]
+    lacks = dict.fromkeys(("missing", "collectives", "allocator", "nvml"), junk)
+    assert layout(content(kind="none", config={"device": junk}, capabilities=lacks))["charts"]
     gpu = {**GPU, "memory_total": junk}
     odd = content(kind="record", devices=[gpu], capabilities={"missing": {"GPU-1": junk}})
     assert layout(odd)["charts"]

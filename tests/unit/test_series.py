@@ -179,8 +179,8 @@ def test_a_window_gives_detail(tmp_path: Path) -> None:
     fill(tmp_path, 100_000).close()
     run = RunInfo(tmp_path, RunStatus.FINISHED, None, 0.0, {"created": 50.0})
     with StoreReader(tmp_path) as reader:
-        by_step = series.window(reader, run, "step", 500, 599)["series"]["steps"]
-        by_time = series.window(reader, run, "time", 500, 599)["series"]["steps"]
+        by_step = series.window(reader, run, "step", 500, 599)["steps"]
+        by_time = series.window(reader, run, "time", 500, 599)["steps"]
     assert by_step["bucket"] == 1
     assert by_step["s"][0] == 499  # one more on either side
     assert by_step["s"][-1] == 600
