@@ -33,13 +33,22 @@ MODULES_PATH = "/vendor/live/{version}/{name}"
 
 
 def _loader(module: str, export: str) -> str:
-    """Return JavaScript that loads a module and calls one of its exports."""
-    address = MODULES_PATH.format(version=VERSION, name=module)
+    """Return JavaScript that loads a module and calls one of its exports.
+
+    plotly.js begins to load at once, as its evaluation takes longer than loading all other modules.
+    """
+    address, parts = (
+        MODULES_PATH.format(version=VERSION, name=name) for name in (module, "dom.js")
+    )
     return f"""
 const loaded = import(new URL("{address}", document.baseURI).href);
+const parts = import(new URL("{parts}", document.baseURI).href);
 export default function load(component) {{
   let closed = false;
   let close = () => {{}};
+  const {{ plotly, run }} = component.data;
+  // The module reports a failure.
+  if (run !== null) parts.then(({{ loadPlotly }}) => loadPlotly(plotly)).catch(() => {{}});
   loaded.then((module) => {{ if (!closed) close = module.{export}(component); }});
   return () => {{ closed = true; close(); }};
 }}

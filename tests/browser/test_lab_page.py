@@ -186,7 +186,7 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
         folder = store(server, best=BEST, drift=drift)
         (folder / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": BY_HAND}))
         page.goto(f"{server.url}/lab")
-        expect(page.locator(".st-key-lab_patch")).to_be_visible()
+        expect(button(page, "Copy patch")).to_be_visible()
         expect(row(page, "precision")).to_contain_text("failed")
         expect(page.locator(chart)).to_be_visible()
         settled(page)
@@ -201,7 +201,7 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
 
 
 @SLOW
-def test_a_script_from_the_form_to_the_patch(
+def test_a_script_from_the_form_to_the_copied_patch(
     open_page: OpenPage, server: Server, tmp_path: Path
 ) -> None:
     script = Path(__file__).parents[1] / "scripts" / "lab_digits.py"
@@ -230,4 +230,8 @@ def test_a_script_from_the_form_to_the_patch(
     expect(button(page, "Stop")).to_have_count(0, timeout=PATIENCE)
     (folder_of(server) / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
     page.reload()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button(page, "Copy patch").click(timeout=PATIENCE)
+    expect(button(page, "Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == DIFF
     assert downloaded(page, "Download") == DIFF
