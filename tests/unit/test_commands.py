@@ -46,7 +46,7 @@ class Bench:
         recorder = cast("Recorder", self.recorder)
         own = TrainerCommands(recorder, training, self.stop)
         sampler = Sampler(recorder, allocator_index=None)
-        sampler._host.reset_peak = lambda: (3 * 2**30, 2**30)  # type: ignore[method-assign]
+        sampler.host.reset_peak = lambda: (3 * 2**30, 2**30)  # type: ignore[method-assign]
         self.commands = CommandServer(recorder, sampler, own.handlers, check=own.check)
 
     def train(self, *steps: int) -> None:
