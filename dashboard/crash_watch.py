@@ -21,6 +21,7 @@ class CrashWatch:
     def __init__(self, index: RunIndex) -> None:
         self._index = index
         self._known: set[str] = set()
+        self._logged: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
 
@@ -48,7 +49,9 @@ class CrashWatch:
         self._known.update(run.id for run in crashed)
         settings = load()
         for text in settings.problems:
-            log.warning("stepscope: alerts: %s", text)
+            if text not in self._logged:
+                self._logged.add(text)
+                log.warning("stepscope: alerts: %s", text)
         return [run.id for run in crashed if _alert(run, settings)]
 
     def _work(self) -> None:

@@ -42,13 +42,14 @@ class _Asked(msgspec.Struct):
 
 async def read_body(request: Request) -> bytes:
     """Return the body. Raises ValueError if it is too long or too slow, ClientDisconnect."""
+    length = request.headers.get("content-length", "")
+    _check_size(int(length) if length.isdecimal() and len(length) < 20 else 0)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > MAX_BYTES:
-                    raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got more.")
+                _check_size(len(body))
     except TimeoutError:
         raise ValueError(
             f"The request must arrive within {BODY_TIMEOUT_S:.0f} s. Press again."
@@ -90,6 +91,11 @@ def _parse(body: bytes) -> _Asked:
     if asked.name not in (*CommandName, END_NOW):
         raise ValueError(f"name: must be a command, got {asked.name[:40]!r}.")
     return asked
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got {size}.")
 
 
 def _arguments(name: CommandName, args: dict[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,7 @@ def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, name: str, words: str
 ) -> None:
     server = serve(tmp_path, replace(endless(), runner=Runner.THREAD), function)
+    (tmp_path / "go").touch()
     assert server.process.wait(60) == -signal.Signals[name]
     (folder,) = run_folders(server.runs)
     run = read_run(folder)

@@ -1,11 +1,15 @@
-"""`streamlit run`, whose server trains from its start; a native function may end it at step 3.
+"""`streamlit run`, whose server trains from its start; a native function may end it at step 3,
+once the file `go` exists beside the folder of runs.
 
 python serving.py CONFIG_JSON FUNCTION run app.py …
 """
 
 import ctypes
 import json
+import os
 import sys
+import time
+from pathlib import Path
 
 from streamlit.web import cli
 
@@ -14,14 +18,15 @@ from trainer.config import RunConfig
 from trainer.training.loop import TrainerCommands
 
 NATIVE = {
-    "": lambda: None,
     "abort": lambda: ctypes.CDLL(None).abort(),
     "read": lambda: ctypes.string_at(0),
 }
 
 
 def check(self):
-    if self._training.step == 3:
+    if function and self._training.step == 3:
+        while not Path(os.environ["STEPSCOPE_RUNS"]).with_name("go").exists():
+            time.sleep(0.05)
         NATIVE[function]()
     stop_asked(self)
 
