@@ -29,13 +29,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def take(
-    tmp_path: Path, *arguments: str, steps: int = 40, links: tuple[str, ...] = (), **changes: Any
+    tmp_path: Path,
+    *arguments: str,
+    steps: int = 40,
+    seconds: float = 0.3,
+    links: tuple[str, ...] = (),
+    **changes: Any,
 ) -> dict[str, Any]:
     sweep = tmp_path / "sweep"
     sweep.mkdir(exist_ok=True)
     script = script_command("train.py", arguments, is_module=False, links=links)
     job = {"script": {**vars_of(script)}, "changes": changes, "seed": 3}
-    limits = {"warmup": 10, "steps": steps, "seconds": 0.3}
+    limits = {"warmup": 10, "steps": steps, "seconds": seconds}
     return TrialProcess("stepscope.lab.script_trial", sweep).take({**job, **limits}, 100)
 
 
@@ -84,10 +89,10 @@ def test_what_no_trial_may_do_is_a_sentence(
 def test_a_short_script_is_measured_by_a_part_of_its_steps(folder: Path, tmp_path: Path) -> None:
     script = folder / "train.py"
     script.write_text(script.read_text().replace("    finally:", "    except OSError:"))
-    found = take(tmp_path, "--steps", "200", "--pause", "0", steps=0)
+    found = take(tmp_path, "--steps", "200", "--pause", "0", steps=0, seconds=30)
     assert found["metrics"]["script_steps"] == 200
     assert found["metrics"]["steps"] == pytest.approx(200, abs=12)
-    short = take(tmp_path, "--steps", "60", "--pause", "0", steps=0)
+    short = take(tmp_path, "--steps", "60", "--pause", "0", steps=0, seconds=30)
     assert "ended after 60 steps" in short["reason"]
 
 
