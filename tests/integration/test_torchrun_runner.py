@@ -203,7 +203,8 @@ def test_a_killed_rank_restarts_all_and_nothing_is_lost(tmp_path: Path) -> None:
     for rank in (0, 1):
         before, after = steps(first, rank), steps(ended.folder, rank)
         assert before == list(range(1, len(before) + 1))
-        assert len(before) >= resumed
+        # Rank 1 is killed once rank 0 has written the file, perhaps before its own row.
+        assert len(before) >= resumed - rank
         assert after == list(range(resumed + 1, 4001))
 
 
