@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dashboard.charts.run_view import run_content, run_kind, training_device
+from dashboard.run_look import RunLook
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
 from stepscope.run import RunInfo, RunKind, RunStatus
@@ -63,19 +64,25 @@ def read_member(folder: Path, number: int) -> RankEntry:
     )
 
 
+def _rank_devices(run: RunInfo) -> set[str | None]:
+    numbers = rank_numbers(run.folder)[:MAX_LOCAL_RANKS]
+    return {read_member(run.folder, number).device for number in numbers}
+
+
+DEVICES = RunLook(_rank_devices, "the GPUs of the ranks cannot be read")
+
+
 def used_gpus(run: RunInfo) -> frozenset[str]:
     """Return the UUIDs of the GPUs that a script trains on, of several that it can use.
 
     These are the devices of its ranks, and those whose process list has its pid, such as with
-    DataParallel. Empty if unknown, and for a built-in run, which samples no other GPUs.
+    DataParallel. Empty if unknown, and for a built-in run, which samples no other GPUs. Each poll
+    calls it: the ranks' files are read in a thread.
     """
     sampled = run_content(run).gpus
     if len(sampled) < 2 or run_kind(run) is RunKind.TRAINER:
         return frozenset()
-    used = {training_device(run)}
-    if run.world_size > 1:
-        numbers = rank_numbers(run.folder)[:MAX_LOCAL_RANKS]
-        used |= {read_member(run.folder, number).device for number in numbers}
+    used = {training_device(run)} | (DEVICES.of(run) or set())
     listed, pid = dict_of(run.run_json.get("gpu_processes")), run.run_json.get("pid")
     for uuid, processes in listed.items():
         if isinstance(processes, list) and any(dict_of(one).get("pid") == pid for one in processes):

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dashboard.api.page_token import page_token
+from dashboard.ranks import members
 from dashboard.ranks.job_ranks import missing_text, ranks_answer, read_job
 from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
+from dashboard.run_index import RunList
 from stepscope.run import RunStatus, process_identity, rank_json, read_run, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 
@@ -215,12 +218,32 @@ GPUS = [{"uuid": f"GPU-{index}"} for index in range(4)]
     ],
 )
 def test_the_gpus_of_a_script_are_those_of_its_ranks_and_of_its_process(
-    tmp_path: Path, rank0: dict[str, Any], used: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank0: dict[str, Any], used: set[str]
 ) -> None:
+    monkeypatch.setattr(members.DEVICES, "_start", lambda search: search())
     job = JobFolder(tmp_path, 2)
     job.add(0, devices=GPUS, **rank0)
     job.add(1, device="GPU-3")
     assert used_gpus(read_run(tmp_path)) == used
+
+
+def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[Callable[[], None]] = []
+    monkeypatch.setattr(members.DEVICES, "_start", searches.append)
+    job = JobFolder(tmp_path, 2)
+    job.add(0, devices=GPUS, device="GPU-1")
+    job.add(1, device="GPU-3")
+    run = read_run(tmp_path)
+    before = page_token(RunList((), ""), run)
+    read: list[int] = []
+    original = members.read_member
+    monkeypatch.setattr(members, "read_member", lambda *of: read.append(of[1]) or original(*of))
+    assert page_token(RunList((), ""), run) == before
+    assert not read
+    searches.pop()()
+    assert read == [0, 1]
+    assert page_token(RunList((), ""), run) != before  # the page's script draws the tiles again
+    assert not searches
 
 
 @pytest.mark.parametrize("size", ["8", None, -1, 10**12, True, 8.0, [8]])
