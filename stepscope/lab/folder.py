@@ -29,8 +29,8 @@ from stepscope.common.files import (
     try_lock,
 )
 from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, run_folders
-from stepscope.run.applied_setting import AppliedSetting
 from stepscope.run.folder import is_in
+from stepscope.run.rank_info import AppliedSetting
 
 if TYPE_CHECKING:
     from stepscope.lab.plan import SweepPlan

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepscope.run.applied_setting import AppliedSetting, CallPlace
+from stepscope.run.rank_info import AppliedSetting, CallPlace
 
 LOADER = {"num_workers": 5, "pin_memory": 7, "persistent_workers": 13, "prefetch_factor": 12}
 """Arguments of DataLoader, with a lower bound of their position: fewer positional ones are safe."""

@@ -44,7 +44,7 @@ from stepscope.lab.result_json import CALIBRATE, content, finite
 from stepscope.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import process_identity
-from stepscope.run.applied_setting import AppliedSetting
+from stepscope.run.rank_info import AppliedSetting
 
 MIN_STEPS = 30
 MIN_WARMUP_STEPS = 10

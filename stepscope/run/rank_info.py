@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from stepscope.common.files import read_json
-from stepscope.run.applied_setting import TEXT_LIMIT, AppliedSetting
 from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json, was_terminated
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
@@ -93,40 +92,68 @@ BYTES_LIMIT = 16 * 2**20
 _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
 _SETTINGS_LIMIT = 64  # maximum number of settings applied to a script
 _REQUIRED = ("created", "heartbeat", "status", "mirror")
+_Text = Annotated[str, msgspec.Meta(max_length=100_000)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+SettingState = Literal["in effect", "applies", "refused", "not reached"]
+
+
+class CallPlace(msgspec.Struct, frozen=True):
+    """File and line of a call in the script."""
+
+    file: _Text
+    line: _Count
+
+
+class AppliedSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `settings` in run.json: what happened to a setting of `watch --with`."""
+
+    name: _Text
+    value: bool | _Count | _Text
+    state: SettingState
+    text: _Text
+    lines: list[str]
+    at: CallPlace | None
+    places: list[CallPlace] = []
+    refused_places: list[CallPlace | None] = []
+    """Where the setting was refused; None for an unknown place."""
+
+    @property
+    def word(self) -> str:
+        """The setting as a word of `stepscope watch --with`."""
+        return self.name if self.value is True else f"{self.name}={self.value}"
 
 
 @functools.cache
 def _types() -> Mapping[str, Any]:
     """Return the type of each field of run.json that Stepscope reads."""
     meta, most = msgspec.Meta, 2**63 - 1
-    text = Annotated[str, meta(max_length=TEXT_LIMIT)]
     count = Annotated[int, meta(ge=-most, le=most)]
     number = Annotated[float, meta(ge=-sys.float_info.max, le=sys.float_info.max)]
     moment_s = Annotated[float, meta(ge=0, lt=_LAST_S)]
     fields = {
-        text: "name note reason kind host user device problem pid_namespace folder_of restarted_as "
-        "data flops_reason peak_reason",
+        _Text: "name note reason kind host user device problem pid_namespace folder_of "
+        "restarted_as data flops_reason peak_reason",
         count: "pid step epoch epochs total_steps steps_per_epoch first_step rank local_rank "
         "local_world_size dropped dropped_values batch_size parameters device_memory",
         number: "pid_started paused_s flops_per_step peak_flops",
         moment_s: "created heartbeat ended stop_asked",
         dict[str, Any]: "config environment capabilities script restart resumed fit oom_kills "
         "gpu_processes slurm",
-        list[text]: "commands custom optimizers",
+        list[_Text]: "commands custom optimizers",
         list[dict[str, Any]]: "devices",
         list[Any]: "compute_capability tags",
     }
-    end = [("rank", count), ("status", RunStatus), ("reason", text)]
+    end = [("rank", count), ("status", RunStatus), ("reason", _Text)]
     # Of another host's run, written by `stepscope.remote.mirror`.
-    mirror = [("source", text), ("age_s", moment_s), ("alive", bool | None)]
-    mirror += [("received", moment_s), ("reason", text | None)]
+    mirror = [("source", _Text), ("age_s", moment_s), ("alive", bool | None)]
+    mirror += [("received", moment_s), ("reason", _Text | None)]
     restarts = [("max_restarts", count, 0), ("restarts", count, 0)]
     return {name: kind for kind, names in fields.items() for name in names.split()} | {
         "status": RunStatus,
         "world_size": Annotated[int, meta(ge=1, le=RANKS_LIMIT)],
         # A clock without a battery begins in 1970.
         "wall_offset_s": Annotated[float, meta(gt=-(2**32), lt=2**32)],
-        "failure": msgspec.defstruct("Failure", [("ts", moment_s), ("reason", text | None, None)]),
+        "failure": msgspec.defstruct("Failure", [("ts", moment_s), ("reason", _Text | None, None)]),
         "job_end": msgspec.defstruct("JobEnd", end),
         "mirror": msgspec.defstruct("MirrorFacts", mirror),
         "torchrun": msgspec.defstruct("Torchrun", restarts),

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
-from stepscope.run.applied_setting import CallPlace
-from stepscope.run.rank_info import read_run_json
+from stepscope.run.rank_info import CallPlace, read_run_json
 from stepscope.settings import SETTINGS, SettingError, parse
 from stepscope.settings.setting import Training
 from tests.support.applied_settings import applied
