@@ -38,8 +38,8 @@ SERIES = "ledger"
 TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
 NO_GRADIENTS = (
-    "Peak of gradients: not recorded. They are read between two steps, and none were held then, as "
-    "after zero_grad()."
+    "The peak of the gradients was not recorded: they are measured between two steps, after "
+    "zero_grad() has freed them."
 )
 CHART_HEIGHT = 380  # px, on the Memory tab
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")

@@ -72,7 +72,10 @@ def _servers(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iter
 @pytest.fixture
 def server(_servers: Servers) -> Iterator[Server]:
     """A server without runs: at most one run a server."""
-    yield _servers.get()
+    server = _servers.get()
+    yield server
+    # pytest shows it where the test failed
+    print(f"server: exit code {server.process.poll()}\n{server.log.read_text()[-4000:]}")
     _servers.end_of_test()
 
 

@@ -14,7 +14,15 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from stepscope.common.files import atomic_write
 from stepscope.run import process_identity, user_name
-from tests.support.browser_page import OpenPage, button, violations, wait_until, wide, window
+from tests.support.browser_page import (
+    OpenPage,
+    button,
+    settle,
+    violations,
+    wait_until,
+    wide,
+    window,
+)
 from tests.support.fake_sweep import BEST, sweep
 from tests.support.server import Server
 
@@ -101,6 +109,7 @@ def settled(page: Page) -> None:
     """Wait until Streamlit has drawn everything: it fades what may go, and buttons change color."""
     app = page.get_by_test_id("stApp")
     expect(app).to_have_attribute("data-test-script-state", "notRunning")
+    settle(page)
     page.wait_for_timeout(700)
 
 
