@@ -204,8 +204,7 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
         assert wide(page, ".stMain :is(button, p, h4)", ".st-key-lab_table") == []
         running(server)
         page.reload()
-        stop = page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True)
-        expect(stop).to_be_visible()  # Streamlit's header has a button of this name while it loads
+        expect(button(page, "Stop")).to_be_visible()
         expect(page.locator(chart)).to_be_visible()
         page.wait_for_timeout(700)  # its script runs each second
         assert violations(page) == []

@@ -48,7 +48,9 @@ def wide(page: Page, nodes: str, besides: str) -> list[str]:
 
 
 def button(page: Page, name: str) -> Locator:
-    return page.get_by_role("button", name=name, exact=True)
+    """Return the page's button: the header of Streamlit has a *Stop* too while a script runs."""
+    found = page.get_by_role("button", name=name, exact=True)
+    return found.and_(page.locator(":not([kind=header])"))
 
 
 def start(page: Page, status: str = "Running") -> None:
