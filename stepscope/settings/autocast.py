@@ -25,6 +25,7 @@ class Autocast(ModelSetting):
         self._own_autocast = False
         self._device_type, self._passes = "cuda", 0
         self._context: Any = None
+        self._thread = 0
         self._handles: list[Any] = []
         self._dtypes: set[str] = set()
 
@@ -48,11 +49,12 @@ class Autocast(ModelSetting):
         return super().problem(subject)
 
     def replaced(self, subject: Training, call: Call) -> Call:
-        torch, thread, model = sys.modules["torch"], get_ident(), subject.model
+        torch, model = sys.modules["torch"], subject.model
+        self._thread = get_ident()
         self._torch, self._device_type = torch, subject.device.type
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != thread:  # such as an evaluation; autocast belongs to one thread
+            if get_ident() != self._thread:  # such as an evaluation; autocast belongs to one thread
                 return call(*args, **kwargs)
             if torch.is_grad_enabled():
                 self._begin_pass()
@@ -80,9 +82,9 @@ class Autocast(ModelSetting):
             self._passes += 1
 
     def end_pass(self) -> None:
-        """Leave autocast: before `backward()`, after a step."""
-        context, self._context = self._context, None
-        if context is not None:
+        """Leave autocast: before `backward()`, after a step, at the start of a DataLoader."""
+        if self._context is not None and get_ident() == self._thread:
+            context, self._context = self._context, None
             context.__exit__(None, None, None)
         while self._handles:
             self._handles.pop().remove()

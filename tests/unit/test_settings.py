@@ -506,6 +506,22 @@ def test_bf16_of_a_model_that_is_its_own_target(is_training: bool) -> None:
         assert found["bf16"]["state"] == "in effect"
 
 
+def test_bf16_of_a_last_batch_that_is_skipped_ends_before_the_evaluation() -> None:
+    with applied("bf16"):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(4, 4)), 2)):
+            loss = model(batch).mean()
+            if number == 0:
+                loss.backward()
+                optimizer.step()
+        assert torch.is_autocast_enabled("cpu"), "backward() may still come"
+        for (batch,) in DataLoader(TensorDataset(torch.ones(2, 4)), 2):
+            assert not torch.is_autocast_enabled("cpu")
+            with torch.no_grad():
+                assert model(batch).dtype is torch.float32
+
+
 def test_bf16_of_a_gradient_penalty_stays_until_backward() -> None:
     with applied("bf16"):
         model = network()

@@ -127,6 +127,8 @@ class SettingHooks:
         """Wrap `DataLoader._get_iterator`."""
 
         def _get_iterator(loader: Any) -> Any:
+            for autocast in self._autocasts:  # of a last batch that the script skipped
+                autocast.guard(autocast.end_pass)
             iterator = original(loader)
             for setting in self.settings if self.is_active else ():
                 if isinstance(setting, LoaderSetting):
