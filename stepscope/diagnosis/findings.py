@@ -18,7 +18,7 @@ from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPha
 from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
-from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file
+from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file, was_terminated
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankState, rank_states
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
@@ -295,6 +295,8 @@ def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
         field, value = "learning_rate", rate / 10
     if kind == "crashed" and fatal_signal(recorded.run.folder, recorded.run.cause) is not None:
         return _see_files(recorded.run), None  # the host's log has no more information
+    if kind in ("crashed", "rank-dead") and was_terminated(recorded.run.folder, recorded.run.cause):
+        return "Check what ended it: the launcher's output, or the scheduler's limits.", None
     if field is not None:
         shown = f"{value:.3g}" if isinstance(value, float) else value
         return f"Try {setting_text(field, shown)}.", {"field": field, "value": value}

@@ -239,10 +239,11 @@ def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
             if descriptor is not None:
                 faulthandler.enable(descriptor)
                 at_end.callback(faulthandler.disable)
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if _ends_at_sigterm():
             descriptor = at_end.enter_context(_trace_file(folder / rank_file(SIGTERM_FILE, rank)))
             if descriptor is not None:
                 faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
+                _sigterm_recorded_in.add(os.getpid())
                 at_end.callback(_unregister_sigterm)
         yield
 
@@ -265,10 +266,25 @@ def _trace_file(path: Path) -> Iterator[int | None]:
                 path.unlink()
 
 
+def _ends_at_sigterm() -> bool:
+    """Return True if SIGTERM ends this process: without a handler of Python or of C."""
+    caught = 0
+    with contextlib.suppress(OSError, IndexError, ValueError):  # no /proc
+        status = Path("/proc/self/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    is_caught = caught >> (signal.SIGTERM - 1) & 1
+    # The kernel ignores the default action in the first process of a container.
+    return os.getpid() != 1 and not is_caught and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+_sigterm_recorded_in: set[int] = set()  # the pid of this process or of its parent, or nothing
+
+
 def _unregister_sigterm() -> None:
     """Restore the default action, unless the script has its own handler now."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if _sigterm_recorded_in and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         faulthandler.unregister(signal.SIGTERM)
+    _sigterm_recorded_in.clear()
 
 
 # A child, such as a DataLoader worker that its parent terminates, is not the recorded process.

@@ -148,6 +148,9 @@ def test_a_killed_run_is_found_with_the_steps_it_left(
     out, _ = diagnose(capsys, "killed", "--json")
     kinds = [finding["kind"] for finding in json.loads(out)]
     assert kinds == ["crashed", "input-bound"]
+    (folder / "sigterm.txt").write_text("Current thread")
+    found = json.loads(diagnose(capsys, "killed", "--json")[0])[0]
+    assert "dmesg" not in found["next"], "the host's log has nothing about a SIGTERM"
 
 
 def test_each_rank_has_findings_of_its_own(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
