@@ -67,8 +67,9 @@ def highest(reader: StoreReader, info: SeriesInfo | None) -> dict[str, float]:
     if info is None or not info.rows:
         return {}
     whole = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
-    rows = zip(whole.keys, whole.high, whole.count, strict=True)
-    return {key: float(high[count > 0].max()) for key, high, count in rows if count.any()}
+    rows = zip(whole.keys, whole.high, strict=True)
+    finite = {key: high[np.isfinite(high)] for key, high in rows}  # NaN in an empty bucket
+    return {key: float(high.max()) for key, high in finite.items() if len(high)}
 
 
 def read_newest(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:

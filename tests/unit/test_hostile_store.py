@@ -10,15 +10,18 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stepscope.recorder.final_values import highest
 from stepscope.recorder.recovery import recover
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
-from stepscope.store.blocks import Event, encode
+from stepscope.store.blocks import Event, decode, encode
 from stepscope.store.reader import send_command
 from tests.support.run_folders import make_run
 
@@ -229,6 +232,23 @@ def test_a_damaged_frame_costs_its_values_alone(
     assert values[-1] == ROWS - 1
     assert (len(buckets), buckets.count.sum()) == (96, 0)
     assert caplog.text.count("omitted") == 1
+
+
+@pytest.mark.parametrize("figures", [{"count": -1.0}, {"high": np.inf}, {"high": np.nan}])
+def test_impossible_figures_of_buckets_have_no_peak(
+    folder: Path, figures: dict[str, float]
+) -> None:
+    path = folder / STORE_NAME
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        stored = "SELECT rowid, level, rows, data FROM frames WHERE level > 0"
+        for rowid, level, rows, data in connection.execute(stored).fetchall():
+            buckets = decode(data, ("a",), rows, level)
+            filled = {name: np.full_like(buckets.high, value) for name, value in figures.items()}
+            changed = encode(replace(buckets, **filled), level)
+            connection.execute("UPDATE frames SET data = ? WHERE rowid = ?", (changed, rowid))
+    with StoreReader(folder) as reader:
+        found = highest(reader, reader.series()[0])
+    assert all(np.isfinite(value) for value in found.values())
 
 
 @pytest.mark.parametrize(
