@@ -106,11 +106,11 @@ def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
         values = [last_value(read_newest(reader, info), LOSS) for info in infos]
         if all(value is None or math.isfinite(value) for value in values):
             return None
-    broken = next((event for event in reader.events(limit=EVERY) if event.kind == "nan"), None)
-    if broken is None:
+    events = reader.events(limit=EVERY, kind="nan")
+    if not events:
         return None
     step = Recommendation(text="Try a lower learning rate, or clip the gradients.")
-    text = f"{broken.text.rstrip('.')}."
+    text = f"{events[0].text.rstrip('.')}."
     return BottleneckDiagnosis(kind=BottleneckKind.NOT_FINITE, text=text, share=0.0, next=step)
 
 

@@ -136,19 +136,22 @@ class StoreReader:
         """Return the rows [start, stop) whose step, or time in epoch seconds, is in [low, high]."""
         return self._row_at(series, axis, low, "left"), self._row_at(series, axis, high, "right")
 
-    def events(self, after: int = 0, limit: int = 200) -> list[EventRow]:
+    def events(
+        self, after: int = 0, limit: int = 200, *, kind: str | None = None
+    ) -> list[EventRow]:
         """Return the newest `limit` events with an id above `after`, oldest first.
 
-        Omits damaged events, and the oldest events beyond MAX_EVENTS_LENGTH characters.
+        With `kind`, only events of that kind. Omits damaged events, and the oldest events beyond
+        MAX_EVENTS_LENGTH characters.
         """
         newest = (
-            "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ? "
-            "ORDER BY id DESC LIMIT ?"
+            "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ?1 "
+            "AND (?3 IS NULL OR kind = ?3) ORDER BY id DESC LIMIT ?2"
         )
         events, left = list[EventRow](), MAX_EVENTS_LENGTH
         with self._reading():
             try:
-                for row in self._connection.execute(newest, (after, limit)):
+                for row in self._connection.execute(newest, (after, limit, kind)):
                     event = _event(*row)
                     if event is None:
                         self._log_omitted("an event")

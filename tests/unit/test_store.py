@@ -154,6 +154,8 @@ def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: StoreWriter
         assert [e.text for e in reader.events(2)] == ["note 2", "note 3", "note 4"]
         assert [e.id for e in reader.events(0, limit=2)] == [4, 5]
         assert reader.events()[0].data == {"before": {"a": 0}}
+        assert len(reader.events(kind="mark")) == 5
+        assert reader.events(kind="nan") == []
 
 
 def test_commands_are_taken_once(tmp_path: Path, writer: StoreWriter) -> None:

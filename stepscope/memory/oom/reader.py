@@ -75,10 +75,9 @@ def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
     """Return the data of a run's last stored event about growth of allocated memory."""
     try:
         with StoreReader(folder, rank) as reader:
-            events = reader.events(limit=EVERY)
+            growth = [event.data for event in reader.events(limit=EVERY, kind=GROWTH)]
     except StoreError:
         return None
-    growth = [event.data for event in events if event.kind == GROWTH]
     return next((data for data in reversed(growth) if data.get("where") == "allocated"), None)
 
 
