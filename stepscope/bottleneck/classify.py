@@ -225,7 +225,9 @@ def _cause(
     launches = setup.on_gpu and figures.copies is not None
     if launches and idle >= GAPS and parts.other >= EXPLAINED * idle:
         return BottleneckKind.LAUNCH, parts.other / idle
-    others_run = not setup.on_gpu and (figures.host_cpu or 0.0) >= BUSY_HOST
+    # Elsewhere, the wait may be for data or for another rank.
+    is_known = figures.data_wait is not None and setup.world_size == 1 and not setup.on_gpu
+    others_run = is_known and (figures.host_cpu or 0.0) >= BUSY_HOST
     if others_run and idle > STANDS_STILL and parts.other >= EXPLAINED * idle:
         return BottleneckKind.CONTENTION, parts.other / idle
     if parts.compute >= EXPLAINED:

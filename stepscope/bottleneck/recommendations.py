@@ -24,7 +24,7 @@ class RunSetup:
     `own`: `config` is a RunConfig; a script has `applied`, the names of its settings in effect.
     `capability` is the GPU's compute capability, None if unknown. `simulated`: the GPU is not real.
     `step_time` is in seconds. `in_memory`: the data set is in memory, where worker processes only
-    slow loading.
+    slow loading. `world_size` is the number of ranks.
     """
 
     on_gpu: bool
@@ -35,6 +35,7 @@ class RunSetup:
     simulated: bool = False
     step_time: float = 0.0
     in_memory: bool = False
+    world_size: int = 1
     applied: frozenset[str] = frozenset()
 
     @property

@@ -61,7 +61,7 @@ def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
     assert found.next.text == "Try num_workers 4."
 
 
-def on_cpu(data_wait: float, **more: Any) -> StepAverages:
+def on_cpu(data_wait: float | None, **more: Any) -> StepAverages:
     return StepAverages(steps=50, step_time=0.1, data_wait=data_wait, **more)
 
 
@@ -100,6 +100,8 @@ TRANSFER, CONTENTION = BottleneckKind.TRANSFER, BottleneckKind.CONTENTION
         (on_cpu(0.01, process_cpu=0.2, host_cpu=None), CPU, UNCLEAR),
         (on_cpu(0.01, process_cpu=0.2, host_cpu=0.8), CPU, UNCLEAR),  # it may have slept
         (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), CPU, CONTENTION),
+        (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), replace(CPU, world_size=2), UNCLEAR),
+        (on_cpu(None, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),
         (on_cpu(0.01, process_cpu=0.9, host_cpu=0.99), CPU, COMPUTE),
         (on_cpu(0.04, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),
     ],
