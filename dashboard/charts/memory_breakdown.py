@@ -38,8 +38,8 @@ SERIES = "ledger"
 TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
 NO_GRADIENTS = (
-    "The peak of the gradients was not recorded: they are measured between two steps, after "
-    "zero_grad() has freed them."
+    "The peak of the gradients is unknown: no gradients existed when memory was measured, as after "
+    "zero_grad()."
 )
 CHART_HEIGHT = 380  # px, on the Memory tab
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")

@@ -48,7 +48,7 @@ export default function load(component) {{
   let close = () => {{}};
   const {{ plotly, run }} = component.data;
   // The module reports a failure.
-  if (run !== null) parts.then(({{ loadPlotly }}) => loadPlotly(plotly)).catch(() => {{}});
+  if (run) parts.then(({{ loadPlotly }}) => loadPlotly(plotly)).catch(() => {{}});
   loaded.then((module) => {{ if (!closed) close = module.{export}(component); }});
   return () => {{ closed = true; close(); }};
 }}

@@ -23,9 +23,10 @@ export class Painter {
     };
     for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, this.onUp);
     // A click during a redraw would be answered only after it (50 to 110 ms): none begins between the
-    // arrival of the pointer on a button and the click.
+    // arrival of the pointer on a button and the click, but those of first and of urgent drawings.
     this.onOver = (event) => {
-      if (event.composedPath()[0].closest?.("button"))
+      const waits = this.urgent > 0 || this.cards().some((card) => card.visible && !card.plotted);
+      if (!waits && event.composedPath()[0].closest?.("button"))
         this.restUntil = Math.max(this.restUntil, performance.now() + MAX_BUTTON_REST_MS);
     };
     window.addEventListener("pointerover", this.onOver);

@@ -85,7 +85,8 @@ def used_gpus(run: RunInfo) -> frozenset[str]:
     used = {training_device(run)} | (DEVICES.of(run) or set())
     listed, pid = dict_of(run.run_json.get("gpu_processes")), run.run_json.get("pid")
     for uuid, processes in listed.items():
-        if isinstance(processes, list) and any(dict_of(one).get("pid") == pid for one in processes):
+        pids = [dict_of(one).get("pid") for one in processes] if isinstance(processes, list) else []
+        if pid is not None and pid in pids:
             used.add(uuid)
     return frozenset(gpu.uuid for gpu in sampled if gpu.uuid in used)
 

@@ -267,9 +267,10 @@ def _best(sweep: SweepContent) -> None:
 
 def _confirmation(best: Best) -> str:
     """Return the result of confirming the best combination, and that of its loss."""
-    found = "; ".join(filter(None, (best.text, best.loss.text)))
+    loss = None if best.loss.verdict == "undecided" else best.loss.text
+    found = "; ".join(text.rstrip(".") for text in (best.text, loss) if text)
     why = best.reason if best.reason and best.reason not in found else ""
-    return f"{found}. {why}"
+    return f"{found}. {why}" if found else why
 
 
 def _problem(sweep: SweepContent, best: Best) -> str | None:

@@ -83,6 +83,8 @@ def live_panel(
 
     `config` has the sidebar's settings; `trouble` is why the picked run cannot be read.
     """
+    # Before the layout: if a finding changes between the two, the next poll has another token.
+    token = page_token(listing, run, server.measuring())
     picked = st.session_state.get(RUN)
     again = None if run is None else retry(run, server.devices().devices)
     error = st.session_state.pop(ERROR, None)
@@ -104,7 +106,7 @@ def live_panel(
         layout(replace(run_content(run), used_gpus=used_gpus(run))) if run else None,
         header,
         key=KEY,
-        page_token=page_token(listing, run, server.measuring()),
+        page_token=token,
         on_tab_change=_open_tab,
         on_run_change=lambda: choose(st.session_state[KEY].run),
         on_setting_change=_apply_setting,

@@ -21,6 +21,7 @@ from dashboard.run_files import tail
 from dashboard.views.live_panel import APPLIED, ERROR
 from dashboard.views.parts import download, output, report_button, table, text
 from stepscope.common.config_issue import ConfigError
+from stepscope.common.formatting import format_bytes
 from stepscope.report.run_report import run_report
 from stepscope.run import RunInfo, RunKind, rank_file
 from stepscope.run.metadata import read_metadata
@@ -32,6 +33,7 @@ OUTPUT = "output.log"
 RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
 MAX_CHECKPOINTS = 50
 MAX_RANKS = 256
+MAX_JSON_BYTES = 1_000_000  # of a run.json, which other users may have written
 _TABLES = {"Settings": "config", "Slurm job": "slurm", "Environment": "environment"}
 _HIDDEN = {"capabilities", "fit"}
 _NO_OUTPUT = {
@@ -112,7 +114,12 @@ def _settings(applied: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _properties(values: Mapping[str, Any], hidden: set[str], **options: Any) -> None:
-    st.json({name: value for name, value in values.items() if name not in hidden}, **options)
+    shown = {name: value for name, value in values.items() if name not in hidden}
+    size = len(json.dumps(shown))
+    if size > MAX_JSON_BYTES:
+        st.caption(f"Too large to show ({format_bytes(size)}): open the file in the run folder.")
+    else:
+        st.json(shown, **options)
 
 
 def _export_command(run: RunInfo) -> str:

@@ -128,13 +128,15 @@ def _types() -> Mapping[str, Any]:
     """Return the type of each field of run.json that Stepscope reads."""
     meta, most = msgspec.Meta, 2**63 - 1
     count = Annotated[int, meta(ge=-most, le=most)]
+    rank = Annotated[int, meta(ge=0, lt=1_000_000)]
     number = Annotated[float, meta(ge=-sys.float_info.max, le=sys.float_info.max)]
     moment_s = Annotated[float, meta(ge=0, lt=_LAST_S)]
     fields = {
         _Text: "name note reason kind host user device problem pid_namespace folder_of "
         "restarted_as data flops_reason peak_reason",
-        count: "pid step epoch epochs total_steps steps_per_epoch first_step rank local_rank "
-        "local_world_size dropped dropped_values batch_size parameters device_memory",
+        rank: "rank local_rank",
+        count: "pid step epoch epochs total_steps steps_per_epoch first_step local_world_size "
+        "dropped dropped_values batch_size parameters device_memory",
         number: "pid_started paused_s flops_per_step peak_flops",
         moment_s: "created heartbeat ended stop_asked",
         dict[str, Any]: "config environment capabilities script restart resumed fit oom_kills "
@@ -143,7 +145,7 @@ def _types() -> Mapping[str, Any]:
         list[dict[str, Any]]: "devices",
         list[Any]: "compute_capability tags",
     }
-    end = [("rank", count), ("status", RunStatus), ("reason", _Text)]
+    end = [("rank", rank), ("status", RunStatus), ("reason", _Text)]
     # Of another host's run, written by `stepscope.remote.mirror`.
     mirror = [("source", _Text), ("age_s", moment_s), ("alive", bool | None)]
     mirror += [("received", moment_s), ("reason", _Text | None)]

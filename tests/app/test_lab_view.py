@@ -247,6 +247,16 @@ def test_the_confirmation_and_the_loss_decide(
     assert escape_markdown(f"{BEST['text']}; a loss [1, 2].") in text_of(app)
 
 
+def test_a_confirmation_that_failed_is_a_sentence(lab: OpenPage, server: Services) -> None:
+    loss = {"verdict": "undecided", "text": "no loss to compare yet"}
+    failed = {"verdict": "failed", "text": "failed: exit code 1. See its log.", "loss": loss}
+    store(server.runs, sweep("finished", best=BEST | failed))
+    found = text_of(lab())
+    assert escape_markdown("failed: exit code 1. See its log.") in found
+    assert "log.;" not in found
+    assert "no loss to compare" not in found
+
+
 def test_there_may_be_no_best_combination_and_a_foreign_one_is_validated(
     lab: OpenPage, server: Services
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def server(_servers: Servers) -> Iterator[Server]:
     server = _servers.get()
     yield server
     # pytest shows it where the test failed
-    print(f"server: exit code {server.process.poll()}\n{server.log.read_text()[-4000:]}")
+    log = server.log.read_text()[-4000:]
+    sys.stdout.write(f"server: exit code {server.process.poll()}\n{log}\n")
     _servers.end_of_test()
 
 

@@ -54,7 +54,7 @@ PAINT = """async () => {
   button.textContent = "press";
   document.body.append(button);
   window.draws = 0;
-  const card = { dirty: false, visible: true, width: 1, plotted: true, drawnAt: 0 };
+  const card = window.card = { dirty: false, visible: true, width: 1, plotted: true, drawnAt: 0 };
   card.draw = () => ((card.dirty = false), (draws += 1));
   const store = { answer: {}, events: [], axis: "step", range: [0, 1] };
   window.painter = new Painter(store, () => [card], () => {});
@@ -82,4 +82,9 @@ def test_no_redraw_begins_between_the_arrival_on_a_button_and_the_click(browser:
     page.wait_for_function("draws === 2", timeout=500)
     page.evaluate("stale()")
     page.wait_for_function("draws === 3")  # though the pointer is still on the button
+    page.mouse.move(0, 0)
+    page.evaluate("card.plotted = false")
+    page.get_by_role("button", name="press").hover()
+    page.evaluate("stale()")
+    page.wait_for_function("draws === 4", timeout=500)  # a first drawing does not wait
     page.close()

@@ -153,6 +153,14 @@ def test_the_gpus_that_one_rank_samples_are_shown_with_those_that_train_on_them(
     assert found["cells"][:2].tolist() == [[90.0, 10.0], [90.0, 10.0]]
 
 
+def test_impossible_ranks_are_not_shown(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, 3)
+    for number, rank in enumerate((0, 2**62, -3)):
+        job.add(number, **{"rank": rank, "local_rank": -7 if number else 0})
+    members = [read_member(job.folder, number) for number in range(3)]
+    assert [(member.rank, member.local_rank) for member in members] == [(0, 0), (1, None), (2, None)]
+
+
 def test_many_ranks_and_a_long_run(tmp_path: Path) -> None:
     ranks = 70
     job = JobFolder(tmp_path, ranks)
