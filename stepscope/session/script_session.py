@@ -147,7 +147,8 @@ class ScriptSession(Session):
     def _describe_untrained(self) -> None:
         """Record the environment and the GPU memory of a script that ends before its first step."""
         torch = sys.modules.get("torch")
-        if torch is None or "device" in self.recorder.run_json:
+        is_set_up = hasattr(self, "readings")
+        if torch is None or not is_set_up or "device" in self.recorder.run_json:
             return
         try:
             index = torch.cuda.current_device() if torch.cuda.is_initialized() else None

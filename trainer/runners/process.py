@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ class ProcessRun(ChildRun):
 def write_pending(folder: Path, config: RunConfig, reason: str, **more: Any) -> None:
     """Write the run.json that is valid until the recorder of the run writes its own."""
     first = first_run_json(config.workload, RunKind.TRAINER, config.to_dict(), rank=0)
-    write_run_json(folder, first | {"reason": reason, **more})
+    now = time.time()  # the clock of this long-lived process may differ by now
+    write_run_json(folder, first | {"created": now, "heartbeat": now, "reason": reason, **more})
 
 
 def not_started(folder: Path, reason: str | None = None) -> None:
