@@ -91,7 +91,7 @@ def mnist(folder: Path) -> None:
     rng = np.random.default_rng(0)
     raw = folder.parent / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name, count in (("train", 12_000), ("t10k", 2000)):
+    for name, count in (("train", 60_000), ("t10k", 10_000)):
         images = np.array([0x803, count, 28, 28], ">u4").tobytes() + rng.bytes(count * 784)
         labels = np.array([0x801, count], ">u4").tobytes()
         labels += rng.integers(0, 10, count, np.uint8).tobytes()
