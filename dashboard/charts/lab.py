@@ -112,7 +112,7 @@ def _layout(arms: list[Arm], margin: float | None) -> Json:
     # Effects within the margin count as no difference.
     same: Json = {"fillcolor": GRAY, "opacity": 0.16, "layer": "below"}
     x_axis = {
-        "title": title("Throughput against the baseline"),
+        "title": title("Throughput vs. baseline"),
         "zerolinewidth": 2,
         "zerolinecolor": GRAY,
         "ticksuffix": "%",
@@ -186,7 +186,9 @@ def reasons(arms: Sequence[Arm]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for arm in arms:
         if arm.reason is not None:
-            found.setdefault(arm.reason, []).append(_label(arm))
+            label = _label(arm)
+            setting, _, text = arm.reason.partition(": ")
+            found.setdefault(text if setting in label.split() else arm.reason, []).append(label)
     return found
 
 

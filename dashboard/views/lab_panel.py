@@ -36,8 +36,8 @@ from trainer.config import RunConfig
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 AGAIN_S = 1.0
 TIME, SIZE = "%.2f ms", "%.1f MiB"
+MAX_SETTING_WIDTH = 320  # px
 COLUMNS = {
-    "Setting": text(pinned=True, help="What differs from the baseline."),
     "Verdict": text(
         help="By Student's t on log ratios to the baseline of each round, with one level for all "
         "settings and looks."
@@ -224,7 +224,12 @@ def _results(sweep: SweepContent) -> None:
     if sweep.arms:
         with st.container(key="lab_table"):
             arms = listed(sweep)
-            table(rows(arms), COLUMNS, "lab_rows", "Settings by effect", height="content")
+            made = rows(arms)
+            width = 30 + 7 * max(len(row["Setting"]) for row in made)  # px; pinned cells are cut
+            about = "What differs from the baseline."
+            setting = text(pinned=True, width=min(MAX_SETTING_WIDTH, width), help=about)
+            columns = {"Setting": setting} | COLUMNS
+            table(made, columns, "lab_rows", "Settings by effect", height="content")
             for reason, names in reasons(arms).items():  # a cell of the table would cut it
                 st.caption(f"**{escape_markdown(', '.join(names))}:** {escape_markdown(reason)}")
     if sweep.machine:

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.charts.lab import STYLES, effects_figure, listed, rows
+from dashboard.charts.lab import STYLES, effects_figure, listed, reasons, rows
 from dashboard.sweep_content import SweepStatus, to_content
 from stepscope.lab.verdict_text import VariantVerdict
 from tests.support.fake_sweep import ARMS, BEST, arm, metrics, sweep
@@ -60,6 +60,19 @@ def test_the_best_combination_stands_first() -> None:
     assert [label.removesuffix(" on") for label in labels[2:]] == [
         *("compile", "num_workers", "channels_last", "deterministic", "cuda_graphs", "precision")
     ]
+
+
+def test_a_reason_does_not_repeat_its_setting() -> None:
+    refused = {"verdict": "impossible", "reason": "pin_memory: pin_memory needs a GPU."}
+    arms = [
+        {"name": label, "label": label, **refused}
+        for label in ("pin_memory", "num_workers=2 pin_memory", "other")
+    ]
+    found = reasons(to_content(sweep(arms=arms)).arms)
+    assert found == {
+        "pin_memory needs a GPU.": ["pin_memory", "num_workers=2 pin_memory"],
+        refused["reason"]: ["other"],
+    }
 
 
 def test_the_chart_is_the_same_while_no_result_is_new() -> None:
