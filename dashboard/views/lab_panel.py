@@ -225,7 +225,7 @@ def _results(sweep: SweepContent) -> None:
         with st.container(key="lab_table"):
             arms = listed(sweep)
             made = rows(arms)
-            width = 30 + 7 * max(len(row["Setting"]) for row in made)  # px; pinned cells are cut
+            width = 20 + 6 * max(len(row["Setting"]) for row in made)  # px; pinned cells are cut
             about = "What differs from the baseline."
             setting = text(pinned=True, width=min(MAX_SETTING_WIDTH, width), help=about)
             columns = {"Setting": setting} | COLUMNS
