@@ -178,7 +178,7 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     expect(plot).to_have_count(0)
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 1400), ("light", 400)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
 def test_no_state_has_a_violation_or_is_wider_than_the_page(
     browser: Browser, server: Server, scheme: str, width: int
 ) -> None:

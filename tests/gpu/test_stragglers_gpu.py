@@ -51,7 +51,7 @@ def waits(tmp_path: Path, sleep_s: float, *how: str, steps: int = STEPS) -> dict
 def test_a_rank_that_sleeps_in_forward_is_named_and_steps_wait_no_more_often(
     tmp_path: Path,
 ) -> None:
-    bare = waits(tmp_path, SLEEP_S)
+    bare = waits(tmp_path, 0.0)
     watched = waits(tmp_path, SLEEP_S, "-m", "stepscope.watch")
     for rank in (0, 1):
         # DDP waits for its own samples: every 100 steps by itself, at most every 17 under watch.
