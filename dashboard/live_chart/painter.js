@@ -25,8 +25,9 @@ export class Painter {
     // A click during a redraw would be answered only after it (50 to 110 ms): none begins between the
     // arrival of the pointer on a button and the click, but those of first and of urgent drawings.
     this.onOver = (event) => {
-      const waits = this.urgent > 0 || this.cards().some((card) => card.visible && !card.plotted);
-      if (!waits && event.composedPath()[0].closest?.("button"))
+      const { urgent } = this;
+      const waits = ({ visible, plotted, dirty }) => visible && (!plotted || (dirty && urgent > 0));
+      if (!this.cards().some(waits) && event.composedPath()[0].closest?.("button"))
         this.restUntil = Math.max(this.restUntil, performance.now() + MAX_BUTTON_REST_MS);
     };
     window.addEventListener("pointerover", this.onOver);
