@@ -131,7 +131,7 @@ def _line(device: DeviceState) -> list[str]:
 
 
 def _who(device: DeviceState, ours: Mapping[int, str]) -> str:
-    """Return the processes of the GPU in one line, the largest first."""
+    """Return the processes of the GPU in one line: recorded runs first, then the largest."""
     if device.lost is not None:
         return "Processes unknown."
     if device.instances:
@@ -141,9 +141,9 @@ def _who(device: DeviceState, ours: Mapping[int, str]) -> str:
         return f"Processes n/a: {device.missing.get('processes', 'not reported by the driver')}"
     if not device.processes:
         return "No processes."
-    largest = sorted(device.processes, key=lambda process: -(process.memory or 0))
-    shown = [_briefly(process, ours) for process in largest[:2]]
-    more = len(largest) - len(shown)
+    order = sorted(device.processes, key=lambda one: (one.pid not in ours, -(one.memory or 0)))
+    shown = [_briefly(process, ours) for process in order[:2]]
+    more = len(order) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 

@@ -58,7 +58,7 @@ def test_a_card_says_who_how_much_and_how_well() -> None:
     assert card["who"] == "you: python 38.0 GiB"
 
 
-def test_the_largest_processes_are_named_by_whose_they_are() -> None:
+def test_recorded_runs_and_the_largest_processes_are_named_by_whose_they_are() -> None:
     (gpu,) = gpus(1)
     gpu.processes = (
         process(1, memory=GIB, user="carol", yours=False),
@@ -67,6 +67,8 @@ def test_the_largest_processes_are_named_by_whose_they_are() -> None:
     )
     (card,) = page(gpu, ours={2: "digits_cnn"})["cards"]
     assert card["who"] == "run digits_cnn: python 3.00 GiB, bob: ollama 2.00 GiB and 1 more"
+    (card,) = page(gpu, ours={1: "small"})["cards"]
+    assert card["who"] == "run small: python 1.00 GiB, you: python 3.00 GiB and 1 more"
     gpu.processes = ()
     assert page(gpu)["cards"][0]["who"] == "No processes."
     gpu.processes, gpu.missing = None, {"processes": "permission"}
