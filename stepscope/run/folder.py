@@ -277,7 +277,7 @@ def _ends_at_sigterm() -> bool:
     return os.getpid() != 1 and not is_caught and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-_sigterm_recorded_in: set[int] = set()  # the pid of this process or of its parent, or nothing
+_sigterm_recorded_in: set[int] = set()  # this process's ID while its SIGTERM is recorded
 
 
 def _unregister_sigterm() -> None:

@@ -253,6 +253,7 @@ def test_a_confirmation_that_failed_is_a_sentence(lab: OpenPage, server: Service
     store(server.runs, sweep("finished", best=BEST | failed))
     found = text_of(lab())
     assert escape_markdown("failed: exit code 1. See its log.") in found
+    assert escape_markdown("log..") not in found
     assert "log.;" not in found
     assert "no loss to compare" not in found
 

@@ -218,6 +218,10 @@ GPUS = [{"uuid": f"GPU-{index}"} for index in range(4)]
             {"GPU-1"},
         ),
         (
+            {"device": "GPU-1", "world_size": 1, "pid": None, "gpu_processes": {"GPU-2": [{}]}},
+            {"GPU-1"},
+        ),
+        (
             {
                 **{"device": "GPU-1", "world_size": 1, "pid": 5},
                 "gpu_processes": {"GPU-1": 7, "GPU-2": [{"pid": 5}], "GPU-x": [{"pid": 5}]},
