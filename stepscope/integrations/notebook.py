@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope import tracker
-from stepscope.host.local_server import HOST, free_port, wait_until_it_listens
+from stepscope.host.child_process import HOST, free_port, wait_until_it_listens
 from stepscope.recorded_run import Run, open_run
 from stepscope.run import RunError, runs_root
 

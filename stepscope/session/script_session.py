@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.common.clock import clock
-from stepscope.common.torch_version import warn_if_unsupported
 from stepscope.distributed.rendezvous import RankContext
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.source import DeviceSource, NullSource, nvml_uuid, open_source
+from stepscope.host.environment import warn_if_unsupported
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
 from stepscope.run.status import RunOutcome

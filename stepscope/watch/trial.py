@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepscope.distributed import rank_and_size
-from stepscope.host.parent_death_signal import set_parent_death_signal
+from stepscope.host.process_limits import set_parent_death_signal
 from stepscope.run.rank_info import find_rank
 from stepscope.watch.hooks.patching import PostImportHook
 

@@ -36,8 +36,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from stepscope.common.torch_version import warn_if_unsupported
 from stepscope.distributed.ddp_timing import DDP_METRICS
+from stepscope.host.environment import warn_if_unsupported
 from stepscope.watch.hooks import (
     arguments,
     attribution,
