@@ -27,13 +27,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from stepscope import __version__
 from stepscope.bottleneck.step_window import training_gpu
-from stepscope.export.prometheus_names import (
-    GPU_METRICS,
-    HELP,
-    RUN_METRICS,
-    SCALES,
-    ExportedMetric,
-)
+from stepscope.export.prometheus_names import GPU_METRICS, HELP, RUN_METRICS, SCALES, ExportedMetric
 from stepscope.gpu.health import HW_THERMAL, POWER_BRAKE, POWER_CAP, SLOWDOWN, SW_THERMAL
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, MachineState

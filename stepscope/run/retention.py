@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder
-from stepscope.run.folder import (
-    RunError,
-    is_in,
-    is_run_id,
-    pid_namespace,
-    process_of,
-    user_name,
-)
+from stepscope.run.folder import RunError, is_in, is_run_id, pid_namespace, process_of, user_name
 from stepscope.run.info import RunInfo, read_run
 from stepscope.run.metadata import read_notes
 from stepscope.run.rank_info import (
