@@ -1,8 +1,8 @@
 """Zero-code capture: record the training of a script that does not call Stepscope.
 
-`install(session)` is called before the script runs. It wraps argparse (`config` of run.json), and
-does not import torch, so that environment variables that the script sets before its import still
-take effect. An import hook then wraps several functions of torch:
+`install(session)` wraps argparse (`config` of run.json) before the script runs. It does not import
+torch, so that environment variables that the script sets before its import still take effect. An
+import hook then wraps functions of torch:
 
 | file             | wraps                                    | metrics                            |
 |------------------|------------------------------------------|------------------------------------|
@@ -17,13 +17,12 @@ take effect. An import hook then wraps several functions of torch:
 | `settings.py`    | only with settings: construction of      | none                               |
 |                  | loaders and optimizers, `zero_grad`, …   |                                    |
 
-`state.py` has the shared state, and the steps of scripts without an optimizer. `step_timing.py`
-also measures the times of a step, `epochs.py` counts batches and epochs, `attribution.py` finds the
-optimizer of a loss.
+`state.py` has the shared state, and the steps of scripts without an optimizer, `epochs.py` counts
+batches and epochs, `attribution.py` finds the optimizer of a loss.
 
 No wrapper waits for a GPU or changes a result, except those of settings. A wrapper that fails is
-logged once and disabled. Wrappers work in the thread that steps the optimizers, not in forked
-children and DataLoader workers. docs/watch.md lists the limits.
+logged once and disabled. Wrappers work only in the thread that steps the optimizers. docs/watch.md
+lists the limits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attribute losses and clipped gradient norms to optimizers.
 
-A loss is attributed to the optimizers whose gradients its `backward()` changed, until one of them
-steps or calls `zero_grad()`. With several optimizers some gradients of each are compared.
+With several optimizers, a loss belongs to those of whose gradients its `backward()` changed some,
+until one of them steps or calls `zero_grad()`.
 """
 
 from __future__ import annotations
@@ -191,8 +191,6 @@ class ClipGradCalls:
 
 
 class ClipGradHook:
-    """Wraps `clip_grad_norm_`."""
-
     def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
         self._tensor: type[Any] = torch.Tensor

@@ -47,7 +47,6 @@ class DataLoaderHook:
             opaque(function, with_callees=True)
 
     def around_next(self, original: Function) -> Function:
-        """Wrap `__next__` of the iterators."""
         state, guard, clock, fetched = self._state, self._guard, time.perf_counter, self._fetched
 
         def __next__(iterator: Any) -> Any:

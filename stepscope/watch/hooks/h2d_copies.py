@@ -40,7 +40,6 @@ class CopyTimer:
         return pair
 
     def end(self, pair: CudaEventPair) -> None:
-        """Record the second event."""
         self._pairs.end(pair)
         self._under_way.append(pair)
 

@@ -73,7 +73,6 @@ class LossHook:
         return backward
 
     def around_zero_grad(self, original: Function) -> Function:
-        """Wrap `Optimizer.zero_grad`."""
         state, guard = self._state, self._guard
 
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +88,6 @@ class LossHook:
         return zero_grad
 
     def around_making(self, original: Function) -> Function:
-        """Wrap `Optimizer.__init__`."""
         guard = self._guard
 
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -138,7 +136,6 @@ class LossHook:
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
-    """Wrap `backward`, `zero_grad` and the construction of optimizers."""
     losses = LossHook(torch, state)
     replace(torch.autograd, "backward", losses.around_backward, traced=False)
     replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
@@ -222,7 +219,6 @@ class GradScalerHook:
 
 
 def attach_grad_scaler(torch: ModuleType, state: HookState) -> None:
-    """Wrap torch.amp.GradScaler."""
     scaling = GradScalerHook(torch, state)
     replace(torch.amp.GradScaler, "scale", scaling.around_scale, traced=True)
     replace(torch.amp.GradScaler, "step", scaling.around_step, traced=False)

@@ -131,7 +131,6 @@ class OptimizerStepHook:
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
-    """Register the post hook that all optimizers share."""
     steps = OptimizerStepHook(torch, state)
     # A frame that torch.compile traces calls the unmodified hook, between two graphs.
     OptimizerStepHook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -110,8 +110,6 @@ class StepPhaseTimer:
         self.mark_s, self._forward_s, self._backward_s = now_s, 0.0, 0.0
 
     def around_making(self, original: Function) -> Function:
-        """Wrap `DistributedDataParallel.__init__`."""
-
         # Positional only, because Lightning passes the model as `module=`.
         def __init__(ddp: Any, /, *args: Any, **kwargs: Any) -> None:
             original(ddp, *args, **kwargs)
