@@ -48,7 +48,7 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recorder = recorder
-        self.host = HostSampler(clock=clock)
+        self.host = HostSampler(clock)
         self.readings = BoundarySampler(allocator_index, clock=clock, resident=self.host.resident)
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
         """Callbacks for the process's values at each tick, in the sampler thread."""
