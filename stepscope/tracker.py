@@ -53,10 +53,8 @@ class Tracker:
 
     def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:
         self.session = session
-        self.watched = watched
-        """True under `stepscope watch`, whose hooks count the steps."""
-        self._counted = 0
-        """The last step counted by a call of `step`."""
+        self.watched = watched  # True under `stepscope watch`, whose hooks count the steps.
+        self._counted = 0  # The last step counted by a call of `step`.
         self._begun = False
         self._closed = session is None
         self._waited_s: float | None = None

@@ -74,8 +74,7 @@ class Coordinator:
         silence_text: Callable[[int], str] = "rank {} has not answered".format,
     ) -> None:
         self.proposals: tuple[Proposal, ...] = ()
-        self.paused_at: int | None = None
-        """The step of the last Pause, until Resume or Stop."""
+        self.paused_at: int | None = None  # The step of the last Pause, until Resume or Stop.
         self._vote_timeout_s = vote_timeout_s
         self._silence_text = silence_text
         self._submitted: deque[Command] = deque()
@@ -166,8 +165,7 @@ class Participant:
     ) -> None:
         self.step = step
         self.lead = lead
-        self.votes: dict[int, int] = {}
-        """Votes by command id, of the open proposals."""
+        self.votes: dict[int, int] = {}  # Votes by command id, of the open proposals.
         self._waiting: deque[object] = deque()
         self.waiting: Collection[object] = self._waiting
         self._flag = flag
@@ -181,8 +179,7 @@ class Participant:
         self._kept: deque[Command] = deque()
         self._at_boundary = False
         """The training is at the first boundary of its step, and calls `may_leave` there."""
-        self._passed = -1
-        """The highest step of which a boundary may have been passed."""
+        self._passed = -1  # The highest step of which a boundary may have been passed.
         self._held_since: float | None = None
 
     def update(self, proposals: Sequence[Proposal]) -> list[Proposal]:

@@ -82,8 +82,7 @@ class JobCommands(Participant):
         self._on_command = on_command
         self._number = number
         self._ranks = ranks
-        self._notices = recorder.folder / "agreement" / "notices.json"
-        """The proposals of rank 0."""
+        self._notices = recorder.folder / "agreement" / "notices.json"  # The proposals of rank 0.
         self._reports = self._notices.parent / "answers"
         self._reports.mkdir(parents=True, exist_ok=True)
         # Where others replace the files that this rank reads.

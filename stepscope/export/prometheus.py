@@ -46,8 +46,7 @@ CRASHED_S = 300.0
 ROWS_LIMIT = 4096  # newest rows of a series that a scrape reads
 VALUE_AGE_S, AGE_STEPS = 60.0, 3
 """Age from which values of the sampler are missing; those of step speed if also AGE_STEPS steps."""
-FRESH_S = 1.0
-"""Age up to which a scrape gets the previous one's values."""
+FRESH_S = 1.0  # Age up to which a scrape gets the previous one's values.
 DRIVER_TIMEOUT_S = 3.0
 LABEL_LENGTH = 200
 _THROTTLES = {

@@ -22,8 +22,7 @@ import psutil
 ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
 HOST = "127.0.0.1"
 START_S = 60.0  # the page imports torch
-PACKAGES = Path(__file__).parents[2]
-"""Folder of this package, which may not be installed."""
+PACKAGES = Path(__file__).parents[2]  # Folder of this package, which may not be installed.
 
 
 def start_module(

@@ -25,8 +25,7 @@ END_WITH_STDIN = "STEPSCOPE_END_WITH_STDIN"
 """Environment variable of the server: it ends when its standard input, a pipe, is closed."""
 HOSTS = ("localhost", HOST)
 
-_servers: dict[Path, _Server] = {}
-"""Servers of this process by their folder of all runs."""
+_servers: dict[Path, _Server] = {}  # Servers of this process by their folder of all runs.
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from stepscope.recorder.ring import WIDTH
 log = logging.getLogger(__name__)
 
 POLL_S = 0.005
-SLOTS = 1024
-"""Maximum number of pending copies: the number of launches that CUDA queues."""
+SLOTS = 1024  # Maximum number of pending copies: the number of launches that CUDA queues.
 CELLS = 256  # maximum number of scalars in one copy to the host
 PERIOD_S = 0.01  # minimum time between two copies to the host that are not full
 

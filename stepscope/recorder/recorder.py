@@ -85,8 +85,7 @@ class Recorder:
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._rows.ring = self._writer.ring
-        self.job: JobCommands | None = None
-        """Commands of a job of several ranks."""
+        self.job: JobCommands | None = None  # Commands of a job of several ranks.
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)

@@ -26,8 +26,7 @@ from stepscope.run.rank_info import (
 from stepscope.run.status import RunStatus
 
 DAY_S = 86_400.0
-_REMOVED = ".deleted-"
-"""Prefix of a folder that is being deleted: no run has such a name."""
+_REMOVED = ".deleted-"  # Prefix of a folder that is being deleted: no run has such a name.
 _REMOVED_RUN = re.compile(rf"{re.escape(_REMOVED)}[0-9a-f]{{8}}-(.+)")
 
 

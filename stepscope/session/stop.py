@@ -148,8 +148,7 @@ class StopEscalator:
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
         self._sent = 0
-        self.asked = False
-        """True once a signal was sent that the script does not ignore."""
+        self.asked = False  # True once a signal was sent that the script does not ignore.
         self._closed = False
         self._grace = threading.Timer(0.0, lambda: None)
 

@@ -37,15 +37,13 @@ class LossAttribution:
     """
 
     def __init__(self) -> None:
-        self.made = 0
-        """Optimizers constructed so far."""
+        self.made = 0  # Optimizers constructed so far.
         self.are_several = False
         self.sums: dict[OptimizerKeys, tuple[ScalarValue, int]] = {}
         """Sum of losses, and its number of `backward()` calls, by optimizers."""
         self._alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The optimizers by `id`."""
-        self._counted = 0
-        """Number of live optimizers at the last `_count`."""
+        self._counted = 0  # Number of live optimizers at the last `_count`.
 
     def register(self, optimizer: Any) -> None:
         """Add an optimizer at its construction, or, such as a copy, at its first step."""
@@ -161,8 +159,7 @@ class ClipGradCalls:
 
     def __init__(self) -> None:
         self.calls: list[ClipGradCall] = []
-        self._seen: set[int] = set()
-        """The `id`s of the calls' parameters, from the second call on."""
+        self._seen: set[int] = set()  # The `id`s of the calls' parameters, from the second call on.
 
     def add(self, norm: ScalarValue, kind: float, parameters: list[Any]) -> None:
         now = frozenset(map(id, parameters))

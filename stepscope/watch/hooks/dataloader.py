@@ -36,8 +36,7 @@ class DataLoaderHook:
         self._tensor: type[Any] = torch.Tensor
         self._grad_enabled = torch.is_grad_enabled
         self._fetching = False
-        self._last = 0
-        """The `id` of the last iterator."""
+        self._last = 0  # The `id` of the last iterator.
         self._pass: DataPass | None = None
         self._undecided: DataPass | None = None
         """A complete pass that may be training or evaluation."""

@@ -72,8 +72,7 @@ class HookGuard:
     __slots__ = ("metrics", "works")
 
     def __init__(self, metrics: str) -> None:
-        self.metrics = metrics
-        """The metrics that are missing after a failure."""
+        self.metrics = metrics  # The metrics that are missing after a failure.
         self.works = True
 
     def call(self, function: Function, *args: Any) -> Any:

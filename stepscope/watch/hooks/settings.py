@@ -37,8 +37,7 @@ class SettingHooks:
         self, settings: Sequence[Setting], report: Callable[[list[dict[str, Any]]], None]
     ) -> None:
         self.settings = settings
-        self.is_active = True
-        """False in a forked child."""
+        self.is_active = True  # False in a forked child.
         self._report = report
         self._steps = 0
         self._guard = HookGuard("settings of the model")

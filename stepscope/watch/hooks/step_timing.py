@@ -24,8 +24,7 @@ class StepTimer:
         self.time_copies: Callable[[], CopyTimer | None] = lambda: None
         """Starts the timing of copies to the GPU. Set by `optimizer.attach`."""
         self._last_s: float | None = None
-        self._backwards = 0
-        """Number of `backward()` calls up to the last step."""
+        self._backwards = 0  # Number of `backward()` calls up to the last step.
         self._epoch: int | None = None
         self._transfers: CopyTimer | None = None
 
