@@ -13,7 +13,7 @@ import hook then wraps functions of torch:
 | `attribution.py` | `torch.nn.utils.clip_grad_norm_`         | `train/grad_norm`                  |
 | `dataloader.py`  | `__next__` of the DataLoader's iterators | data wait, samples/s, epoch        |
 | `step_timing.py` | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`   |
-| `h2d_copies.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
+|                  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
 | `settings.py`    | only with settings: construction of      | none                               |
 |                  | loaders and optimizers, `zero_grad`, …   |                                    |
 
@@ -40,7 +40,7 @@ from stepscope.common.secrets import is_secret
 from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.host.environment import warn_if_unsupported
 from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
-from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace
+from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace_call
 from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.state import HookState
 
@@ -118,17 +118,14 @@ def record_arguments(state: HookState) -> None:
         config = dict(state.recorder.run_json["config"]) | values
         state.recorder.describe(config=dict(list(config.items())[:MAX_ARGUMENTS]))
 
-    def make(original: Function) -> Function:
-        def parse_known_args(self: Any, args: Any = None, namespace: Any = None) -> Any:
-            found = original(self, args, namespace)
-            # Other lists are those of subparsers, or of libraries.
-            if args is None or args == sys.argv[1:]:
-                guard.call(record, found[0])
-            return found
+    def parse(original: Function, self: Any, args: Any = None, namespace: Any = None) -> Any:
+        found = original(self, args, namespace)
+        # Other lists are those of subparsers, or of libraries.
+        if args is None or args == sys.argv[1:]:
+            guard.call(record, found[0])
+        return found
 
-        return parse_known_args
-
-    replace(argparse.ArgumentParser, "parse_known_args", make, traced=False)
+    replace_call(argparse.ArgumentParser, "parse_known_args", parse)
 
 
 def _recordable(name: str, value: Any) -> bool | float | str | None:

@@ -18,7 +18,7 @@ from typing import Any
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.tracker import batch_length
 from stepscope.watch.hooks.epochs import BatchTracker, DataPass
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
 
 PASS = "_stepscope_pass"
@@ -181,17 +181,12 @@ def _length_of_pass(iterator: Any) -> tuple[float, bool]:
     return math.inf, hasattr(type(iterator._dataset), "__len__")
 
 
-def _remember_loader(original: Function) -> Function:
-    """Wrap `DataLoader._get_iterator`, whose iterators have no reference to their loader."""
-
-    def _get_iterator(loader: Any) -> Any:
-        iterator = original(loader)
-        if type(loader).__iter__ is not plain:
-            setattr(iterator, LOADER, weakref.ref(loader))
-        return iterator
-
-    plain = import_module("torch.utils.data").DataLoader.__iter__
-    return _get_iterator
+def _get_iterator(original: Function, loader: Any) -> Any:
+    """Remember the loader of an iterator, which has no reference to it."""
+    iterator = original(loader)
+    if type(loader).__iter__ is not import_module("torch.utils.data").DataLoader.__iter__:
+        setattr(iterator, LOADER, weakref.ref(loader))
+    return iterator
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
@@ -199,5 +194,5 @@ def attach(torch: ModuleType, state: HookState) -> None:
     module = import_module("torch.utils.data.dataloader")
     batches = DataLoaderHook(torch, state)
     state.feed = BatchTracker(batches.report)
-    replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
+    replace_call(module.DataLoader, "_get_iterator", _get_iterator)
     replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

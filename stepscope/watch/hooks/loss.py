@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.profiling.phase_ranges import BACKWARD, span
 from stepscope.watch.hooks.attribution import GradSnapshot, reading
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
 
 LATE_STEPS = 10  # Steps after which a new optimizer replaces earlier ones, unlike in a GAN.
@@ -87,15 +87,12 @@ class LossHook:
 
         return zero_grad
 
-    def around_making(self, original: Function) -> Function:
-        guard = self._guard
-
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            guard.call(self._register, optimizer)
-            self._made_late = self._state.step > LATE_STEPS
-
-        return __init__
+    def make_optimizer(
+        self, original: Function, optimizer: Any, /, *args: Any, **kwargs: Any
+    ) -> None:
+        original(optimizer, *args, **kwargs)
+        self._guard.call(self._register, optimizer)
+        self._made_late = self._state.step > LATE_STEPS
 
     def _register(self, optimizer: Any) -> None:
         self._state.parties.register(optimizer)
@@ -139,7 +136,7 @@ def attach(torch: ModuleType, state: HookState) -> None:
     losses = LossHook(torch, state)
     replace(torch.autograd, "backward", losses.around_backward, traced=False)
     replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
-    replace(torch.optim.Optimizer, "__init__", losses.around_making, traced=False)
+    replace_call(torch.optim.Optimizer, "__init__", losses.make_optimizer)
 
 
 class GradScalerHook:

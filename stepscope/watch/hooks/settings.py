@@ -23,7 +23,14 @@ from stepscope.settings.model import ModelSetting
 from stepscope.settings.optimizer import SetToNone
 from stepscope.settings.process import Sdpa
 from stepscope.settings.setting import Moment, Training, script_place
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_bound
+from stepscope.watch.hooks.patching import (
+    Function,
+    HookGuard,
+    opaque,
+    replace,
+    replace_bound,
+    replace_call,
+)
 
 
 class SettingHooks:
@@ -61,14 +68,14 @@ class SettingHooks:
         self._is_compiling = torch.compiler.is_compiling
         loaders, optimizers = import_module("torch.utils.data.dataloader"), torch.optim.Optimizer
         self._arguments = inspect.signature(loaders.DataLoader.__init__)
-        _replace(loaders.DataLoader, "__init__", self._make_loader)
-        _replace(loaders.DataLoader, "_get_iterator", self._get_iterator)
-        _replace(optimizers, "__init__", self._make_optimizer)
-        _replace(optimizers, "zero_grad", self._zero_grad)
-        _replace(torch.autograd, "backward", self._backward)
+        replace_call(loaders.DataLoader, "__init__", self._make_loader)
+        replace_call(loaders.DataLoader, "_get_iterator", self._get_iterator)
+        replace_call(optimizers, "__init__", self._make_optimizer)
+        replace_call(optimizers, "zero_grad", self._zero_grad)
+        replace_call(torch.autograd, "backward", self._backward)
         if self._autocasts:
-            _replace(torch.autocast, "__enter__", self._enter_autocast)
-            _replace(torch.autograd, "grad", self._grad)
+            replace_call(torch.autocast, "__enter__", self._enter_autocast)
+            replace_call(torch.autograd, "grad", self._grad)
         for setting in self.settings:
             if isinstance(setting, Sdpa):
                 attention = partial(self._around_attention, setting)
@@ -241,16 +248,3 @@ class SettingHooks:
         self._steps += 1
         if self.is_active and self._steps & (self._steps - 1) == 0:
             self.end()
-
-
-def _replace(owner: Any, name: str, instead: Function) -> None:
-    """Call `instead` with the original before the arguments in place of `owner.name`."""
-
-    def make(original: Function) -> Function:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return instead(original, *args, **kwargs)
-
-        return wrapper
-
-    opaque(instead)
-    replace(owner, name, make, traced=False)
