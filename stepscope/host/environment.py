@@ -103,17 +103,12 @@ def _query(torch: Any, function: str) -> Any:
 def _commit(code: Path) -> str | None:
     """Return the git commit of the folder; None for a copy without git."""
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=code,
-            capture_output=True,
-            text=True,
-            timeout=2,
-            check=True,
-        )
+        command, nothing = ["git", "rev-parse", "HEAD"], subprocess.DEVNULL
+        return subprocess.check_output(
+            command, cwd=code, stderr=nothing, timeout=2, text=True
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
 
 
 def running_name() -> str:

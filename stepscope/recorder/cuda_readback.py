@@ -259,22 +259,17 @@ def _take_slot() -> _Slot | None:
     """Return the most recently freed slot, which has an event; None if all are in use."""
     global _free
     if _free is None:
-        _free = _new_slots(SLOTS)
+        free: list[_Slot] = []
+        host = _pinned(SLOTS, CELLS)
+        free.extend(_Slot(row, row.numpy(), free) for row in host.unbind())
+        keep_for_good((host, [*free]))
+        _free = free
     try:
         slot = _free.pop()
     except IndexError:
         return None
     slot.landed, slot.cells = None, 0
     return slot
-
-
-def _new_slots(count: int) -> list[_Slot]:
-    host = _pinned(count, CELLS)
-    free: list[_Slot] = []
-    slots = [_Slot(row, row.numpy(), free) for row in host.unbind()]
-    keep_for_good((host, slots))
-    free.extend(slots)
-    return free
 
 
 def keep_for_good(kept: object) -> None:

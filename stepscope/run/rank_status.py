@@ -38,7 +38,7 @@ class RankInfo:
     """
 
     rank: int
-    number: int | None
+    number: int | None = None
     state: RankState
     text: str
     host: str | None = None
@@ -101,11 +101,9 @@ def missing_ranks(
     missing = {}
     for rank in sorted(set(range(first.run_json.get("world_size") or 1)) - set(here)):
         if rank not in expected:
-            missing[rank] = RankInfo(
-                rank=rank, number=None, state=RankState.ELSEWHERE, text=elsewhere
-            )
+            missing[rank] = RankInfo(rank=rank, state=RankState.ELSEWHERE, text=elsewhere)
         elif len(here) < len(expected):  # else the launcher counts in another way
-            missing[rank] = RankInfo(rank=rank, number=None, state=state, text=text)
+            missing[rank] = RankInfo(rank=rank, state=state, text=text)
     return missing
 
 
