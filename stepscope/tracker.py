@@ -370,7 +370,6 @@ def attach(session: ScriptSession) -> Tracker:
 
 
 def current() -> Tracker | None:
-    """Return the tracker of this process, or None."""
     return _current
 
 
@@ -420,7 +419,6 @@ def _epoch(epoch: Any, before: int) -> int:
 
 
 def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by metric key."""
     return dict(values or {}) | {_key(name): value for name, value in metrics.items()}
 
 

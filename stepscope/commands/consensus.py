@@ -34,8 +34,6 @@ MAX_CLOSED = 64  # Closed proposals that are kept for slow readers.
 
 
 class ProposalState(StrEnum):
-    """State of a proposal."""
-
     PROPOSED = "proposed"
     DECIDED = "decided"
     WITHDRAWN = "withdrawn"
@@ -132,7 +130,6 @@ class Coordinator:
         return changed
 
     def withdraw(self, why: str) -> None:
-        """Withdraw every open proposal."""
         for proposal in self.open:
             self._close(replace(proposal, state=ProposalState.WITHDRAWN, why=why))
 

@@ -44,7 +44,6 @@ class Table:
     batches: Iterator[Sequence[Column]]
 
     def converted(self, convert: Callable[[ColumnType, Column], T]) -> Iterator[list[T]]:
-        """Yield the converted columns of each batch."""
         for batch in self.batches:
             pairs = zip(self.columns.values(), batch, strict=True)
             yield [convert(kind, column) for kind, column in pairs]

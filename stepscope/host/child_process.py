@@ -42,8 +42,6 @@ def start_module(
 
 
 class ChildState(StrEnum):
-    """The state of a child process."""
-
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
@@ -127,11 +125,9 @@ class Child(ChildProcess):
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def output(self) -> ChildOutput:
-        """Return the output so far."""
         return self._ended or self._now()
 
     def running(self) -> bool:

@@ -87,7 +87,6 @@ class CudaScalarReadback:
         self.dropped = 0  # rows recorded without some of their scalars
 
     def __len__(self) -> int:
-        """Number of waiting rows."""
         return len(self._waiting)
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Any]) -> None:
@@ -344,11 +343,9 @@ class CudaEventTimerPool:
         return pair
 
     def end(self, pair: CudaEventPair) -> None:
-        """Record the second event on the current stream."""
         pair[1].record()
 
     def has_ended(self, pair: CudaEventPair) -> bool:
-        """Return True if the device has passed both events."""
         return bool(pair[1].query())
 
     def seconds(self, pair: CudaEventPair) -> float:

@@ -163,7 +163,6 @@ class Recorder:
         self._put_sample(Stream.SAMPLES, "", values)
 
     def device(self, uuid: str, values: MetricValues) -> None:
-        """Record one sample of a GPU."""
         self._put_sample(Stream.DEVICES, to_text(uuid), values)
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:

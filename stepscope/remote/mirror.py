@@ -106,7 +106,6 @@ class Mirror:
         self.bytes = sum(size for _, size, _ in self._used())  # Size on disk, at most.
 
     def close(self) -> None:
-        """Release the lock."""
         os.close(self._lock)
 
     def known(self) -> dict[str, list[Any]]:

@@ -159,11 +159,9 @@ class RemoteSource:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection and the thread."""
         self._closing = True
         self._wake.set()
         if (process := self._process) is not None:

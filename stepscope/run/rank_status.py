@@ -15,8 +15,6 @@ GRACE_S = 30.0  # age of a run up to which a rank without a file counts as start
 
 
 class RankState(StrEnum):
-    """State of one rank."""
-
     ALIVE = "alive"
     FINISHED = "finished"
     STOPPED = "stopped"

@@ -69,7 +69,6 @@ class StepMemoryProbe:
         """The optimizers that have stepped; held, so that their `id`s are unique."""
 
     def start(self) -> None:
-        """Install the hooks at the import of torch."""
         PostImportHook("torch", self._attach).start()
 
     def _attach(self, torch: ModuleType) -> None:

@@ -124,7 +124,6 @@ def key(optimizer: Any) -> int:
 
 
 def members(optimizer: Any) -> Iterator[int]:
-    """Yield the `id`s of the optimizer's parameters."""
     return (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 

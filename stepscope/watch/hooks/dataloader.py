@@ -141,7 +141,6 @@ class DataLoaderHook:
             self._undecided = current
 
     def _classify(self, whole: DataPass) -> None:
-        """Classify a complete pass as training or evaluation."""
         state = self._state
         if self._undecided is whole:
             self._undecided = None
