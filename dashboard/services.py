@@ -41,7 +41,7 @@ from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
 from stepscope.host.child_process import Child
-from stepscope.host.parent_death_signal import call_at_end_of
+from stepscope.host.process_limits import call_at_end_of
 from stepscope.remote.source import RemoteSource, sources_from_environment
 from stepscope.run import RunError, RunInfo, own_ranks, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force

@@ -53,10 +53,8 @@ class Tracker:
 
     def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:
         self.session = session
-        self.watched = watched
-        """True under `stepscope watch`, whose hooks count the steps."""
-        self._counted = 0
-        """The last step counted by a call of `step`."""
+        self.watched = watched  # True under `stepscope watch`, whose hooks count the steps.
+        self._counted = 0  # The last step counted by a call of `step`.
         self._begun = False
         self._closed = session is None
         self._waited_s: float | None = None
@@ -372,7 +370,6 @@ def attach(session: ScriptSession) -> Tracker:
 
 
 def current() -> Tracker | None:
-    """Return the tracker of this process, or None."""
     return _current
 
 
@@ -422,7 +419,6 @@ def _epoch(epoch: Any, before: int) -> int:
 
 
 def _named(values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by metric key."""
     return dict(values or {}) | {_key(name): value for name, value in metrics.items()}
 
 

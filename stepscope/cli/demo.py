@@ -9,7 +9,7 @@ import webbrowser
 from pathlib import Path
 
 from stepscope.cli.ui import add_server_options, serve
-from stepscope.host.local_server import free_port, wait_until_it_listens
+from stepscope.host.child_process import free_port, wait_until_it_listens
 
 EXAMPLES = ("stepscope demo", "stepscope demo --port 8600 --no-browser")
 PORTS = range(8501, 8601)

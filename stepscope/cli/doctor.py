@@ -28,11 +28,11 @@ from stepscope.alerts.settings import load
 from stepscope.cli import call_driver
 from stepscope.cli.app_process import PAGE, missing
 from stepscope.common.formatting import format_bytes
-from stepscope.common.torch_version import SUPPORTED, unsupported
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.machine_monitor import torch_version
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource, NullSource, open_source
+from stepscope.host.environment import SUPPORTED, unsupported
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader

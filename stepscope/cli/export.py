@@ -8,8 +8,7 @@ from pathlib import Path
 
 from stepscope.cli import number_type
 from stepscope.common.formatting import printable
-from stepscope.export.all_runs import export_all
-from stepscope.export.tables import export
+from stepscope.export.tables import export, export_all
 from stepscope.metrics import Stream
 from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended

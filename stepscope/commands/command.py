@@ -1,17 +1,15 @@
-"""Commands from the page, their queue to the training thread, and result messages."""
+"""Commands from the page, and their queue to the training thread."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import Any
 
 import msgspec
-
-from stepscope.common.formatting import format_bytes
 
 
 class CommandName(StrEnum):
@@ -101,78 +99,3 @@ class LocalCommandQueue:
 
     def leave(self) -> None:
         """Record that an exception has left the boundary."""
-
-
-ByteCounts = Mapping[str, float]  # by metric key
-
-
-def empty_cache(before: ByteCounts, after: ByteCounts) -> str:
-    """Return the message of an emptied cache."""
-    if "memory/reserved" not in after:
-        return (
-            "Empty cache: a CPU run has no CUDA cache to empty; "
-            f"process memory {_change(before, after, 'process/rss')}"
-        )
-    text = f"Empty cache: reserved {_change(before, after, 'memory/reserved')}"
-    left = after["memory/reserved"]
-    if left == 0:
-        return f"{text}; nothing left"
-    held = after["memory/allocated"]
-    # torch counts cuBLAS workspaces as allocated, too: 32 MiB on an H100.
-    text += f"; {format_bytes(left)} remain: {format_bytes(held)} in tensors and library workspaces"
-    if left > held:
-        text += f", {format_bytes(left - held)} free parts of blocks in use (fragmentation)"
-    return text
-
-
-def reset_peaks(before: ByteCounts, after: ByteCounts) -> str:
-    """Return the message of reset peaks."""
-    if "memory/peak_allocated" not in after:
-        return f"Reset peak stats: peak process memory {_change(before, after, 'process/peak_rss')}"
-    return (
-        f"Reset peak stats: peak allocated {_change(before, after, 'memory/peak_allocated')}, "
-        f"peak reserved {_change(before, after, 'memory/peak_reserved')}"
-    )
-
-
-def collect_garbage(objects: int, before: ByteCounts, after: ByteCounts) -> str:
-    """Return the message of a garbage collection."""
-    on_gpu = "memory/allocated" in after
-    word, key = ("allocated", "memory/allocated") if on_gpu else ("process memory", "process/rss")
-    return f"Collect garbage: {objects:,} objects freed; {word} {_change(before, after, key)}"
-
-
-def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
-    """Return the message of a snapshot file; `last` is before `first` if no step has ended."""
-    steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    if last < first:
-        steps = f"step {first}, which did not finish"
-    return f"Memory snapshot: {name}, {format_bytes(size)}, all allocations of {steps}"
-
-
-def _change(before: ByteCounts, after: ByteCounts, key: str) -> str:
-    return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"
-
-
-def profile(
-    first: int,
-    last: int,
-    *,
-    slower: float | None,
-    held_s: float,
-    early: str | None,
-    size: int | None,
-) -> str:
-    """Return the message of a profile: its steps, its cost, and the size of its trace.
-
-    `slower` is the additional time of a profiled step as a fraction of an unprofiled one; `held_s`
-    is the time for which training was paused; `early` is why it has fewer steps than requested.
-    """
-    text = f"Profile: step {first}" if first == last else f"Profile: steps {first} to {last}"
-    if slower is not None:
-        percent = round(100 * slower)
-        text += f", {percent}% slower than before" if percent > 0 else ", no slower than before"
-    text += f"; training paused for {held_s:.2f} s"
-    if early is not None:
-        text += f"; it ended early: {early}"
-    return text if size is None else f"{text}; trace of {format_bytes(size)}"

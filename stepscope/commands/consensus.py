@@ -34,8 +34,6 @@ MAX_CLOSED = 64  # Closed proposals that are kept for slow readers.
 
 
 class ProposalState(StrEnum):
-    """State of a proposal."""
-
     PROPOSED = "proposed"
     DECIDED = "decided"
     WITHDRAWN = "withdrawn"
@@ -74,8 +72,7 @@ class Coordinator:
         silence_text: Callable[[int], str] = "rank {} has not answered".format,
     ) -> None:
         self.proposals: tuple[Proposal, ...] = ()
-        self.paused_at: int | None = None
-        """The step of the last Pause, until Resume or Stop."""
+        self.paused_at: int | None = None  # The step of the last Pause, until Resume or Stop.
         self._vote_timeout_s = vote_timeout_s
         self._silence_text = silence_text
         self._submitted: deque[Command] = deque()
@@ -133,7 +130,6 @@ class Coordinator:
         return changed
 
     def withdraw(self, why: str) -> None:
-        """Withdraw every open proposal."""
         for proposal in self.open:
             self._close(replace(proposal, state=ProposalState.WITHDRAWN, why=why))
 
@@ -166,8 +162,7 @@ class Participant:
     ) -> None:
         self.step = step
         self.lead = lead
-        self.votes: dict[int, int] = {}
-        """Votes by command id, of the open proposals."""
+        self.votes: dict[int, int] = {}  # Votes by command id, of the open proposals.
         self._waiting: deque[object] = deque()
         self.waiting: Collection[object] = self._waiting
         self._flag = flag
@@ -181,8 +176,7 @@ class Participant:
         self._kept: deque[Command] = deque()
         self._at_boundary = False
         """The training is at the first boundary of its step, and calls `may_leave` there."""
-        self._passed = -1
-        """The highest step of which a boundary may have been passed."""
+        self._passed = -1  # The highest step of which a boundary may have been passed.
         self._held_since: float | None = None
 
     def update(self, proposals: Sequence[Proposal]) -> list[Proposal]:

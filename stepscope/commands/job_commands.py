@@ -34,7 +34,7 @@ from stepscope.common.files import (
 )
 from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
-from stepscope.run.rank_info import RankMetadata, find_rank
+from stepscope.run.rank_info import find_rank
 from stepscope.store import StoreError
 from stepscope.store.reader import send_command
 
@@ -78,12 +78,11 @@ class JobCommands(Participant):
         on_command: Callable[[Command], None],
     ) -> None:
         self.on_withdrawn: Callable[[Command], bool] = lambda _command: False
-        self._recorder = recorder
+        self._recorder, self._folder = recorder, recorder.folder
         self._on_command = on_command
         self._number = number
         self._ranks = ranks
-        self._notices = recorder.folder / "agreement" / "notices.json"
-        """The proposals of rank 0."""
+        self._notices = self._folder / "agreement" / "notices.json"  # The proposals of rank 0.
         self._reports = self._notices.parent / "answers"
         self._reports.mkdir(parents=True, exist_ok=True)
         # Where others replace the files that this rank reads.
@@ -197,7 +196,7 @@ class JobCommands(Participant):
         self._stop_forwarded = True
         try:
             if not self._stop_proposed:
-                send_command(self._recorder.folder, CommandName.STOP, {"reason": reason})
+                send_command(self._folder, CommandName.STOP, {"reason": reason})
         except StoreError as error:
             log.warning("stepscope: the ranks could not be asked to stop: %s", error)
 
@@ -207,7 +206,7 @@ class JobCommands(Participant):
         votes, gone = {0: dict(self.votes)}, {}
         for number in range(1, self._ranks):
             votes[number] = self._report(number).answers
-            rank = None if open_ <= votes[number].keys() else self._rank(number)
+            rank = None if open_ <= votes[number].keys() else find_rank(self._folder, number)
             status = None if rank is None else rank.status
             if status in (RunStatus.FINISHED, RunStatus.STOPPED):
                 del votes[number]  # its training is over
@@ -217,11 +216,8 @@ class JobCommands(Participant):
         return votes, gone
 
     def _silence_text(self, number: int) -> str:
-        rank = self._rank(number)
+        rank = find_rank(self._folder, number)
         return f"rank {rank.rank} has not answered" if rank else f"rank {number} has not started"
-
-    def _rank(self, number: int) -> RankMetadata | None:
-        return find_rank(self._recorder.folder, number)
 
     def _handle(self, proposals: Sequence[Proposal]) -> None:
         """Vote and queue decisions; record new and withdrawn commands."""

@@ -56,13 +56,8 @@ def _add(writer: EventFileWriter, block: SeriesBlock) -> None:
             Summary.Value(tag=block.keys[key], simple_value=float(block.mean[key, row]))
             for key in np.flatnonzero(present[:, row])
         ]
-        writer.add_event(
-            Event(
-                wall_time=float(block.ts[row]),
-                step=int(block.step[row]),
-                summary=Summary(value=values),
-            )
-        )
+        ts, step = float(block.ts[row]), int(block.step[row])
+        writer.add_event(Event(wall_time=ts, step=step, summary=Summary(value=values)))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Child processes with a time limit and live output."""
+"""Child processes: with a time limit and live output, or that serve a port of this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,10 +20,9 @@ from typing import IO, Any
 import psutil
 
 ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
-
-
-PACKAGES = Path(__file__).parents[2]
-"""Folder of this package, which may not be installed."""
+HOST = "127.0.0.1"
+START_S = 60.0  # the page imports torch
+PACKAGES = Path(__file__).parents[2]  # Folder of this package, which may not be installed.
 
 
 def start_module(
@@ -42,8 +42,6 @@ def start_module(
 
 
 class ChildState(StrEnum):
-    """The state of a child process."""
-
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
@@ -127,11 +125,9 @@ class Child(ChildProcess):
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def output(self) -> ChildOutput:
-        """Return the output so far."""
         return self._ended or self._now()
 
     def running(self) -> bool:
@@ -199,3 +195,32 @@ class Child(ChildProcess):
             if pipe is not None:
                 pipe.close()
         self._ended = self._result(code)
+
+
+def free_port(ports: Iterable[int] = (0,)) -> int | None:
+    """Return the first port that a server can bind on 127.0.0.1, or None; 0 is any port."""
+    for port in ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return int(probe.getsockname()[1])
+    return None
+
+
+def wait_until_it_listens(pid: int, port: int) -> bool:
+    """Return True once the process itself listens on the port; False if it ends before START_S.
+
+    Another process may bind a free port first, so a connection would not show whose server it is.
+    """
+    until = time.monotonic() + START_S
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        connections = getattr(process, "net_connections", None) or process.connections  # before 6
+        while time.monotonic() < until and process.is_running():
+            if process.status() == psutil.STATUS_ZOMBIE:
+                break
+            for each in connections("tcp"):
+                if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+                    return True
+            time.sleep(0.1)
+    return False

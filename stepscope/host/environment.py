@@ -1,17 +1,25 @@
-"""Environment of a run for run.json: program, versions, driver, host, commit."""
+"""Environment of a run for run.json: program, versions (also the supported ones of torch), host."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
+
+OLDEST, NEWEST = (2, 6), (2, 15)
+"""README.md and docs/watch.md name the same range; docs/watch.md lists the tests that ran."""
+SUPPORTED = ".".join(map(str, OLDEST)) + " to " + ".".join(map(str, NEWEST))
 
 
 def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[str, Any]:
@@ -45,6 +53,28 @@ def torch_versions() -> dict[str, Any]:
     }
 
 
+def unsupported(version: str) -> str | None:
+    """Return a sentence about a torch outside the range; None for a supported or unknown version.
+
+    >>> unsupported("2.15.0+cu130")
+    """
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if number is None or OLDEST <= tuple(map(int, number.groups())) <= NEWEST:
+        return None
+    return (
+        f"torch {version} is not supported, only {SUPPORTED}: "
+        "training is not affected, but metrics may be missing."
+    )
+
+
+@functools.cache
+def warn_if_unsupported(version: str) -> None:
+    """Log the sentence of `unsupported` once per process."""
+    sentence = unsupported(version)
+    if sentence is not None:
+        log.warning("stepscope: %s", sentence)
+
+
 @functools.cache  # on a host of many cores the kernel takes some 10 ms to write this file
 def cpu_name() -> str:
     """Return the CPU's model name; "CPU" without /proc/cpuinfo."""
@@ -73,17 +103,12 @@ def _query(torch: Any, function: str) -> Any:
 def _commit(code: Path) -> str | None:
     """Return the git commit of the folder; None for a copy without git."""
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=code,
-            capture_output=True,
-            text=True,
-            timeout=2,
-            check=True,
-        )
+        command, nothing = ["git", "rev-parse", "HEAD"], subprocess.DEVNULL
+        return subprocess.check_output(
+            command, cwd=code, stderr=nothing, timeout=2, text=True
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
 
 
 def running_name() -> str:

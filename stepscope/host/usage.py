@@ -120,31 +120,7 @@ def _text(path: Path | str) -> str:
 OWN_STARTERS = {"stepscope-code", "stepscope-alerts"}  # their children (git) are not the script's
 MAX_GENERATIONS = 4  # workers of a fork server are the second generation
 MAX_CHILDREN = 512  # a script may start any number
-REST = 200  # cooldown in multiples of a sample's duration: 0.5% of the sampler's thread
-
-
-class ChildProcessMemory:
-    """Samples the memory of this process's children, with a cooldown."""
-
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        read: Callable[[], int | None] | None = None,
-    ) -> None:
-        self._clock = clock
-        self._read = resident if read is None else read
-        self._next_sample = clock()
-
-    def values(self) -> dict[str, float]:
-        """Return the bytes by metric key; {} during the cooldown, or if unknown."""
-        began = self._clock()
-        if began < self._next_sample:
-            return {}
-        total = self._read()
-        ended = self._clock()
-        self._next_sample = ended + REST * (ended - began)
-        return {} if total is None else {"process/children_rss": float(total)}
+REST = 200  # cooldown in multiples of a reading's duration: 0.5% of the sampler's thread
 
 
 def resident() -> int | None:
@@ -192,20 +168,10 @@ class HostSampler:
     worker processes counts for the host only, their memory in `children`.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.process_time,
-        rss: Callable[[], int] | None = None,
-        container: Callable[[], CgroupMemory] = container,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._cpu_clock = cpu_clock
-        self._rss = rss if rss is not None else _process_rss()
-        self._container = container
-        self.children = ChildProcessMemory(clock=clock).values
-        """Returns memory (bytes) of this process's children, once a second; {} if unknown."""
+        self._rss = _process_rss()
+        self._next_children = clock()
         self._peak = 0.0
         self._peak_lock = threading.Lock()  # the training thread resets it
         self._cpu_before: tuple[float, float] | None = None
@@ -214,7 +180,7 @@ class HostSampler:
     def process(self) -> dict[str, float]:
         """Read memory (bytes) and CPU (% of one core) of this process."""
         values = {"process/rss": self.resident(), "process/peak_rss": self._peak}
-        wall, cpu = self._clock(), self._cpu_clock()
+        wall, cpu = self._clock(), time.process_time()
         if self._cpu_before is None:
             self._cpu_before = wall, cpu
         elif wall - self._cpu_before[0] >= MIN_CPU_INTERVAL_S:
@@ -230,6 +196,16 @@ class HostSampler:
             self._peak = max(self._peak, rss)
             return rss
 
+    def children(self) -> dict[str, float]:
+        """Read memory (bytes) of this process's children; {} during the cooldown, or if unknown."""
+        began = self._clock()
+        if began < self._next_children:
+            return {}
+        total = resident()
+        ended = self._clock()
+        self._next_children = ended + REST * (ended - began)
+        return {} if total is None else {"process/children_rss": float(total)}
+
     def host(self) -> dict[str, float]:
         """Read memory (bytes; of a smaller container) and CPU (%) of the host. Not thread-safe."""
         cpu, (used, total) = psutil.cpu_percent(), self._memory()
@@ -241,7 +217,7 @@ class HostSampler:
 
     def _memory(self) -> tuple[int, int]:
         """Return used (not available) and total memory in bytes."""
-        host, own = psutil.virtual_memory(), self._container()
+        host, own = psutil.virtual_memory(), container()
         if own.limit is None or own.used is None or own.limit >= host.total:
             return host.total - host.available, host.total
         used = max(0, own.used - (own.idle_cache or 0))

@@ -59,7 +59,6 @@ class CallbackRun:
         return self._stopped
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add values to the last step."""
         values = self._ours(values)
         if self._tracker is not None and values:
             self._tracker.log(values)

@@ -39,7 +39,6 @@ class StepscopeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the run."""
         if state.is_world_process_zero:
             self._run.begin(
                 args.to_sanitized_dict(),
@@ -49,7 +48,6 @@ class StepscopeCallback(TrainerCallback):
             )
 
     def on_epoch_begin(self, args: Any, state: TrainerState, *others: Any, **kwargs: Any) -> None:
-        """Count the epoch."""
         self._run.set_epoch(int(state.epoch or 0) + 1)
 
     def on_step_end(
@@ -60,7 +58,6 @@ class StepscopeCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, *args: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Record the Trainer's logs with their step."""
         self._run.log(metrics(logs or {}))
 
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +67,6 @@ class StepscopeCallback(TrainerCallback):
     on_save = on_evaluate
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        """Record a batch of the evaluation as work without a step."""
         self._run.work()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:

@@ -42,7 +42,6 @@ class StepscopeCallback(Callback):
         self._lr: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start the run."""
         self._active = bool(trainer.is_global_zero)
         self._step = trainer.global_step
         self._seen, self._of_steps = {}, set()
@@ -82,7 +81,6 @@ class StepscopeCallback(Callback):
             trainer.should_stop = True
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Record a batch of the validation as work without a step."""
         self._run.work()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -92,13 +90,11 @@ class StepscopeCallback(Callback):
             self._run.pass_over()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Record the last epoch's values and end the run."""
         if self._active:
             self._run.log(self._fresh(trainer))
             self._run.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the run with the exception of the training."""
         self._run.fail(exception)
 
     def _fresh(self, trainer: Any, *, of_step: bool = False) -> LoggedMetrics:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope import tracker
-from stepscope.host.local_server import HOST, free_port, wait_until_it_listens
+from stepscope.host.child_process import HOST, free_port, wait_until_it_listens
 from stepscope.recorded_run import Run, open_run
 from stepscope.run import RunError, runs_root
 
@@ -25,8 +25,7 @@ END_WITH_STDIN = "STEPSCOPE_END_WITH_STDIN"
 """Environment variable of the server: it ends when its standard input, a pipe, is closed."""
 HOSTS = ("localhost", HOST)
 
-_servers: dict[Path, _Server] = {}
-"""Servers of this process by their folder of all runs."""
+_servers: dict[Path, _Server] = {}  # Servers of this process by their folder of all runs.
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed import ranks_text
 from stepscope.gpu.source import is_simulated
-from stepscope.host.parent_death_signal import adopt_orphans
+from stepscope.host.process_limits import adopt_orphans
 from stepscope.lab.command import UsageError
 from stepscope.lab.folder import LAB, write_json
 from stepscope.lab.measurement import RunTooShortError, Steps, measured

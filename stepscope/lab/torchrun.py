@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from stepscope.distributed import ONE_MACHINE
-from stepscope.host.parent_death_signal import set_parent_death_signal
+from stepscope.host.process_limits import set_parent_death_signal
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepscope.commands import command as results
+from stepscope.common.formatting import format_bytes
 from stepscope.common.json_values import first_line
 from stepscope.host.child_process import start_module
 from stepscope.profiling import summary_name, trace_name
@@ -67,9 +67,16 @@ class _Profile:
         early = None if self.capture is None else self.capture.ended_early
         if early is None and len(self.during_s) < self.wanted:
             early = f"a profile ends after {PROFILE_S:g} s"
-        return results.profile(
-            self.first, self.last, slower=self.slower, held_s=self.held_s, early=early, size=size
-        )
+        text = f"Profile: step {self.first}"
+        if self.last != self.first:
+            text = f"Profile: steps {self.first} to {self.last}"
+        if self.slower is not None:
+            percent = round(100 * self.slower)
+            text += f", {percent}% slower than before" if percent > 0 else ", no slower than before"
+        text += f"; training paused for {self.held_s:.2f} s"
+        if early is not None:
+            text += f"; it ended early: {early}"
+        return text if size is None else f"{text}; trace of {format_bytes(size)}"
 
     @property
     def last(self) -> int:

@@ -23,8 +23,7 @@ from stepscope.recorder.ring import WIDTH
 log = logging.getLogger(__name__)
 
 POLL_S = 0.005
-SLOTS = 1024
-"""Maximum number of pending copies: the number of launches that CUDA queues."""
+SLOTS = 1024  # Maximum number of pending copies: the number of launches that CUDA queues.
 CELLS = 256  # maximum number of scalars in one copy to the host
 PERIOD_S = 0.01  # minimum time between two copies to the host that are not full
 
@@ -88,7 +87,6 @@ class CudaScalarReadback:
         self.dropped = 0  # rows recorded without some of their scalars
 
     def __len__(self) -> int:
-        """Number of waiting rows."""
         return len(self._waiting)
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Any]) -> None:
@@ -260,22 +258,17 @@ def _take_slot() -> _Slot | None:
     """Return the most recently freed slot, which has an event; None if all are in use."""
     global _free
     if _free is None:
-        _free = _new_slots(SLOTS)
+        free: list[_Slot] = []
+        host = _pinned(SLOTS, CELLS)
+        free.extend(_Slot(row, row.numpy(), free) for row in host.unbind())
+        keep_for_good((host, [*free]))
+        _free = free
     try:
         slot = _free.pop()
     except IndexError:
         return None
     slot.landed, slot.cells = None, 0
     return slot
-
-
-def _new_slots(count: int) -> list[_Slot]:
-    host = _pinned(count, CELLS)
-    free: list[_Slot] = []
-    slots = [_Slot(row, row.numpy(), free) for row in host.unbind()]
-    keep_for_good((host, slots))
-    free.extend(slots)
-    return free
 
 
 def keep_for_good(kept: object) -> None:
@@ -350,11 +343,9 @@ class CudaEventTimerPool:
         return pair
 
     def end(self, pair: CudaEventPair) -> None:
-        """Record the second event on the current stream."""
         pair[1].record()
 
     def has_ended(self, pair: CudaEventPair) -> bool:
-        """Return True if the device has passed both events."""
         return bool(pair[1].query())
 
     def seconds(self, pair: CudaEventPair) -> float:

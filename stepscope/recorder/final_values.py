@@ -73,7 +73,6 @@ def highest(reader: StoreReader, info: SeriesInfo | None) -> dict[str, float]:
 
 
 def read_newest(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
-    """Return the newest MAX_BUCKETS rows."""
     if info is None:
         return join([])
     return reader.read(info.id, max(0, info.rows - MAX_BUCKETS), info.rows, 1)

@@ -85,8 +85,7 @@ class Recorder:
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._rows.ring = self._writer.ring
-        self.job: JobCommands | None = None
-        """Commands of a job of several ranks."""
+        self.job: JobCommands | None = None  # Commands of a job of several ranks.
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
@@ -164,7 +163,6 @@ class Recorder:
         self._put_sample(Stream.SAMPLES, "", values)
 
     def device(self, uuid: str, values: MetricValues) -> None:
-        """Record one sample of a GPU."""
         self._put_sample(Stream.DEVICES, to_text(uuid), values)
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:

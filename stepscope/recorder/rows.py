@@ -25,8 +25,7 @@ SAMPLES = "perf/samples"
 RATE = "perf/samples_per_sec"
 RATES = {SAMPLES: RATE, "perf/tokens": "perf/tokens_per_sec"}
 """Counts of a step that are recorded as rates: divided by its step time."""
-RESTART = "perf/restart"
-"""The only key of a row that restarts the step clock."""
+RESTART = "perf/restart"  # The only key of a row that restarts the step clock.
 LOSS = "train/loss"
 
 Layouts = Sequence[tuple[tuple[str, ...], bool]]

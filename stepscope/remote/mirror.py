@@ -95,8 +95,7 @@ class Mirror:
         self.root, self._label = root, label
         self.seen: dict[str, dict[str, list[Any]]] = {}
         """Signatures of the files by run, as the other host has given them."""
-        self.live: dict[str, float] = {}
-        """Live runs, and ended ones until this monotonic time."""
+        self.live: dict[str, float] = {}  # Live runs, and ended ones until this monotonic time.
         self._stores: dict[Path, dict[str, Any]] = {}
         self._logged: set[str] = set()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,11 +103,9 @@ class Mirror:
         if try_lock(self._lock) is False:
             os.close(self._lock)
             raise OSError("another Stepscope uses it")
-        self.bytes = sum(size for _, size, _ in self._used())
-        """Size on disk, at most."""
+        self.bytes = sum(size for _, size, _ in self._used())  # Size on disk, at most.
 
     def close(self) -> None:
-        """Release the lock."""
         os.close(self._lock)
 
     def known(self) -> dict[str, list[Any]]:

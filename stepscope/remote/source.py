@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,11 +159,9 @@ class RemoteSource:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection and the thread."""
         self._closing = True
         self._wake.set()
         if (process := self._process) is not None:
@@ -208,18 +206,11 @@ class RemoteSource:
                 retry_s = FIRST_RETRY_S
             self._retry_at = time.monotonic() + retry_s
             self._state = ConnectionState(text=reason, delay_s=self._state.delay_s)
-            self._sleep(retry_s)
+            self._pause(retry_s)
             self._retry_at = None
             retry_s = min(LAST_RETRY_S, 2 * retry_s)
         if mirror is not None:
             mirror.close()
-
-    def _sleep(self, seconds: float) -> None:
-        """Sleep until `close`."""
-        until = time.monotonic() + seconds
-        while not self._closing and (left := until - time.monotonic()) > 0:
-            self._wake.wait(min(left, 1.0))
-            self._wake.clear()
 
     def _connect(self, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start ssh with the program of the far side as the first bytes of its stdin."""
@@ -295,9 +286,10 @@ class RemoteSource:
                 refused = {(one[0], one[1]): one[2] for one in answer.commands}
                 mirror.end_command(run, number, refused.get((run, number), "It was not stored."))
             self._state = ConnectionState(connected=True, delay_s=answered - asked)
-            self._pause(mirror, size / MAX_BYTES_PER_S, ())
+            self._pause(size / MAX_BYTES_PER_S)
             if not answer.more:
-                self._pause(mirror, LIVE_POLL_S if followed else IDLE_POLL_S, followed)
+                folders = [mirror.root / run for run in followed]
+                self._pause(LIVE_POLL_S if followed else IDLE_POLL_S, folders)
             far_now = answer.now + time.monotonic() - answered
 
     def _followed(self, mirror: Mirror) -> list[str]:
@@ -307,9 +299,8 @@ class RemoteSource:
         wanted = sorted(self._wanted, key=self._wanted.__getitem__, reverse=True)
         return [*dict.fromkeys([*wanted, *sorted(mirror.live, reverse=True)[:MAX_FOLLOWED]])]
 
-    def _pause(self, mirror: Mirror, seconds: float, followed: Iterable[str]) -> None:
-        """Sleep until the next request, a wanted run, or a command: it touches a run's folder."""
-        folders = [mirror.root / run for run in followed]
+    def _pause(self, seconds: float, folders: Sequence[Path] = ()) -> None:
+        """Sleep until `close`, a wanted run, or a command: it touches one of the folders."""
         before = [modified_ns(folder) for folder in folders]
         until = time.monotonic() + seconds
         while not self._closing and (left := until - time.monotonic()) > 0:

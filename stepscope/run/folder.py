@@ -170,6 +170,12 @@ def start_ticks(pid: int) -> int | None:
         return None
 
 
+def is_here(identity: Mapping[str, Any]) -> bool:
+    """Return True if a process of `process_identity`, if alive, can be seen from here."""
+    namespace = identity.get("pid_namespace")
+    return identity.get("host") == socket.gethostname() and namespace in (None, pid_namespace())
+
+
 def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
     """Return the process that writes a run of this host; None if it has exited."""
     try:

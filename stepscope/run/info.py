@@ -41,7 +41,6 @@ class RunInfo:
 
     @property
     def id(self) -> str:
-        """The folder's name."""
         return self.folder.name
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stepscope.common.files import read_json
-from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json, was_terminated
+from stepscope.run.folder import is_here, own_start, process_of, rank_json, was_terminated
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
@@ -245,7 +244,6 @@ class RankMetadata:
 
     @property
     def rank(self) -> int:
-        """Global rank."""
         return torch_rank(self.run_json, self.number)
 
     def end(self) -> RankExit | None:
@@ -302,10 +300,9 @@ def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
     mirror = run_json.get("mirror")
     if mirror is not None:
         return heartbeat_age_s < STALE_S if mirror["alive"] is None else bool(mirror["alive"])
-    namespace = run_json.get("pid_namespace")
-    if run_json.get("host") != socket.gethostname() or namespace not in (None, pid_namespace()):
+    if not is_here(run_json):
         return heartbeat_age_s < STALE_S
     if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == own_start():
         return True  # checked at every poll and click; reading /proc would cost more
-    unsure = namespace is None and heartbeat_age_s < FRESH_S
+    unsure = run_json.get("pid_namespace") is None and heartbeat_age_s < FRESH_S
     return process_of(run_json) is not None or unsure

@@ -15,8 +15,6 @@ GRACE_S = 30.0  # age of a run up to which a rank without a file counts as start
 
 
 class RankState(StrEnum):
-    """State of one rank."""
-
     ALIVE = "alive"
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -38,7 +36,7 @@ class RankInfo:
     """
 
     rank: int
-    number: int | None
+    number: int | None = None
     state: RankState
     text: str
     host: str | None = None
@@ -101,11 +99,9 @@ def missing_ranks(
     missing = {}
     for rank in sorted(set(range(first.run_json.get("world_size") or 1)) - set(here)):
         if rank not in expected:
-            missing[rank] = RankInfo(
-                rank=rank, number=None, state=RankState.ELSEWHERE, text=elsewhere
-            )
+            missing[rank] = RankInfo(rank=rank, state=RankState.ELSEWHERE, text=elsewhere)
         elif len(here) < len(expected):  # else the launcher counts in another way
-            missing[rank] = RankInfo(rank=rank, number=None, state=state, text=text)
+            missing[rank] = RankInfo(rank=rank, state=state, text=text)
     return missing
 
 

@@ -6,23 +6,14 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepscope.common.files import is_own_folder
-from stepscope.run.folder import (
-    RunError,
-    is_in,
-    is_run_id,
-    pid_namespace,
-    process_of,
-    user_name,
-)
+from stepscope.run.folder import RunError, is_here, is_in, is_run_id, process_of, user_name
 from stepscope.run.info import RunInfo, read_run
 from stepscope.run.metadata import read_notes
 from stepscope.run.rank_info import (
@@ -35,8 +26,7 @@ from stepscope.run.rank_info import (
 from stepscope.run.status import RunStatus
 
 DAY_S = 86_400.0
-_REMOVED = ".deleted-"
-"""Prefix of a folder that is being deleted: no run has such a name."""
+_REMOVED = ".deleted-"  # Prefix of a folder that is being deleted: no run has such a name.
 _REMOVED_RUN = re.compile(rf"{re.escape(_REMOVED)}[0-9a-f]{{8}}-(.+)")
 
 
@@ -113,18 +103,12 @@ def _ended(rank: RankMetadata) -> float:
     return float(rank.beat if ended is None else ended) + wall_offset_of(rank.run_json)
 
 
-def _is_here(identity: Mapping[str, Any]) -> bool:
-    """Return True if a process, if alive, can be seen from here."""
-    namespace = identity.get("pid_namespace")
-    return identity.get("host") == socket.gethostname() and namespace in (None, pid_namespace())
-
-
 def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> str | None:
     """Return why a run must not be deleted; None if no process may still write into it."""
     if not is_own_folder(run.folder) or run.run_json.get("user", user_name()) != user_name():
         return "belongs to another user"
     for rank in ranks:
-        host, here = rank.run_json.get("host"), _is_here(rank.run_json)
+        host, here = rank.run_json.get("host"), is_here(rank.run_json)
         if rank.status.live:
             return f"live ({rank.status})"
         if rank.status is RunStatus.CRASHED and not here:
@@ -137,7 +121,7 @@ def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> st
         if (process := process_of(torchrun)) is not None:
             return f"its torchrun, process {process.pid}, is alive"
         left = torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
-        if left and not _is_here(torchrun) and run.status in (RunStatus.FAILED, RunStatus.CRASHED):
+        if left and not is_here(torchrun) and run.status in (RunStatus.FAILED, RunStatus.CRASHED):
             return f"torchrun on {torchrun.get('host')} may restart it"
     try:
         notes = read_notes(run.folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from stepscope.commands import command as results
+from stepscope.common.formatting import format_bytes
 from stepscope.memory import allocator
 from stepscope.memory.snapshots.recording import SnapshotRecording, steps_refusal
 from stepscope.profiling.profile_command import ProfileCommand
@@ -216,9 +216,18 @@ class CommandServer:
         if self.on_gpu:
             sys.modules["torch"].cuda.empty_cache()
         after = self.read_memory()
-        self._recorder.finish(
-            command, results.empty_cache(before, after), before=before, after=after
-        )
+        if "memory/reserved" not in after:
+            text = "a CPU run has no CUDA cache to empty; process memory "
+            text += _change(before, after, "process/rss")
+        else:
+            left, held = after["memory/reserved"], after["memory/allocated"]
+            text = f"reserved {_change(before, after, 'memory/reserved')}; "
+            # torch counts cuBLAS workspaces as allocated, too: 32 MiB on an H100.
+            kept = f"{format_bytes(held)} in tensors and library workspaces"
+            text += f"{format_bytes(left)} remain: {kept}" if left else "nothing left"
+            if left > held:
+                text += f", {format_bytes(left - held)} free parts of blocks in use (fragmentation)"
+        self._recorder.finish(command, f"Empty cache: {text}", before=before, after=after)
 
     def _reset_peaks(self, command: Command) -> None:
         before = self.read_memory()
@@ -226,12 +235,18 @@ class CommandServer:
             sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
         after = self.read_memory()
         before["process/peak_rss"], after["process/peak_rss"] = self._reset_process_peak()
-        text = results.reset_peaks(before, after)
-        self._recorder.finish(command, text, before=before, after=after)
+        text = f"peak process memory {_change(before, after, 'process/peak_rss')}"
+        if "memory/peak_allocated" in after:
+            text = f"peak allocated {_change(before, after, 'memory/peak_allocated')}, "
+            text += f"peak reserved {_change(before, after, 'memory/peak_reserved')}"
+        self._recorder.finish(command, f"Reset peak stats: {text}", before=before, after=after)
 
     def _collect_garbage(self, command: Command) -> None:
         before, objects, after = self.read_memory(), gc.collect(), self.read_memory()
-        text = results.collect_garbage(objects, before, after)
+        what, key = "process memory", "process/rss"
+        if "memory/allocated" in after:
+            what, key = "allocated", "memory/allocated"
+        text = f"Collect garbage: {objects:,} objects freed; {what} {_change(before, after, key)}"
         self._recorder.finish(command, text, before=before, after=after, objects=objects)
 
     def _memory_snapshot(self, command: Command) -> None:
@@ -259,5 +274,12 @@ class CommandServer:
         path = self._recorder.folder / name
         snapshot.write(path)
         size = path.stat().st_size
-        text = results.memory_snapshot(name, size, first, last)
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        if last < first:
+            steps = f"step {first}, which did not finish"
+        text = f"Memory snapshot: {name}, {format_bytes(size)}, all allocations of {steps}"
         self._recorder.finish(command, text, path=name, bytes=size, first=first, last=last)
+
+
+def _change(before: Mapping[str, float], after: Mapping[str, float], key: str) -> str:
+    return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"

@@ -48,7 +48,7 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recorder = recorder
-        self.host = HostSampler(clock=clock)
+        self.host = HostSampler(clock)
         self.readings = BoundarySampler(allocator_index, clock=clock, resident=self.host.resident)
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
         """Callbacks for the process's values at each tick, in the sampler thread."""
@@ -66,7 +66,6 @@ class Sampler:
             (self._sharing.training,) = self._devices
         self._xid: XidWatcher | None = None
         self._due = dict.fromkeys(PERIODS_S, -math.inf)
-        self._failed: dict[str, str] = {}
         self._logged: set[str] = set()
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
@@ -167,20 +166,15 @@ class Sampler:
         no_allocator = allocator.reason()
         if self.readings.index is None:
             no_allocator = "the run has used no CUDA device"
-        if self._xid is not None:
-            for uuid in self._xid.refused.keys() & missing.keys():
-                missing[uuid]["xid"] = self._xid.refused[uuid]
         optional = {
             "collectives": self.readings.collectives.reasons() or None,
             "split": None if no_allocator else allocator.split_reason(),
-            "xid": None if self._xid is None else self._xid.reason,
         }
         capabilities = {
             "nvml": self._source.reason,
             "allocator": no_allocator,
             "parts": self.readings.parts.reason,
             "missing": missing,
-            "failed": dict(self._failed),
             **{key: reason for key, reason in optional.items() if reason is not None},
         }
         if capabilities != self._capabilities:
@@ -206,15 +200,12 @@ class Sampler:
 
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
         try:
-            result = call(*args)
-        except Exception as error:  # an error of one source must not stop the others
-            self._failed[what] = f"{type(error).__name__}: {error}"
+            return call(*args)
+        except Exception:  # an error of one source must not stop the others
             if what not in self._logged:
                 self._logged.add(what)
                 log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
             return None
-        self._failed.pop(what, None)
-        return result
 
 
 def next_deadline(deadline: float, period_s: float, now: float) -> float:

@@ -6,16 +6,15 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from stepscope.common.clock import clock
-from stepscope.common.torch_version import warn_if_unsupported
 from stepscope.distributed.rendezvous import RankContext
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.source import DeviceSource, NullSource, nvml_uuid, open_source
+from stepscope.host.environment import warn_if_unsupported
 from stepscope.recorder.recorder import CommandName
-from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
+from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.code_state import CodeStateReader, imported_packages
 from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
@@ -42,20 +41,18 @@ class ScriptSession(Session):
         self.world_size = place.world_size
         self.at_boundary: Callable[[], None] | None = None
         """Called at each step boundary of a trial of the lab."""
-        self._stopper = StopEscalator(
-            place.folder.absolute() / rank_json(place.number),
-            grace_s=GRACE_S if place.sharing == 1 else JOB_GRACE_S,
-        )
+        self._stopper = StopEscalator(grace_s=GRACE_S if place.sharing == 1 else JOB_GRACE_S)
         super().__init__(
             place.folder,
             name=name,
             kind=kind,
             rank=place.number,
-            on_command=lambda command: self._stopper.on_command(self.recorder, command),
+            on_command=self._stopper.on_command,
             ranks=place.sharing,
             # `Tracker.step` takes commands before it counts a step, the hooks afterwards.
             lead=2 if kind is RunKind.INIT else 1,
         )
+        self._stopper.recorder = self.recorder
         if place.world_size > 1:
             self.open_nccl_pipe()
         self._take_place(place)
@@ -82,7 +79,7 @@ class ScriptSession(Session):
         self._leads_job = place.local_rank == 0 and place.world_size > 1
         self.recorder.describe(**place.described())
         if self.recorder.job is not None:
-            self.recorder.job.on_withdrawn = partial(self._stopper.without_boundary, self.recorder)
+            self.recorder.job.on_withdrawn = self._stopper.without_boundary
         self._waiting = self.recorder.command_waiting
 
     def _set_up(self, sample: bool, *, first_here: bool) -> None:
@@ -100,9 +97,7 @@ class ScriptSession(Session):
         self.sampler.observers.append(self.oom.look_for_torch)
         self.parts = self.readings.parts
         self.parts.search()
-        self._commands = self.answer(
-            {CommandName.STOP: partial(self._stopper.at_boundary, self.recorder)}
-        )
+        self._commands = self.answer({CommandName.STOP: self._stopper.at_boundary})
         self._profiling = self._commands.profiling
         self._at_close.callback(self._commands.close)
         self._at_close.callback(self._stopper.close)

@@ -196,7 +196,6 @@ class Session:
 
 
 def listed(gpu: DeviceInfo) -> GpuEntry:
-    """Return the entry of a GPU in run.json."""
     return gpu_entry(gpu.uuid, gpu.name, gpu.memory_total)
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 
@@ -32,6 +31,7 @@ from stepscope.run import (
     own_ranks,
     pid_namespace,
     process_of,
+    rank_json,
 )
 from stepscope.run.folder import not_signaled, recorder_of
 from stepscope.run.rank_info import BYTES_LIMIT, RankMetadata
@@ -139,20 +139,20 @@ WRITTEN_S = 2.0
 
 
 class StopEscalator:
-    """Sends the signals to this process; `run_json_file` is the run.json of its recorder."""
+    """Sends the signals to this process."""
 
-    def __init__(self, run_json_file: Path, *, grace_s: float = GRACE_S) -> None:
-        self._run_json_file = run_json_file
+    recorder: Recorder  # Set by the owner, before the first command.
+
+    def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self.grace_s = grace_s
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
         self._sent = 0
-        self.asked = False
-        """True once a signal was sent that the script does not ignore."""
+        self.asked = False  # True once a signal was sent that the script does not ignore.
         self._closed = False
         self._grace = threading.Timer(0.0, lambda: None)
 
-    def on_command(self, recorder: Recorder, command: Command) -> None:
+    def on_command(self, command: Command) -> None:
         """Start the grace period, or escalate, if a STOP arrives. Writer thread only."""
         if command.name is not CommandName.STOP:
             return
@@ -160,27 +160,25 @@ class StopEscalator:
             first = not self._waiting and not self._sent
             self._waiting.append(command)
             which = self._sent
-        timer = self._send_later(self.grace_s if first else 0.0, recorder, command, which)
+        timer = self._send_later(self.grace_s if first else 0.0, command, which)
         self._grace = timer if first else self._grace
 
-    def at_boundary(self, recorder: Recorder, command: Command) -> None:
+    def at_boundary(self, command: Command) -> None:
         """Act as Ctrl-C. Training thread only. Raises what the script's handler raises."""
         if command in self._waiting:  # else the grace period ended before this boundary
             self._grace.cancel()
-            self._send(recorder, command, 0)
+            self._send(command, 0)
 
-    def without_boundary(self, recorder: Recorder, command: Command) -> bool:
+    def without_boundary(self, command: Command) -> bool:
         """Send SIGINT now for a STOP without a common step boundary; return False if no STOP."""
         if command in self._waiting:
             self._grace.cancel()
-            self._send_later(0.0, recorder, command, 0)
+            self._send_later(0.0, command, 0)
         return command.name is CommandName.STOP
 
-    def _send_later(
-        self, delay_s: float, recorder: Recorder, command: Command, which: int
-    ) -> threading.Timer:
+    def _send_later(self, delay_s: float, command: Command, which: int) -> threading.Timer:
         # A separate thread, because the writer thread has to write the reason meanwhile.
-        timer = threading.Timer(delay_s, self._send, (recorder, command, which))
+        timer = threading.Timer(delay_s, self._send, (command, which))
         timer.name, timer.daemon = "stepscope-stop", True
         timer.start()
         return timer
@@ -191,7 +189,7 @@ class StopEscalator:
             self._closed = True
         self._grace.cancel()
 
-    def _send(self, recorder: Recorder, command: Command, which: int) -> None:
+    def _send(self, command: Command, which: int) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -202,11 +200,11 @@ class StopEscalator:
                 self._sent = min(which + 1, len(SIGNALS) - 1)
         number = SIGNALS[which]
         self.asked = self.asked or not _ignored(number)
-        text = _text(number, recorder.step)
+        text = _text(number, self.recorder.step)
         for one in answered:
-            recorder.finish(one, text, signal=number.name)
+            self.recorder.finish(one, text, signal=number.name)
         if not late:
-            self._announce(recorder, number)
+            self._announce(number)
             if self._closed:  # during the announcement
                 return
             if threading.current_thread() is threading.main_thread():
@@ -214,8 +212,9 @@ class StopEscalator:
             else:
                 os.kill(os.getpid(), number)
 
-    def _announce(self, recorder: Recorder, number: signal.Signals) -> None:
+    def _announce(self, number: signal.Signals) -> None:
         """Write the reason, and the final status if the signal certainly ends the process."""
+        recorder = self.recorder
         if number is signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL:
             reason = f"Stopped from the page ({number.name})."
             recorder.set_status(RunStatus.STOPPED, reason)
@@ -223,10 +222,10 @@ class StopEscalator:
             continues = "ignores it and continues" if _ignored(number) else "continues"
             reason = f"Stop requested: {number.name} sent; the script {continues}."
             recorder.describe(reason=reason)
-        until = time.monotonic() + WRITTEN_S
+        file, until = recorder.folder / rank_json(recorder.number), time.monotonic() + WRITTEN_S
         while time.monotonic() < until:  # the writer writes events first, then run.json
             with contextlib.suppress(OSError, ValueError, KeyError):
-                run_json = read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)
+                run_json = read_json(file, BYTES_LIMIT, follow_links=True)
                 if run_json["reason"] == reason:
                     return
             time.sleep(0.01)

@@ -221,8 +221,6 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Result of a command."""
-
     command_id: int
     state: str
     ts: float

@@ -59,8 +59,6 @@ class SeriesInfo:
 
 @dataclass(frozen=True, slots=True)
 class EventRow(Event):
-    """Event marker of a store."""
-
     id: int
 
 

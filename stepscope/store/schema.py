@@ -12,8 +12,7 @@ from pathlib import Path
 
 from stepscope.common.files import is_network_filesystem, open_regular_file
 
-SCHEMA_VERSION = 3
-"""2 added the table `ring`, 3 non-finite values. Older stores can be read."""
+SCHEMA_VERSION = 3  # 2 added the table `ring`, 3 non-finite values. Older stores can be read.
 FIRST_WITH_RING = 2
 BUSY_TIMEOUT_S = 5.0
 
@@ -52,8 +51,7 @@ INSERT INTO ring VALUES (0);
 CREATED = sorted(" ".join(text.split()) for text in TABLES.split(";") if "CREATE" in text)
 """SQL of every object of a store; version 1 has no table `ring`."""
 
-MAX_VALUE_BYTES = 64 * 2**20
-"""Maximum size of a value: a full, inflated frame of 3,000 metrics."""
+MAX_VALUE_BYTES = 64 * 2**20  # Maximum size of a value: a full, inflated frame of 3,000 metrics.
 MAX_QUERY_S = 2.0
 """Maximum CPU time of a query, checked every CHECK_EVERY instructions; long runs take 0.1 s."""
 CHECK_EVERY = 20_000

@@ -94,7 +94,6 @@ class StoreWriter:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def append(self, stream: str, source: str, rows: SeriesBlock) -> None:
-        """Append raw rows to a series."""
         series = self._series.get((stream, source)) or self._add_series(stream, source)
         series.keys = tuple(dict.fromkeys((*series.keys, *rows.keys)))
         self._append_level(series, 0, rows.with_keys(series.keys))

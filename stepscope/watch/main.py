@@ -73,39 +73,22 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "memory and GPUs, live in 'stepscope ui'.",
         allow_abbrev=False,
     )
-    parser.add_argument("--name", help="name of the run (default: the script's)")
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        metavar="DIR",
-        help="folder of all runs (default: STEPSCOPE_RUNS, or runs/)",
-    )
-    parser.add_argument("--tag", action="append", default=[], help="tag of the run; repeatable")
-    parser.add_argument("--group", help="group of the run, such as an experiment of several runs")
-    parser.add_argument("--note", help="note about the run")
-    parser.add_argument(
-        "--no-git",
-        action="store_true",
-        help=f"do not record the git commit and uncommitted changes ({GIT_VARIABLE}=0)",
-    )
-    parser.add_argument(
-        "--time-collectives",
-        action="store_true",
-        help=f"time collectives with NCCL ({NCCL_TIMING}=1); may reduce overlap with compute",
-    )
-    parser.add_argument(
-        "--with",
-        dest="settings",
-        metavar="SETTINGS",
-        action="append",
-        default=[],
-        help='apply settings to the script, such as "tf32 num_workers=4"; see docs/watch.md',
-    )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="run a module, like python -m"
-    )
+    add = parser.add_argument
+    add("--name", help="name of the run (default: the script's)")
+    text = "folder of all runs (default: STEPSCOPE_RUNS, or runs/)"
+    add("--runs", type=Path, metavar="DIR", help=text)
+    add("--tag", action="append", default=[], help="tag of the run; repeatable")
+    add("--group", help="group of the run, such as an experiment of several runs")
+    add("--note", help="note about the run")
+    text = f"do not record the git commit and uncommitted changes ({GIT_VARIABLE}=0)"
+    add("--no-git", action="store_true", help=text)
+    text = f"time collectives with NCCL ({NCCL_TIMING}=1); may reduce overlap with compute"
+    add("--time-collectives", action="store_true", help=text)
+    text = 'apply settings to the script, such as "tf32 num_workers=4"; see docs/watch.md'
+    add("--with", dest="settings", metavar="SETTINGS", action="append", default=[], help=text)
+    add("-m", dest="module", action="store_true", help="run a module, like python -m")
     # Internal: a watched process passes it to the processes that it starts.
-    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    add("--rank-of", type=Path, help=argparse.SUPPRESS)
     options, words = split_options(parser, argv)
     if not words:
         parser.error("no script given: name a file, or a module after -m.")

@@ -35,8 +35,6 @@ from stepscope.watch.hooks.patching import PostImportHook
 
 log = logging.getLogger(__name__)
 
-RAISED_LIMIT = 3
-"""Number of steps with a SystemExit; a script that catches all of them ends by `os._exit`."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PEAK_ONLY = "5"
 """Value for clear_refs that resets the peak of the resident memory (man proc_pid_clear_refs)."""
@@ -54,7 +52,7 @@ class StepMemoryProbe:
     """Measures the first `wanted` steps, after `start` and the script's import of torch.
 
     `refused` is the reason why the steps cannot be measured, or None. `ended` is called before
-    `os._exit` of a script that catches SystemExit.
+    `os._exit`, which ends a script that catches SystemExit or trains in another thread.
     """
 
     def __init__(self, wanted: int, ended: Callable[[], None]) -> None:
@@ -63,7 +61,7 @@ class StepMemoryProbe:
         self.has_torch = False
         self._wanted = wanted
         self._ended = ended
-        self._raised = 0
+        self._has_raised = False
         self._before: dict[str, int] = {}
         self._pid = os.getpid()
         self._torch: Any = None
@@ -71,7 +69,6 @@ class StepMemoryProbe:
         """The optimizers that have stepped; held, so that their `id`s are unique."""
 
     def start(self) -> None:
-        """Install the hooks at the import of torch."""
         PostImportHook("torch", self._attach).start()
 
     def _attach(self, torch: ModuleType) -> None:
@@ -150,11 +147,9 @@ class StepMemoryProbe:
         """
         if index is not None:
             stats = self._torch.cuda.memory_stats_as_nested_dict(index)
-            peak = int(stats["allocated_bytes"]["all"]["peak"])
-            reserved = int(stats["reserved_bytes"]["all"]["peak"])
             self._torch.cuda.reset_peak_memory_stats(index)
-            now = int(stats["allocated_bytes"]["all"]["current"])
-            return now, peak, reserved, int(stats["reserved_bytes"]["all"]["current"])
+            used, held = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            return used["current"], used["peak"], held["peak"], held["current"]
         peak = process_peak()
         trim_heap()
         now = int(psutil.Process().memory_info().rss)
@@ -171,14 +166,12 @@ class StepMemoryProbe:
         return TrainingDevice("cuda", name, int(free), index)
 
     def _end(self) -> NoReturn:
-        if threading.current_thread() is not threading.main_thread() or self._raised:
-            # In another thread SystemExit ends only that thread.
-            self._raised += 1
-            if self._raised > RAISED_LIMIT:
-                self._ended()
-                sys.stderr.flush()
-                os._exit(0 if self.refused is None else 1)
-        self._raised = max(1, self._raised)
+        # In another thread SystemExit ends only that thread.
+        if self._has_raised or threading.current_thread() is not threading.main_thread():
+            self._ended()
+            sys.stderr.flush()
+            os._exit(0 if self.refused is None else 1)
+        self._has_raised = True
         raise MeasurementDone(0)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepscope.distributed import rank_and_size
-from stepscope.host.parent_death_signal import set_parent_death_signal
+from stepscope.host.process_limits import set_parent_death_signal
 from stepscope.run.rank_info import find_rank
 from stepscope.watch.hooks.patching import PostImportHook
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.002
 LAST_STEP_S = 60.0  # Between the ends of the first and the last rank.
-UNEVEN = "trial-uneven"
-"""File in the run folder: a rank has not ended within LAST_STEP_S."""
+UNEVEN = "trial-uneven"  # File in the run folder: a rank has not ended within LAST_STEP_S.
 TRIAL = "STEPSCOPE_TRIAL"
 """Environment variable: JSON with `warmup` and `steps`, or without steps the `seconds` measured.
 
@@ -70,8 +69,7 @@ class TrialLimit:
         self._until_s = float("inf")
         self._next_question = 0
         self._pid = os.getpid()
-        self._loaded: str | None = None
-        """The file of the latest `torch.load`."""
+        self._loaded: str | None = None  # The file of the latest `torch.load`.
 
     def at_boundary(self) -> None:
         """End the process after its last step. Training thread only."""

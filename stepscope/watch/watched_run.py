@@ -42,12 +42,10 @@ class WatchedRun:
 
     session: ScriptSession | None
     hooks: TorchHooks | None = None
-    words: str = ""
-    """The settings of the command line, for the processes that the script starts."""
+    words: str = ""  # The settings of the command line, for the processes that the script starts.
     prints: bool = True  # False for all but one rank of a machine.
     outcome: RunOutcome = field(default_factory=RunOutcome)
-    given_away: bool = False
-    """True once the ranks are the processes that the script has started."""
+    given_away: bool = False  # True once the ranks are the processes that the script has started.
     pid: int = field(default_factory=os.getpid)
 
     def ended_by(self, error: BaseException) -> None:

@@ -217,7 +217,7 @@ def test_copies_are_timed_once_where_an_optimizer_follows(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cudasim = pytest.importorskip("cudasim", reason="only the simulator counts its calls")
-    monkeypatch.setattr("stepscope.watch.hooks.h2d_copies.LEAST_S", 0.0)  # each step is measured
+    monkeypatch.setattr("stepscope.watch.hooks.step_timing.LEAST_S", 0.0)  # each step is measured
     with hooked() as live:
         w = torch.nn.Parameter(torch.ones(3, device=first))
         for _ in range(HELD):

@@ -22,8 +22,7 @@ pytest.importorskip("prometheus_client")
 
 from stepscope.cli import main
 from stepscope.export import prometheus
-from stepscope.export.prometheus import ExporterCollector
-from stepscope.export.prometheus_names import GPU_METRICS, RUN_METRICS
+from stepscope.export.prometheus import GPU_METRICS, RUN_METRICS, ExporterCollector
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
 from stepscope.metrics import BY_KEY, Unit

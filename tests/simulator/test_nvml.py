@@ -29,8 +29,7 @@ values = {}
 for uuid, row in recorder.devices:
     values.setdefault(uuid, {}).update(row)
 missing = recorder.capabilities()[-1]["missing"]
-tell(uuids=uuids, values=values, missing=missing, counts=counts(), events=recorder.events,
-     failed=recorder.capabilities()[-1]["failed"])
+tell(uuids=uuids, values=values, missing=missing, counts=counts(), events=recorder.events)
 """
 
 
@@ -52,7 +51,6 @@ def test_everything_that_a_gpu_tells_is_recorded(library: Path, tmp_path: Path) 
     assert set(found["missing"][FIRST]) == {
         f"gpu/{key}" for key in ("sm_active", "sm_occupancy", "tensor_active", "dram_active")
     }, "only what nobody has armed"
-    assert found["failed"] == {}
 
 
 REFUSALS = {

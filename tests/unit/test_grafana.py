@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.export.prometheus_names import GPU_METRICS, RUN_METRICS
+from stepscope.export.prometheus import GPU_METRICS, RUN_METRICS
 from tests.support.grafana import DASHBOARD, PANELS, targets
 
 VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}

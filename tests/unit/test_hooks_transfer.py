@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepscope.watch.hooks import h2d_copies
+from stepscope.watch.hooks import step_timing
 from stepscope.watch.hooks.state import HookState
 from tests.support.fake_live import FakeLive
 from tests.support.installed_hooks import torch_restored
@@ -58,7 +58,7 @@ class Copies:
         self.state.claim()
         FakeEvent.now_ms, FakeEvent.passed = 0.0, True
         fake = fake_torch(tensor, lambda: self.capturing)
-        self.transfers = h2d_copies.attach(fake, self.state)
+        self.transfers = step_timing.attach_copies(fake, self.state)
 
 
 class _Tensor:
@@ -77,7 +77,7 @@ class _Tensor:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
-    monkeypatch.setattr(h2d_copies, "LEAST_S", 0.0)
+    monkeypatch.setattr(step_timing, "LEAST_S", 0.0)
     with torch_restored():
         yield Copies(_Tensor)
 
@@ -119,7 +119,7 @@ def test_a_step_is_told_when_all_of_its_copies_have_ended(
         assert copies.transfers.harvest() is None
         _Tensor().to("cuda")  # of a step that is not measured
     FakeEvent.passed = True
-    monkeypatch.setattr(h2d_copies, "LEAST_S", 60.0)
+    monkeypatch.setattr(step_timing, "LEAST_S", 60.0)
     found = []
     for _ in range(3):
         found.append(copies.transfers.harvest())
@@ -129,7 +129,7 @@ def test_a_step_is_told_when_all_of_its_copies_have_ended(
 
 def test_more_copies_than_events_give_no_figure(copies: Copies) -> None:
     FakeEvent.passed = False
-    for _ in range(h2d_copies.PAIRS + 1):
+    for _ in range(step_timing.PAIRS + 1):
         assert _Tensor().to("cuda") == "copied"
     FakeEvent.passed = True
     assert copies.transfers.harvest() is None

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from stepscope.host import usage
 from stepscope.host.environment import environment
 from stepscope.host.usage import CgroupMemory, HostSampler
 from tests.support.fake_nvml import FakeClock
@@ -20,9 +22,10 @@ from tests.support.fake_nvml import FakeClock
 GIB = 2**30
 
 
-def test_process_cpu_is_cpu_time_per_wall_time() -> None:
+def test_process_cpu_is_cpu_time_per_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wall, cpu = FakeClock(), FakeClock()
-    source = HostSampler(clock=wall, cpu_clock=cpu, rss=lambda: 7)
+    monkeypatch.setattr(time, "process_time", cpu)
+    source = HostSampler(wall)
     assert "process/cpu" not in source.process()
     wall.now += 0.5
     cpu.now += 0.75
@@ -37,9 +40,10 @@ def test_process_cpu_is_cpu_time_per_wall_time() -> None:
     assert source.process()["process/cpu"] == pytest.approx(0.42)
 
 
-def test_the_peak_is_the_highest_sample_until_it_is_reset() -> None:
+def test_the_peak_is_the_highest_sample_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([100, 300, 200, 150, 160])
-    source = HostSampler(rss=lambda: next(sizes))
+    monkeypatch.setattr(usage, "_process_rss", lambda: lambda: next(sizes))
+    source = HostSampler()
     peaks = [source.process()["process/peak_rss"] for _ in range(3)]
     assert peaks == [100.0, 300.0, 300.0]
     assert source.reset_peak() == (300.0, 150.0)
@@ -62,7 +66,8 @@ def test_memory_is_the_smaller_one_of_container_and_host(
 ) -> None:
     memory = SimpleNamespace(total=16 * GIB, available=10 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    found = HostSampler(container=lambda: own).host()
+    monkeypatch.setattr(usage, "container", lambda: own)
+    found = HostSampler().host()
     assert (found["host/mem_used"], found["host/mem_total"]) == (used, total)
 
 

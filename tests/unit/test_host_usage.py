@@ -17,7 +17,7 @@ from stepscope.host import usage
 from stepscope.host.usage import (
     REST,
     CgroupMemory,
-    ChildProcessMemory,
+    HostSampler,
     container,
     kills_since,
     own_folder,
@@ -70,19 +70,21 @@ def test_children_of_children_and_of_the_scripts_threads_count(name: str, share:
     assert found == [pytest.approx(share, abs=0.05)]
 
 
-def test_a_reading_is_followed_by_a_rest() -> None:
+def test_a_reading_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
 
     def slow() -> int:
         clock.now += 0.01
         return 5
 
-    children = ChildProcessMemory(clock=clock, read=slow)
-    assert ChildProcessMemory(read=lambda: None).values() == {}
-    assert children.values() == {KEY: 5.0}
-    assert children.values() == {}
+    monkeypatch.setattr(usage, "resident", lambda: None)
+    assert HostSampler().children() == {}
+    monkeypatch.setattr(usage, "resident", slow)
+    host = HostSampler(clock)
+    assert host.children() == {KEY: 5.0}
+    assert host.children() == {}
     clock.now += 0.01 * REST
-    assert children.values() == {KEY: 5.0}
+    assert host.children() == {KEY: 5.0}
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -16,7 +16,7 @@ import pytest
 
 import stepscope
 from dashboard.api.origin import local_origins
-from stepscope.host.local_server import free_port, wait_until_it_listens
+from stepscope.host.child_process import free_port, wait_until_it_listens
 from stepscope.integrations import notebook
 from stepscope.integrations.notebook import RunPage, notebook_origins
 from tests.support.run_folders import make_run

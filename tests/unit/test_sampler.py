@@ -192,10 +192,6 @@ def test_a_failing_gpu_costs_its_own_values_and_one_log_line(
     assert {uuid for uuid, _ in bench.recorder.devices} == {B}
     assert len(bench.recorder.samples) == 11
     assert len(caplog.records) == 1
-    assert bench.recorder.capabilities()[-1]["failed"] == {A: "RuntimeError: odd"}
-    bench.source.error = None
-    bench.ticks(11)
-    assert bench.recorder.capabilities()[-1]["failed"] == {}
 
 
 def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
@@ -207,7 +203,6 @@ def test_capabilities_are_recorded_once_and_again_when_they_change() -> None:
             "allocator": "the run has used no CUDA device",
             "parts": "no optimizer of torch was seen",
             "missing": {A: {}, B: {}},
-            "failed": {},
         }
     ]
     bench.source.missing = {"gpu/energy": "permission"}
@@ -307,14 +302,11 @@ def test_missed_ticks_are_skipped_and_ticks_do_not_drift() -> None:
 
 
 class FakeWatch:
-    """Tells one error of each GPU at once, and refuses B; without a thread."""
-
-    reason = None
+    """Tells one error of each GPU at once, without a thread."""
 
     def __init__(
         self, source: FakeSource, on_event: Callable[[XidEvent], None], *, uuids: frozenset[str]
     ) -> None:
-        self.refused = {B: "Not Supported"}
         on_event(xid_event(A, 13, 3))
         on_event(xid_event("GPU-unknown", 13, NO_INSTANCE))
 
@@ -322,7 +314,7 @@ class FakeWatch:
         return True
 
 
-def test_errors_are_told_with_the_gpus_name_and_who_is_not_watched(
+def test_errors_are_told_with_the_gpus_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampler, "XidWatcher", FakeWatch)
@@ -332,7 +324,3 @@ def test_errors_are_told_with_the_gpus_name_and_who_is_not_watched(
         bench.ticks(1)
         told = [text for kind, text, _ in bench.recorder.events if kind == "xid"]
         assert [text.partition(":")[0] for text in told] == ["GPU 0 (Test)", "GPU"]
-        if uuids is None:
-            every = bench
-    missing = every.recorder.capabilities()[-1]["missing"]
-    assert (missing[B].get("xid"), missing[A].get("xid")) == ("Not Supported", None)

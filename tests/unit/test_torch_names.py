@@ -15,7 +15,7 @@ from torch._C._dynamo import eval_frame
 from torch.optim import optimizer as torchs_optimizer
 
 import stepscope
-from stepscope.common.torch_version import SUPPORTED, unsupported, warn_if_unsupported
+from stepscope.host.environment import SUPPORTED, unsupported, warn_if_unsupported
 from tests.support.fake_live import FakeLive, hooked
 
 FRAMES = ("set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy")

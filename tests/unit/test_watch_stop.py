@@ -40,7 +40,8 @@ class Bench:
         self.recorder = WritingRecorder(folder)
         self.sent: list[tuple[str, str]] = []
         self.came = threading.Semaphore(0)
-        self.stopper = StopEscalator(folder / "run.json", grace_s=0.0)
+        self.stopper = StopEscalator(grace_s=0.0)
+        self.stopper.recorder = cast("Recorder", self.recorder)
         monkeypatch.setattr(os, "kill", lambda _pid, number: self.note("process", number))
         monkeypatch.setattr(signal, "raise_signal", lambda number: self.note("here", number))
 
@@ -51,11 +52,11 @@ class Bench:
 
     def ask(self, number: int) -> Command:
         command = Command(number, CommandName.STOP, {})
-        self.stopper.on_command(cast("Recorder", self.recorder), command)
+        self.stopper.on_command(command)
         return command
 
     def boundary(self, command: Command) -> None:
-        self.stopper.at_boundary(cast("Recorder", self.recorder), command)
+        self.stopper.at_boundary(command)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes, three_digits
-from stepscope.host.parent_death_signal import call_at_end_of, kill_group
+from stepscope.host.process_limits import call_at_end_of, kill_group
 from stepscope.lab.command import UsageError, print_error
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, validate

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from stepscope.host.parent_death_signal import call_at_end_of
+from stepscope.host.process_limits import call_at_end_of
 
 if __name__ == "__main__":
     parent = os.dup(sys.stdin.fileno())  # ranks inherit stdin, but not this duplicate

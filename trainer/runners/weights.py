@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 
 from stepscope.common.formatting import printable
-from stepscope.common.limited_process import limit_process
-from stepscope.host.parent_death_signal import set_parent_death_signal
+from stepscope.host.process_limits import limit_process, set_parent_death_signal
 from stepscope.run import RunError
 from trainer.runners.child_process import PROJECT
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from stepscope.host.parent_death_signal import set_parent_death_signal
+from stepscope.host.process_limits import set_parent_death_signal
 from trainer.config import RunConfig
 from trainer.error_messages import RunFailedError
 from trainer.workloads.task import Batch, Split

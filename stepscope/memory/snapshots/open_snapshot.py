@@ -24,8 +24,8 @@ import msgspec
 
 from stepscope.common.files import atomic_replace, is_own_folder, read_regular_file
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.common.limited_process import end_with_stdin, limit_process
 from stepscope.host.child_process import start_module
+from stepscope.host.process_limits import end_with_stdin, limit_process
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.memory.snapshots.stacks import MAX_TEXT_CHARS
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize

@@ -1,9 +1,8 @@
 """Zero-code capture: record the training of a script that does not call Stepscope.
 
-`install(session)` is called before the script runs. It wraps argparse (`arguments.py`: `config` of
-run.json), and does not import torch, so that environment
-variables that the script sets before its import still take effect. An import hook then wraps
-several functions of torch:
+`install(session)` wraps argparse (`config` of run.json) before the script runs. It does not import
+torch, so that environment variables that the script sets before its import still take effect. An
+import hook then wraps functions of torch:
 
 | file             | wraps                                    | metrics                            |
 |------------------|------------------------------------------|------------------------------------|
@@ -14,39 +13,34 @@ several functions of torch:
 | `attribution.py` | `torch.nn.utils.clip_grad_norm_`         | `train/grad_norm`                  |
 | `dataloader.py`  | `__next__` of the DataLoader's iterators | data wait, samples/s, epoch        |
 | `step_timing.py` | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`   |
-| `h2d_copies.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
+|                  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
 | `settings.py`    | only with settings: construction of      | none                               |
 |                  | loaders and optimizers, `zero_grad`, …   |                                    |
 
-`state.py` has the shared state, and the steps of scripts without an optimizer. `step_timing.py`
-also measures the times of a step, `epochs.py` counts batches and epochs, `attribution.py` finds the
-optimizer of a loss.
+`state.py` has the shared state, and the steps of scripts without an optimizer, `epochs.py` counts
+batches and epochs, `attribution.py` finds the optimizer of a loss.
 
 No wrapper waits for a GPU or changes a result, except those of settings. A wrapper that fails is
-logged once and disabled. Wrappers work in the thread that steps the optimizers, not in forked
-children and DataLoader workers. docs/watch.md lists the limits.
+logged once and disabled. Wrappers work only in the thread that steps the optimizers. docs/watch.md
+lists the limits.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import resource
+import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stepscope.common.torch_version import warn_if_unsupported
+from stepscope.common.secrets import is_secret
 from stepscope.distributed.ddp_timing import DDP_METRICS
-from stepscope.watch.hooks import (
-    arguments,
-    attribution,
-    dataloader,
-    loss,
-    optimizer,
-    step_timing,
-)
-from stepscope.watch.hooks.patching import HookGuard, PostImportHook
+from stepscope.host.environment import warn_if_unsupported
+from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
+from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace_call
 from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.state import HookState
 
@@ -56,6 +50,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHILDREN_S = 0.5  # Minimum CPU time of child processes that may have been spent on training.
+MAX_ARGUMENTS = 256
+MAX_TEXT = 200  # characters of an argument
 
 Attach = Callable[[ModuleType, HookState], None]
 
@@ -81,7 +77,7 @@ class TorchHooks:
         self.applied = applied
         self._import = PostImportHook("torch", self._attach)
         self._has_torch = False
-        arguments.attach(self._state)
+        record_arguments(self._state)
         self._import.start()
 
     def end(self) -> str | None:
@@ -110,6 +106,34 @@ class TorchHooks:
                 log.warning(text, metrics, getattr(torch, "__version__", "?"), error)
         if self.applied is not None:
             self.applied.attach(torch)
+
+
+def record_arguments(state: HookState) -> None:
+    """Record what the script parses with argparse as its config, without secrets."""
+    guard = HookGuard("config of the script's arguments")
+
+    def record(namespace: Any) -> None:
+        found = {name: _recordable(name, value) for name, value in vars(namespace).items()}
+        values = {name: value for name, value in found.items() if value is not None}
+        config = dict(state.recorder.run_json["config"]) | values
+        state.recorder.describe(config=dict(list(config.items())[:MAX_ARGUMENTS]))
+
+    def parse(original: Function, self: Any, args: Any = None, namespace: Any = None) -> Any:
+        found = original(self, args, namespace)
+        # Other lists are those of subparsers, or of libraries.
+        if args is None or args == sys.argv[1:]:
+            guard.call(record, found[0])
+        return found
+
+    replace_call(argparse.ArgumentParser, "parse_known_args", parse)
+
+
+def _recordable(name: str, value: Any) -> bool | float | str | None:
+    """Return a number or short text; None for other values and for a secret."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(value, bool | int | float | str) or len(str(value)) > MAX_TEXT:
+        return None
+    return None if is_secret(name, value) else value
 
 
 def no_steps_reason(state: HookState, *, has_torch: bool) -> str:

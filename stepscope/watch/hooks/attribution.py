@@ -1,7 +1,7 @@
 """Attribute losses and clipped gradient norms to optimizers.
 
-A loss is attributed to the optimizers whose gradients its `backward()` changed, until one of them
-steps or calls `zero_grad()`. With several optimizers some gradients of each are compared.
+With several optimizers, a loss belongs to those of whose gradients its `backward()` changed some,
+until one of them steps or calls `zero_grad()`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ class LossAttribution:
     """
 
     def __init__(self) -> None:
-        self.made = 0
-        """Optimizers constructed so far."""
+        self.made = 0  # Optimizers constructed so far.
         self.are_several = False
         self.sums: dict[OptimizerKeys, tuple[ScalarValue, int]] = {}
         """Sum of losses, and its number of `backward()` calls, by optimizers."""
         self._alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The optimizers by `id`."""
-        self._counted = 0
-        """Number of live optimizers at the last `_count`."""
+        self._counted = 0  # Number of live optimizers at the last `_count`.
 
     def register(self, optimizer: Any) -> None:
         """Add an optimizer at its construction, or, such as a copy, at its first step."""
@@ -126,7 +124,6 @@ def key(optimizer: Any) -> int:
 
 
 def members(optimizer: Any) -> Iterator[int]:
-    """Yield the `id`s of the optimizer's parameters."""
     return (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -161,8 +158,7 @@ class ClipGradCalls:
 
     def __init__(self) -> None:
         self.calls: list[ClipGradCall] = []
-        self._seen: set[int] = set()
-        """The `id`s of the calls' parameters, from the second call on."""
+        self._seen: set[int] = set()  # The `id`s of the calls' parameters, from the second call on.
 
     def add(self, norm: ScalarValue, kind: float, parameters: list[Any]) -> None:
         now = frozenset(map(id, parameters))
@@ -191,8 +187,6 @@ class ClipGradCalls:
 
 
 class ClipGradHook:
-    """Wraps `clip_grad_norm_`."""
-
     def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
         self._tensor: type[Any] = torch.Tensor

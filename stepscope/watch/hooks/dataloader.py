@@ -18,7 +18,7 @@ from typing import Any
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.tracker import batch_length
 from stepscope.watch.hooks.epochs import BatchTracker, DataPass
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
 
 PASS = "_stepscope_pass"
@@ -36,8 +36,7 @@ class DataLoaderHook:
         self._tensor: type[Any] = torch.Tensor
         self._grad_enabled = torch.is_grad_enabled
         self._fetching = False
-        self._last = 0
-        """The `id` of the last iterator."""
+        self._last = 0  # The `id` of the last iterator.
         self._pass: DataPass | None = None
         self._undecided: DataPass | None = None
         """A complete pass that may be training or evaluation."""
@@ -47,7 +46,6 @@ class DataLoaderHook:
             opaque(function, with_callees=True)
 
     def around_next(self, original: Function) -> Function:
-        """Wrap `__next__` of the iterators."""
         state, guard, clock, fetched = self._state, self._guard, time.perf_counter, self._fetched
 
         def __next__(iterator: Any) -> Any:
@@ -143,7 +141,6 @@ class DataLoaderHook:
             self._undecided = current
 
     def _classify(self, whole: DataPass) -> None:
-        """Classify a complete pass as training or evaluation."""
         state = self._state
         if self._undecided is whole:
             self._undecided = None
@@ -183,17 +180,12 @@ def _length_of_pass(iterator: Any) -> tuple[float, bool]:
     return math.inf, hasattr(type(iterator._dataset), "__len__")
 
 
-def _remember_loader(original: Function) -> Function:
-    """Wrap `DataLoader._get_iterator`, whose iterators have no reference to their loader."""
-
-    def _get_iterator(loader: Any) -> Any:
-        iterator = original(loader)
-        if type(loader).__iter__ is not plain:
-            setattr(iterator, LOADER, weakref.ref(loader))
-        return iterator
-
-    plain = import_module("torch.utils.data").DataLoader.__iter__
-    return _get_iterator
+def _get_iterator(original: Function, loader: Any) -> Any:
+    """Remember the loader of an iterator, which has no reference to it."""
+    iterator = original(loader)
+    if type(loader).__iter__ is not import_module("torch.utils.data").DataLoader.__iter__:
+        setattr(iterator, LOADER, weakref.ref(loader))
+    return iterator
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
@@ -201,5 +193,5 @@ def attach(torch: ModuleType, state: HookState) -> None:
     module = import_module("torch.utils.data.dataloader")
     batches = DataLoaderHook(torch, state)
     state.feed = BatchTracker(batches.report)
-    replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
+    replace_call(module.DataLoader, "_get_iterator", _get_iterator)
     replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

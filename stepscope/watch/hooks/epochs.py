@@ -16,8 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-WAITING_LIMIT = 4096
-"""Maximum number of unused batches; a script with more does not train."""
+WAITING_LIMIT = 4096  # Maximum number of unused batches; a script with more does not train.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,14 +51,11 @@ class BatchTracker:
 
     def __init__(self, report: Callable[[DataPass, int, float], None]) -> None:
         self._report = report
-        self.epoch: int | None = None
-        """Epoch of the last step, counted from 1; None if uncertain."""
-        self.is_read = False
-        """True once a step has used a batch of a loader."""
+        self.epoch: int | None = None  # Epoch of the last step, counted from 1; None if uncertain.
+        self.is_read = False  # True once a step has used a batch of a loader.
         self._waiting: deque[tuple[DataPass, int]] = deque(maxlen=WAITING_LIMIT)
         self._used: list[tuple[DataPass, int]] = []
-        self._partners: dict[int, DataPass] = {}
-        """The other passes of the last step, by dataset."""
+        self._partners: dict[int, DataPass] = {}  # The other passes of the last step, by dataset.
         self._ahead = 0
         self._current: DataPass | None = None
         self._number = 0

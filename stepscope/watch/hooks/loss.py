@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.profiling.phase_ranges import BACKWARD, span
 from stepscope.watch.hooks.attribution import GradSnapshot, reading
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
 
 LATE_STEPS = 10  # Steps after which a new optimizer replaces earlier ones, unlike in a GAN.
@@ -73,7 +73,6 @@ class LossHook:
         return backward
 
     def around_zero_grad(self, original: Function) -> Function:
-        """Wrap `Optimizer.zero_grad`."""
         state, guard = self._state, self._guard
 
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,16 +87,12 @@ class LossHook:
 
         return zero_grad
 
-    def around_making(self, original: Function) -> Function:
-        """Wrap `Optimizer.__init__`."""
-        guard = self._guard
-
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            guard.call(self._register, optimizer)
-            self._made_late = self._state.step > LATE_STEPS
-
-        return __init__
+    def make_optimizer(
+        self, original: Function, optimizer: Any, /, *args: Any, **kwargs: Any
+    ) -> None:
+        original(optimizer, *args, **kwargs)
+        self._guard.call(self._register, optimizer)
+        self._made_late = self._state.step > LATE_STEPS
 
     def _register(self, optimizer: Any) -> None:
         self._state.parties.register(optimizer)
@@ -138,11 +133,10 @@ class LossHook:
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
-    """Wrap `backward`, `zero_grad` and the construction of optimizers."""
     losses = LossHook(torch, state)
     replace(torch.autograd, "backward", losses.around_backward, traced=False)
     replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
-    replace(torch.optim.Optimizer, "__init__", losses.around_making, traced=False)
+    replace_call(torch.optim.Optimizer, "__init__", losses.make_optimizer)
 
 
 class GradScalerHook:
@@ -222,7 +216,6 @@ class GradScalerHook:
 
 
 def attach_grad_scaler(torch: ModuleType, state: HookState) -> None:
-    """Wrap torch.amp.GradScaler."""
     scaling = GradScalerHook(torch, state)
     replace(torch.amp.GradScaler, "scale", scaling.around_scale, traced=True)
     replace(torch.amp.GradScaler, "step", scaling.around_step, traced=False)

@@ -10,7 +10,7 @@ from threading import get_ident
 from types import FrameType, ModuleType
 from typing import Any
 
-from stepscope.watch.hooks import h2d_copies
+from stepscope.watch.hooks import step_timing
 from stepscope.watch.hooks.patching import HookGuard, opaque
 from stepscope.watch.hooks.state import HookState
 
@@ -131,12 +131,12 @@ class OptimizerStepHook:
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
-    """Register the post hook that all optimizers share."""
     steps = OptimizerStepHook(torch, state)
     # A frame that torch.compile traces calls the unmodified hook, between two graphs.
     OptimizerStepHook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)
-    state.times.time_copies = lambda: HookGuard("perf/h2d").call(h2d_copies.attach, torch, state)
+    guard = HookGuard("perf/h2d")
+    state.times.time_copies = lambda: guard.call(step_timing.attach_copies, torch, state)
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(steps.after_step)
 
 

@@ -23,7 +23,14 @@ from stepscope.settings.model import ModelSetting
 from stepscope.settings.optimizer import SetToNone
 from stepscope.settings.process import Sdpa
 from stepscope.settings.setting import Moment, Training, script_place
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_bound
+from stepscope.watch.hooks.patching import (
+    Function,
+    HookGuard,
+    opaque,
+    replace,
+    replace_bound,
+    replace_call,
+)
 
 
 class SettingHooks:
@@ -37,8 +44,7 @@ class SettingHooks:
         self, settings: Sequence[Setting], report: Callable[[list[dict[str, Any]]], None]
     ) -> None:
         self.settings = settings
-        self.is_active = True
-        """False in a forked child."""
+        self.is_active = True  # False in a forked child.
         self._report = report
         self._steps = 0
         self._guard = HookGuard("settings of the model")
@@ -62,14 +68,14 @@ class SettingHooks:
         self._is_compiling = torch.compiler.is_compiling
         loaders, optimizers = import_module("torch.utils.data.dataloader"), torch.optim.Optimizer
         self._arguments = inspect.signature(loaders.DataLoader.__init__)
-        replace(loaders.DataLoader, "__init__", self._around_loader, traced=False)
-        replace(loaders.DataLoader, "_get_iterator", self._around_iterator, traced=False)
-        replace(optimizers, "__init__", self._around_optimizer, traced=False)
-        replace(optimizers, "zero_grad", self._around_zero_grad, traced=False)
-        replace(torch.autograd, "backward", self._around_backward, traced=False)
+        replace_call(loaders.DataLoader, "__init__", self._make_loader)
+        replace_call(loaders.DataLoader, "_get_iterator", self._get_iterator)
+        replace_call(optimizers, "__init__", self._make_optimizer)
+        replace_call(optimizers, "zero_grad", self._zero_grad)
+        replace_call(torch.autograd, "backward", self._backward)
         if self._autocasts:
-            replace(torch.autocast, "__enter__", self._around_autocast, traced=False)
-            replace(torch.autograd, "grad", self._around_grad, traced=False)
+            replace_call(torch.autocast, "__enter__", self._enter_autocast)
+            replace_call(torch.autograd, "grad", self._grad)
         for setting in self.settings:
             if isinstance(setting, Sdpa):
                 attention = partial(self._around_attention, setting)
@@ -103,96 +109,68 @@ class SettingHooks:
                 entered += [setting] * (len(setting.places) - count)
         return entered
 
-    def _around_loader(self, original: Function) -> Function:
-        """Wrap `DataLoader.__init__`, which subclasses call too."""
-
-        def __init__(loader: Any, /, *args: Any, **kwargs: Any) -> None:
-            try:
-                bound = self._arguments.bind(loader, *args, **kwargs)
-            except TypeError:  # of the script, which the original raises too
-                original(loader, *args, **kwargs)
-                return
-            bound.apply_defaults()
-            entered = self._apply(Moment.LOADER, bound.arguments)
-            if entered:
-                args, kwargs = bound.args[1:], bound.kwargs
+    def _make_loader(self, original: Function, loader: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Replace `DataLoader.__init__`, which subclasses call too."""
+        try:
+            bound = self._arguments.bind(loader, *args, **kwargs)
+        except TypeError:  # of the script, which the original raises too
             original(loader, *args, **kwargs)
-            for setting in entered:
-                if isinstance(setting, LoaderSetting):
-                    setting.loaders.append(weakref.ref(loader))
+            return
+        bound.apply_defaults()
+        entered = self._apply(Moment.LOADER, bound.arguments)
+        if entered:
+            args, kwargs = bound.args[1:], bound.kwargs
+        original(loader, *args, **kwargs)
+        for setting in entered:
+            if isinstance(setting, LoaderSetting):
+                setting.loaders.append(weakref.ref(loader))
 
-        return __init__
+    def _get_iterator(self, original: Function, loader: Any) -> Any:
+        for autocast in self._autocasts:  # of a last batch that the script skipped
+            autocast.guard(autocast.end_pass)
+        iterator = original(loader)
+        for setting in self.settings if self.is_active else ():
+            if isinstance(setting, LoaderSetting):
+                setting.guard(setting.iterating, loader, iterator)
+        return iterator
 
-    def _around_iterator(self, original: Function) -> Function:
-        """Wrap `DataLoader._get_iterator`."""
+    def _make_optimizer(
+        self, original: Function, optimizer: Any, /, *args: Any, **kwargs: Any
+    ) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.append(weakref.ref(optimizer))
+        if not self._awaits_model:
+            self._refuse_models("A later optimizer was constructed after the first step.")
+        self._apply(Moment.OPTIMIZER, optimizer)
 
-        def _get_iterator(loader: Any) -> Any:
-            for autocast in self._autocasts:  # of a last batch that the script skipped
-                autocast.guard(autocast.end_pass)
-            iterator = original(loader)
-            for setting in self.settings if self.is_active else ():
-                if isinstance(setting, LoaderSetting):
-                    setting.guard(setting.iterating, loader, iterator)
-            return iterator
+    def _zero_grad(self, original: Function, optimizer: Any, /, set_to_none: bool = True) -> Any:
+        for setting in self.settings if self.is_active else ():
+            if isinstance(setting, SetToNone):
+                set_to_none = setting.zero_grad(set_to_none)
+        return original(optimizer, set_to_none)
 
-        return _get_iterator
+    def _backward(self, original: Function, /, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace `torch.autograd.backward`, which `Tensor.backward` also calls."""
+        root = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        self._begin_training(getattr(root, "device", None))
+        self._end_pass()
+        for setting in self._autocasts if self.is_active else ():
+            if isinstance(setting, Fp16) and setting.places:
+                return setting.backward(original, tensors, args, kwargs)
+        return original(tensors, *args, **kwargs)
 
-    def _around_optimizer(self, original: Function) -> Function:
-        """Wrap `Optimizer.__init__`."""
-
-        def __init__(optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            self._optimizers.append(weakref.ref(optimizer))
-            if not self._awaits_model:
-                self._refuse_models("A later optimizer was constructed after the first step.")
-            self._apply(Moment.OPTIMIZER, optimizer)
-
-        return __init__
-
-    def _around_zero_grad(self, original: Function) -> Function:
-        """Wrap `Optimizer.zero_grad`."""
-
-        def zero_grad(optimizer: Any, set_to_none: bool = True) -> Any:
-            for setting in self.settings if self.is_active else ():
-                if isinstance(setting, SetToNone):
-                    set_to_none = setting.zero_grad(set_to_none)
-            return original(optimizer, set_to_none)
-
-        return zero_grad
-
-    def _around_backward(self, original: Function) -> Function:
-        """Wrap `torch.autograd.backward`, which `Tensor.backward` also calls."""
-
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            root = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
-            self._begin_training(getattr(root, "device", None))
+    def _grad(
+        self, original: Function, /, outputs: Any, inputs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Replace `torch.autograd.grad`: like `backward()`, except for a term of the loss."""
+        if not (kwargs.get("create_graph") or any(args[2:3])):
             self._end_pass()
-            for setting in self._autocasts if self.is_active else ():
-                if isinstance(setting, Fp16) and setting.places:
-                    return setting.backward(original, tensors, args, kwargs)
-            return original(tensors, *args, **kwargs)
+        return original(outputs, inputs, *args, **kwargs)
 
-        return backward
-
-    def _around_grad(self, original: Function) -> Function:
-        """Wrap `torch.autograd.grad`: like `backward()`, except for a term of the loss."""
-
-        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (kwargs.get("create_graph") or any(args[2:3])):
-                self._end_pass()
-            return original(outputs, inputs, *args, **kwargs)
-
-        return grad
-
-    def _around_autocast(self, original: Function) -> Function:
-        """Wrap `torch.autocast.__enter__`."""
-
-        def __enter__(context: Any) -> Any:
-            for setting in self._autocasts:
-                setting.autocast_entered(context)
-            return original(context)
-
-        return __enter__
+    def _enter_autocast(self, original: Function, context: Any) -> Any:
+        for setting in self._autocasts:
+            setting.autocast_entered(context)
+        return original(context)
 
     def _around_attention(self, sdpa: Sdpa, original: Function) -> Function:
         """Wrap `torch.nn.functional.scaled_dot_product_attention`."""

@@ -105,34 +105,25 @@ class HookState:
     def __init__(self, session: ScriptSession) -> None:
         self.session = session
         self.recorder: Any = session.recorder
-        self.thread = 0
-        """Id of the training thread; 0 without one."""
+        self.thread = 0  # Id of the training thread; 0 without one.
         self._owner: threading.Thread | None = None
         self._closed = False
 
-        self.step = 0
-        """The step counter: the maximum count of steps of an optimizer."""
-        self.stepped = 0
-        """Calls of the optimizer hook."""
-        self.backwards = 0
-        """Calls of `backward()`, of any kind."""
+        self.step = 0  # The step counter: the maximum count of steps of an optimizer.
+        self.stepped = 0  # Calls of the optimizer hook.
+        self.backwards = 0  # Calls of `backward()`, of any kind.
         self.in_backward = False
 
-        self.loss: ScalarValue = None
-        """Sum of the losses for the next step."""
+        self.loss: ScalarValue = None  # Sum of the losses for the next step.
         self.loss_terms = 0
-        self.parties = LossAttribution()
-        """The optimizers; several optimizers have separate losses."""
+        self.parties = LossAttribution()  # The optimizers; several optimizers have separate losses.
         self.clips = ClipGradCalls()
-        self.amp_scale: ScalarValue = None
-        """Set while a GradScaler steps an optimizer."""
+        self.amp_scale: ScalarValue = None  # Set while a GradScaler steps an optimizer.
         self.amp_skipped = 0
         self.uses_amp = False
-        self.feed = BatchTracker(lambda ended, number, ended_s: None)
-        """Batches of the DataLoaders."""
+        self.feed = BatchTracker(lambda ended, number, ended_s: None)  # Batches of the DataLoaders.
         self.times = StepTimer(self)
-        self.phases: StepPhaseTimer | None = None
-        """None outside a distributed job."""
+        self.phases: StepPhaseTimer | None = None  # None outside a distributed job.
         self.by_hand = ManualSteps(self)
         self.data_wait_s = 0.0
         self.idle_s = 0.0

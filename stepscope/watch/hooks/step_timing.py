@@ -1,18 +1,25 @@
-"""Measure the times, samples, epoch and DDP phases of a step."""
+"""Measure the times, samples, epoch, copies to the GPU and DDP phases of a step."""
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
-from types import ModuleType
+from threading import get_ident
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
+from stepscope.recorder.cuda_readback import CudaEventPair, CudaEventTimerPool
 from stepscope.recorder.rows import RATES, SAMPLES
-from stepscope.watch.hooks.patching import Function, HookGuard, replace
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace_bound, replace_call
 
 if TYPE_CHECKING:
-    from stepscope.watch.hooks.h2d_copies import CopyTimer
     from stepscope.watch.hooks.state import HookState
+
+
+PAIRS = 64  # Maximum number of measured copies of a step.
+LEAST_S = 0.01  # Minimum time between the starts of two steps whose copies are measured.
 
 
 class StepTimer:
@@ -24,8 +31,7 @@ class StepTimer:
         self.time_copies: Callable[[], CopyTimer | None] = lambda: None
         """Starts the timing of copies to the GPU. Set by `optimizer.attach`."""
         self._last_s: float | None = None
-        self._backwards = 0
-        """Number of `backward()` calls up to the last step."""
+        self._backwards = 0  # Number of `backward()` calls up to the last step.
         self._epoch: int | None = None
         self._transfers: CopyTimer | None = None
 
@@ -109,15 +115,9 @@ class StepPhaseTimer:
         self._guard.call(self._ddp.add, row, now_s)
         self.mark_s, self._forward_s, self._backward_s = now_s, 0.0, 0.0
 
-    def around_making(self, original: Function) -> Function:
-        """Wrap `DistributedDataParallel.__init__`."""
-
-        # Positional only, because Lightning passes the model as `module=`.
-        def __init__(ddp: Any, /, *args: Any, **kwargs: Any) -> None:
-            original(ddp, *args, **kwargs)
-            self._guard.call(self._ddp.meet, ddp)
-
-        return __init__
+    def make_ddp(self, original: Function, ddp: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(ddp, *args, **kwargs)
+        self._guard.call(self._ddp.meet, ddp)
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
@@ -125,5 +125,115 @@ def attach(torch: ModuleType, state: HookState) -> None:
     if state.session.world_size < 2:
         return
     state.phases = phases = StepPhaseTimer()
-    owner = torch.nn.parallel.DistributedDataParallel
-    replace(owner, "__init__", phases.around_making, traced=False)
+    replace_call(torch.nn.parallel.DistributedDataParallel, "__init__", phases.make_ddp)
+
+
+class CopyTimer:
+    """Times the copies of one step; `measuring` is True during a measured step."""
+
+    def __init__(self, new_event: Callable[[], Any]) -> None:
+        self._pairs = CudaEventTimerPool(new_event, PAIRS)
+        self._under_way: list[CudaEventPair] = []
+        self._missed = False
+        self.measuring = True
+        self._begun = time.perf_counter()
+
+    def begin(self) -> CudaEventPair | None:
+        """Record the first event of a pair; return None if all pairs are in use."""
+        pair = self._pairs.begin()
+        self._missed = self._missed or pair is None
+        return pair
+
+    def end(self, pair: CudaEventPair) -> None:
+        self._pairs.end(pair)
+        self._under_way.append(pair)
+
+    def harvest(self) -> float | None:
+        """Return the seconds of a measured step's copies, once, after all have completed.
+
+        Called at the end of each step. Returns None for other steps, and if a copy was not timed.
+        """
+        now, ended, self.measuring = time.perf_counter(), self.measuring, False
+        copy_s = None
+        if (ended or self._under_way) and all(map(self._pairs.has_ended, self._under_way)):
+            pairs, self._under_way = self._under_way, []
+            total_s = sum(map(self._pairs.seconds, pairs))
+            copy_s, self._missed = None if self._missed else total_s, False
+        if not self._under_way and now - self._begun >= LEAST_S:
+            self.measuring, self._begun = True, now
+        return copy_s
+
+
+class H2DCopyHook:
+    """Measures the device time of copies to the current GPU by `to` and `cuda` of CPU tensors.
+
+    Two CUDA events bracket a copy and are read once the device has completed them, without waiting.
+    A pair costs the host about 20 us, so only one step in 10 ms is measured. Only calls through a
+    tensor are wrapped, because `__torch_function__` receives `torch.Tensor.to` as `func`, and
+    scripts compare it.
+    """
+
+    def __init__(self, torch: ModuleType, state: HookState, transfers: CopyTimer) -> None:
+        self._state = state
+        self._transfers = transfers
+        self._is_compiling = torch.compiler.is_compiling
+        self._is_capturing = torch.cuda.is_current_stream_capturing
+        self._current = torch.cuda.current_device
+        self._device: type[Any] = torch.device
+        self._tensor: type[Any] = torch.Tensor
+        self._plainly = torch._C.DisableTorchFunction
+        """Hides the reading of properties from torch-function modes and subclasses."""
+        self._is_copying = False
+
+    def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
+        """Return a function that binds a Tensor method; `default` is its default target device."""
+        state, is_compiling, guard = self._state, self._is_compiling, HookGuard("perf/h2d")
+        transfers = self._transfers
+
+        @functools.wraps(original)
+        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            target = kwargs.get("device", args[0] if args else default)
+            pair = guard.call(self._begin, tensor, target)
+            if pair is None:
+                return original(tensor, *args, **kwargs)
+            self._is_copying = True
+            try:
+                return original(tensor, *args, **kwargs)
+            finally:
+                self._is_copying = False
+                guard.call(transfers.end, pair)
+
+        def bind(tensor: Any) -> Function | None:
+            # A nested call, as of a subclass, is part of the copy.
+            if not transfers.measuring or self._is_copying or is_compiling():
+                return None
+            return MethodType(copy, tensor) if get_ident() == state.thread else None
+
+        opaque(copy)
+        opaque(self._begin, with_callees=True)
+        return bind
+
+    def _begin(self, tensor: Any, target: Any) -> CudaEventPair | None:
+        with self._plainly():
+            if not tensor.is_cpu:
+                return None
+            if isinstance(target, self._tensor):
+                target = target.device
+            elif isinstance(target, str):
+                target = self._device(target)
+            elif type(target) is int:
+                target = self._device("cuda", target)
+            if not isinstance(target, self._device) or target.type != "cuda":
+                return None
+            if target.index not in (None, self._current()) or self._is_capturing():
+                return None
+            return self._transfers.begin()
+
+
+def attach_copies(torch: ModuleType, state: HookState) -> CopyTimer:
+    """Wrap `to` and `cuda` of tensors, after the initialization of CUDA."""
+    transfers = CopyTimer(lambda: torch.cuda.Event(enable_timing=True))
+    around, owner = H2DCopyHook(torch, state, transfers).around, torch.Tensor
+    replace_bound(owner, "to", functools.partial(around, default=None))
+    replace_bound(owner, "cuda", functools.partial(around, default="cuda"))
+    return transfers
