@@ -32,7 +32,7 @@ from stepscope.common.torch_version import SUPPORTED, unsupported
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.machine_monitor import torch_version
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.source import DeviceSource, NullSource, open_source
+from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
@@ -147,7 +147,7 @@ def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
         infos = opened.devices()
         return {
             "nvml_reason": opened.reason,
-            "nvml_broken": isinstance(opened, NullSource) and math.isinf(opened.retry_at),
+            "nvml_broken": opened.reason is not None and math.isinf(opened.retry_at),
             "driver": infos[0].driver_version if infos else None,
             "gpus": tuple(_survey_gpu(opened, info) for info in infos),
         }

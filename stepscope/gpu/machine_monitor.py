@@ -20,7 +20,7 @@ from stepscope.gpu.health import HealthInputs, XidRecord, health, slow_link
 from stepscope.gpu.machine_state import DeviceState, EnergyMeter, HostState, MachineState
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
-from stepscope.gpu.source import DeviceSource, NullSource
+from stepscope.gpu.source import DeviceSource
 from stepscope.gpu.xid import XidEvent, XidLog
 from stepscope.host.environment import cpu_name
 from stepscope.host.usage import HostSampler
@@ -202,7 +202,6 @@ class MachineMonitor:
         self._wall_clock = wall_clock
         self._pause = pause
         self._source: DeviceSource | None = None
-        self._retry_at = -math.inf
         self._since: float | None = None
         self._devices: dict[str, DeviceMonitor] = {}
         self._host = HostSampler()
@@ -252,9 +251,8 @@ class MachineMonitor:
     @property
     def source(self) -> DeviceSource:
         """The source of the latest poll, opened now if there is none."""
-        if self._source is None or self._clock() >= self._retry_at:
+        if self._source is None or self._clock() >= self._source.retry_at:
             source = self._source = self._open_source()
-            self._retry_at = source.retry_at if isinstance(source, NullSource) else math.inf
             if self._armed:
                 source.arm_gpm(True)
             self._since = None  # sums begin at the next poll
