@@ -17,7 +17,7 @@ from stepscope.gpu.nvml_queries import (
     SamplingTier,
 )
 from stepscope.gpu.nvml_reader import ONE_READING
-from stepscope.gpu.process_memory import OTHERS
+from stepscope.gpu.processes import OTHERS
 from stepscope.gpu.source import NullSource, NvmlSource, open_source
 from stepscope.metrics import METRICS, Stream
 from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install

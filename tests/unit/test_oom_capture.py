@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.gpu.process_memory import NO_MEMORY, NOT_LISTED
-from stepscope.gpu.processes import GpuProcess, ProcessState
+from stepscope.gpu.processes import NO_MEMORY, OWN_NOT_LISTED, GpuProcess, ProcessState
 from stepscope.memory.oom import call_stack, capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import bytes_in, shared_out
@@ -177,7 +176,7 @@ def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     assert shared_out([mine], 7) == alone
     both = shared_out([mine, process(8, 3, "gone")], 7)
     assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3),))
-    assert shared_out([process(1, 5)], 7) == {"others_reason": NOT_LISTED}
+    assert shared_out([process(1, 5)], 7) == {"others_reason": OWN_NOT_LISTED}
     hidden = shared_out([mine, process(1, None)], 7)
     assert (hidden["others"], hidden["others_reason"]) == (None, NO_MEMORY)
 

@@ -18,8 +18,7 @@ import psutil
 
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
-from stepscope.gpu.process_memory import NOT_LISTED, OTHERS, OWN, shares
-from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.processes import OTHERS, OWN, OWN_NOT_LISTED, GpuProcess, shares
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
@@ -148,7 +147,7 @@ def _holders(uuid: str | None) -> Fields:
     processes = source.processes(uuid)
     if processes is None:
         reason = source.reason or source.lost(uuid) or source.reasons(uuid).get("processes")
-        return {"others_reason": reason or NOT_LISTED}
+        return {"others_reason": reason or OWN_NOT_LISTED}
     return shared_out(processes, os.getpid())
 
 
