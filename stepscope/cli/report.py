@@ -12,8 +12,7 @@ from stepscope.lab.folder import SWEEP_JSON, SweepError, read_sweep
 from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
 from stepscope.report.page import ReportError
-from stepscope.report.run_report import run_report
-from stepscope.report.sweep_report import sweep_report
+from stepscope.report.reports import run_report, sweep_report
 
 EXAMPLES = (
     "stepscope report RUN -o report.html",

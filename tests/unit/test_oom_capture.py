@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from stepscope.gpu.processes import NO_MEMORY, OWN_NOT_LISTED, GpuProcess, ProcessState
-from stepscope.memory.oom import call_stack, capture
+from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import bytes_in, shared_out
 from stepscope.memory.oom.observer import OomObserver
@@ -48,7 +48,7 @@ def test_the_requested_size_in_a_message_is_read(message: str, size: int | None)
 
 
 def here(*args: Any, **kwargs: Any) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**call_stack.here(*args, **kwargs))
+    return types.SimpleNamespace(**capture.stack_here(*args, **kwargs))
 
 
 class Probe(nn.Module):
@@ -129,7 +129,7 @@ def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None
 def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(call_stack, "_is_python_thread", lambda: False)
+    monkeypatch.setattr(capture, "_is_python_thread", lambda: False)
     place = here()
     assert place.phase == "backward"
 
@@ -155,11 +155,11 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
     try:
         nn.Sequential(Probe(fail))(torch.zeros(2))
     except MemoryError as error:
-        place = types.SimpleNamespace(**call_stack.of_traceback(error.__traceback__))
+        place = types.SimpleNamespace(**capture.stack_of(error.__traceback__))
     assert place.phase == "forward"
     assert place.inputs == ("2",)
     assert place.stack[0].endswith(" fail")
-    assert not any(call_stack.of_traceback(None).values())
+    assert not any(capture.stack_of(None).values())
 
 
 # --- the device -----------------------------------------------------------------------------------

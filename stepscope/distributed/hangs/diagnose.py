@@ -7,8 +7,7 @@ the cause, but the rank at the end of the chain. If a necessary record is missin
 | file           | content                                                            |
 |----------------|--------------------------------------------------------------------|
 | `watchdog.py`  | detection in each rank that steps have stopped                     |
-| `capture.py`   | stack and collectives of a rank                                    |
-| `record.py`    | the file that each rank writes                                     |
+| `record.py`    | stack and collectives of a rank, in the file that it writes        |
 | `job_state.py` | the records of all ranks together, and messages                    |
 | `causes.py`    | lost processes, collectives, point-to-point operations, stacks     |
 """
@@ -31,12 +30,17 @@ from stepscope.distributed.hangs.job_state import (
     RankLiveness,
     RankObservation,
 )
-from stepscope.distributed.hangs.record import BYTES_LIMIT, REFRESH_S, HangRecord, hang_name, parse
+from stepscope.distributed.hangs.record import (
+    BYTES_LIMIT,
+    COMPILING,
+    REFRESH_S,
+    HangRecord,
+    hang_name,
+    parse,
+)
 from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
 from stepscope.run.rank_info import now_of, wall_offset_of
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
-
-COMPILING = "compiling"  # `doing` of a record that is slow work and no hang.
 
 
 def judge(

@@ -24,10 +24,15 @@ from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
 from stepscope.distributed.debug_pipe import note_captures
-from stepscope.distributed.hangs.capture import capture
 from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
 from stepscope.distributed.hangs.job_state import Hang
-from stepscope.distributed.hangs.record import REFRESH_S, DiagnosedCause, HangRecord, hang_name
+from stepscope.distributed.hangs.record import (
+    REFRESH_S,
+    DiagnosedCause,
+    HangRecord,
+    capture,
+    hang_name,
+)
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import torch_rank

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from stepscope.common.files import open_regular_file
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
-from stepscope.memory.snapshots.trace import AllocatorTrace, read_trace
+from stepscope.memory.snapshots.timeline import AllocatorTrace, read_trace
 
 MAX_FILE_BYTES = 250 * 2**20
 """Maximum size of a file; its Python objects need up to nine times as much memory."""

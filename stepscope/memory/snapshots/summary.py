@@ -20,8 +20,7 @@ from stepscope.memory.snapshots.segments import (
     whole,
 )
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of
-from stepscope.memory.snapshots.timeline import MemoryTimeline, history
-from stepscope.memory.snapshots.trace import MAX_OOMS
+from stepscope.memory.snapshots.timeline import MAX_OOMS, MemoryTimeline, history
 
 MAX_SITES = 2000
 """Maximum number of stacks with live memory that are listed; programs have some hundred."""

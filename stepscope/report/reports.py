@@ -1,4 +1,4 @@
-"""The report of one or several runs, from their folders, which may be foreign."""
+"""The reports of runs, and of a sweep of the lab, from their folders, which may be foreign."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +24,21 @@ from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, comp
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
 from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
 from stepscope.distributed.hangs.diagnose import read_record
+from stepscope.lab.report import HEADINGS, closing, ordered
+from stepscope.lab.report import rows as verdict_rows
 from stepscope.memory.oom.reader import judged
 from stepscope.metrics import BY_KEY, Unit
 from stepscope.recorder.final_values import MAX_BUCKETS
-from stepscope.report.page import MAX_BLOCK, MAX_BYTES, Report, untrusted_content
+from stepscope.report.page import (
+    COLORS,
+    MAX_BLOCK,
+    MAX_BYTES,
+    Line,
+    Report,
+    line_chart,
+    untrusted_content,
+)
 from stepscope.report.scrubber import scrubber_of
-from stepscope.report.svg import COLORS, Line, line_chart
 from stepscope.run import RunInfo, rank_file
 from stepscope.store.blocks import Floats
 
@@ -275,3 +285,32 @@ def values_of(values: object, full: bool) -> Iterator[tuple[str, str | None]]:
         yield name, "[removed]" if not full and name in _PRIVATE and value else text
     if len(entries) > MAX_ROWS:
         yield "…", f"{len(entries) - MAX_ROWS:,} more are not shown"
+
+
+@untrusted_content()
+def sweep_report(sweep: Mapping[str, Any], *, full: bool = False) -> str:
+    """Return the page of the content of sweep.json, as `read_sweep` returns it.
+
+    Without `full` it has no host names, user names, addresses and paths. Raises ReportError.
+    """
+    scrub = str if full else scrubber_of((), (sweep, sweep["machine"]))
+    report = Report(f"Sweep report: {sweep['workload']}", scrub)
+    report.heading(report.scrub(str(sweep["id"])), 2)
+    report.paragraph(f"Status: {sweep['status']}. {sweep['reason'] or ''}")
+    report.table("Verdicts", HEADINGS, verdict_rows(sweep))
+    effects: list[Line] = [("", np.zeros(2), np.array([0.0, 1.0]))]
+    names: dict[float, str] = {}
+    for arm in reversed(ordered(sweep)):
+        if None not in (ends := [arm[name] for name in ("low", "effect", "high")]):
+            names[len(effects)] = report.scrub(str(arm["name"]))
+            low, effect, high = np.clip(100 * np.array(ends, float), -100, 1000)
+            mark = len(effects) + np.array([0, 0, 0.2, -0.2, 0, 0])
+            effects.append(("", np.array([low, *4 * [effect], high]), mark))
+    effects[0][2][1] = len(effects)  # from the bottom to the top
+    if names:
+        x_label = "effect on throughput, %; the mark is the estimate, the line its interval"
+        report.parts.append(line_chart("Effect of each variant", x_label, effects, names))
+    for line in closing(sweep):
+        report.paragraph(line)
+    report.table("Machine", ("name", "value"), values_of(sweep["machine"], full))
+    return report.html()
