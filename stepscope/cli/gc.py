@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from stepscope.cli import number_type
+from stepscope.cli import CommandError, number_type
 from stepscope.cli.app_process import APP
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import is_run_id, run_folders
@@ -46,14 +46,11 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Delete runs of `root`; return 1 if one cannot be deleted, 2 for wrong usage."""
     selects = options.keep_days is not None or options.max_size is not None
     if not selects and not options.dry_run:
-        print("gc: needs --keep-days or --max-size, got neither. Add one.", file=sys.stderr)
-        return 2
+        raise CommandError("gc: needs --keep-days or --max-size, got neither. Add one.", 2)
     if root.resolve() == (APP / "examples").resolve():
-        print(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
-        return 2
+        raise CommandError(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", 2)
     if not root.is_dir():
-        print(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
-        return 2
+        raise CommandError(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", 2)
     tagged, failed, freed = options.keep_tagged, False, 0
     if not selects:
         used = sum(map(folder_size, (*run_folders(root), *interrupted_deletions(root))))

@@ -1,7 +1,6 @@
 """`stepscope record`: flight recorder of this host and its GPUs, without any training.
 
-Writes an ordinary run folder of kind `record`. At 10 Hz the host takes about 40 MB a day and each
-GPU 170 MB; with a `period_s` of 1, a tenth.
+At 10 Hz the host takes about 40 MB a day and each GPU 170 MB; with a `period_s` of 1, a tenth.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.cli import number_type
+from stepscope.cli import CommandError, number_type
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
@@ -75,8 +73,8 @@ def record(
     try:
         session = Session(new_run_folder(root, name), name=name, kind=RunKind.RECORD)
     except (StoreError, OSError) as error:
-        print(f"Cannot create a run in {root} ({error}). Set STEPSCOPE_RUNS.", file=sys.stderr)
-        return 1
+        text = f"Cannot create a run in {root} ({error}). Set STEPSCOPE_RUNS."
+        raise CommandError(text) from error
     folder = session.recorder.folder
     what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"
     until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
@@ -112,9 +110,9 @@ def _serve(commands: CommandServer, reasons: list[str], seconds: float | None) -
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second signal has its usual effect.
+    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP that is not ignored, as by nohup.
 
-    A signal that the caller ignores (nohup) stays ignored.
+    A second signal has its usual effect.
     """
     former = {number: signal.getsignal(number) for number in _SIGNALS}
     taken = [number for number in _SIGNALS if former[number] is not signal.SIG_IGN]
