@@ -1,7 +1,6 @@
 """Evaluate all alert rules once a second; pure, no I/O.
 
 A rule has one alert instance per source: "" for the process, a UUID for a GPU, a key for a loss.
-Each default rule has a method that returns its readings; `condition_of` applies to all rules.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ LOSSES = ("train/loss", "val/loss")
 
 @dataclass(slots=True)
 class StallDetector:
-    """Measures the time without a due step, and the longest such time that a step ended.
-
-    Some trainings validate for minutes without any recorded metric.
-    """
+    """Measures the time without a due step, and the longest such time that a step ended."""
 
     longest_s: float = 0.0
     _changes: int = 0
@@ -55,10 +51,7 @@ class StallDetector:
         return self._changes >= WARM_STEPS
 
     def update(self, now: float, step: int, *, due: bool, sign: int) -> float | None:
-        """Return the seconds without a step; None if no step is due.
-
-        `sign` changes with other work of the training, such as validation.
-        """
+        """Return the seconds without a due step or other work (`sign`); None if none is due."""
         moved = self._step is not None and step != self._step
         if moved:
             if self.is_warm:
@@ -75,9 +68,8 @@ class AlertFacts:
     """Input of one evaluation.
 
     `values`: since the last evaluation, by source and metric, newest last; `odd_steps`: step of the
-    first non-finite value. `lost`: reason by UUID of each lost GPU; `labels`: names of GPUs.
-    `trains_on`: GPUs of all processes of the run; `own`: the GPU of this process; `own_total`: its
-    memory in bytes, used without NVML. `step_due`: the run trains, and no command holds it up.
+    first non-finite value. `lost`: reasons by UUID. `trains_on`: GPUs of all processes; `own`: that
+    of this one; `own_total`: its bytes, used without NVML. `step_due`: no command holds it up.
     """
 
     now: float

@@ -1,8 +1,7 @@
 """Evaluate alert rules on the rows that the writer thread stores.
 
-Runs once a second in the writer thread and never blocks; stops after an internal error. A change
-becomes an event of kind `alert` and is delivered by `AlertNotifier`. The crash of a killed run is
-reported by the dashboard's server (`tell_crash`).
+Runs once a second in the writer thread and never blocks. A change becomes an event of kind `alert`,
+and is delivered. The crash of a killed run is reported by the dashboard's server (`tell_crash`).
 """
 
 from __future__ import annotations
@@ -57,10 +56,9 @@ SeriesKey = tuple[str, str]  # source ("" for the process, a UUID for a GPU) and
 class AlertMonitor:
     """Evaluates the alert rules of one process's run.
 
-    `busy` returns True while a command holds the training up. `stuck` returns why a job of several
-    ranks makes no step, or None. `signs` returns a number that rises with work other than steps.
-    `saw` and `look` run in the writer thread, `ended` and `close` in the thread that closes the
-    run.
+    `busy` returns True while a command holds the training up. `stuck` returns why a job makes no
+    step, or None. `signs` returns a number that rises with work other than steps. `saw` and `look`
+    run in the writer thread, `ended` and `close` in the thread that closes the run.
     """
 
     def __init__(
@@ -131,10 +129,7 @@ class AlertMonitor:
     def ended(
         self, run_json: RunJson, step: int, status: RunStatus, reason: str | None
     ) -> EventParts | None:
-        """Return the alert's event for the end of a run.
-
-        Returns None without such a rule, and for a rank that failed because another rank had.
-        """
+        """Return the event of a run's end; None without a rule, or if another rank failed."""
         if self._broken:
             return None
         try:
@@ -307,7 +302,7 @@ YOUNG_S = 600.0
 def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
     """Write the alert's event and deliver it; return the notifier, which the caller closes.
 
-    Returns None without a new crash to report. Of several servers, and several calls, one reports.
+    Returns None without a new crash: of several servers, and several calls, one reports.
     """
     rule = next((rule for rule in settings.rules if rule.name == RUN_FAILED), None)
     is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S

@@ -1,11 +1,8 @@
 """Classify the bottleneck of a run's steps. Pure; no I/O.
 
 A step on a GPU has four parts: computing, idle while the host waits for data, copying a batch, and
-idle between launches. On a CPU there are no copies and no launches.
-
-A verdict explains the *visible wait*: the idle and copy time if it is more than a fifth of a step,
-else the step itself. `share` is the fraction of it that the cause explains; below EXPLAINED no
-cause is named.
+idle between launches. A verdict explains the *visible wait*: the idle and copy time if it is more
+than a fifth of a step, else the step itself. `share` is the fraction that the cause explains.
 """
 
 from __future__ import annotations
@@ -65,8 +62,7 @@ class StepAverages:
     """Means over a window of steady steps; None if not recorded.
 
     Times are seconds per step. `utilization`, `throttled` and `host_cpu` are fractions: of time, of
-    samples with an abnormal clocks event reason, and of all cores. `process_cpu` is in cores.
-    Clocks are in MHz, `sm_clock_max` is the run's maximum.
+    samples, and of all cores. `process_cpu` is in cores. Clocks are in MHz.
     """
 
     steps: int
@@ -104,10 +100,7 @@ class StepBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckDiagnosis:
-    """Verdict on a run's steps as one sentence, and a recommendation.
-
-    `share` is None without a cause, `parts` if unknown.
-    """
+    """Verdict on a run's steps as a sentence, with a recommendation if it has a cause."""
 
     kind: BottleneckKind
     text: str

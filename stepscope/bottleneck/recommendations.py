@@ -22,9 +22,8 @@ class RunSetup:
     """Properties of a run on which recommendations depend.
 
     `own`: `config` is a RunConfig; a script has `applied`, the names of its settings in effect.
-    `capability` is the GPU's compute capability, None if unknown. `simulated`: the GPU is not real.
-    `step_time` is in seconds. `in_memory`: the data set is in memory, where worker processes only
-    slow loading. `world_size` is the number of ranks.
+    `capability` is the GPU's compute capability, None if unknown. `step_time` is in seconds.
+    `in_memory`: the data set is in memory, where worker processes only slow loading.
     """
 
     on_gpu: bool
@@ -74,10 +73,7 @@ class Recommendation:
 
 
 def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool]) -> Recommendation:
-    """Return the first recommendation that is allowed and not set already.
-
-    `kind` is the value of a `BottleneckKind` that names a cause.
-    """
+    """Return the first recommendation for a `BottleneckKind` that is allowed and not set."""
     if setup.own:
         candidates = _CANDIDATES[kind](setup) if kind in _CANDIDATES else ()
         for name, value in candidates:

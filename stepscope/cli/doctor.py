@@ -1,7 +1,6 @@
 """`stepscope doctor`: check this host, and print missing and broken parts with their reasons.
 
-`survey` measures, `findings` is pure. "broken" parts should work and do not; "missing" parts are
-optional, such as a GPU.
+"Broken" parts should work and do not; "missing" parts are optional, such as a GPU.
 """
 
 from __future__ import annotations
@@ -109,10 +108,7 @@ def survey(root: Path) -> MachineProbe:
 
 
 def alerts_file() -> dict[str, Any]:
-    """Return facts about alerts.toml without the webhook's secret address.
-
-    `path` is None if alerts are off; `rules` counts the enabled rules.
-    """
+    """Return facts about alerts.toml without the webhook's secret address."""
     settings = load()
     return {
         "path": None if settings.path is None else str(settings.path),

@@ -167,10 +167,7 @@ def _judge(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequ
 
 
 def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
-    """Return the folder of the sweep.
-
-    A plan in it is only compared: a command from a file is never executed.
-    """
+    """Return the folder of the sweep. A plan in it is compared, and its command never executed."""
     folder = (
         Path(options.folder) if options.folder else new_sweep_folder(runs_root(), plan.workload)
     )

@@ -1,8 +1,7 @@
 """`stepscope measure-memory`: run a script's first steps and report the headroom for its batch.
 
-The script is the `__main__` of this process, as under `stepscope watch`; its output goes to
-standard error, so that standard output has only the result. With `--workload` or `--config` the
-process becomes `python -m trainer.memory_estimate`, which predicts instead.
+The script's output goes to stderr, so that stdout has only the result. With `--workload` or
+`--config` the process becomes `python -m trainer.memory_estimate`, which predicts instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The figures of one recorded run, from a few reduced reads of its store, however long the run.
 
-The figures of a job are those of rank 0; its samples/s are those of rank 0 times the number of
-ranks. `stepscope.recorder.final_values` has the functions that a run's own summary uses too.
+Those of a job are rank 0's; its samples/s are those of rank 0 times the number of ranks.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ class RunFigures:
     """A run and its figures in SI units and bytes; a figure that was not recorded is absent.
 
     `values` has the figures of `stepscope.compare.comparison.FIGURES`, and `final KEY` and `best
-    KEY` of each metric of the training. `phases` are seconds per step by metric, `memory` bytes by
-    category when this process used most. `code_diff`: uncommitted changes, recorded by git.
-    `not_finite`: metrics whose last value is NaN or infinite. `problem`: why the store has no
+    KEY` of each metric of the training. `phases` are seconds per step, `memory` bytes by category
+    when this process used most. `code_diff`: uncommitted changes. `problem`: why the store has no
     figures.
     """
 
@@ -85,10 +83,7 @@ def read_figures(run: RunInfo) -> RunFigures:
 
 
 def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
-    """Return steps, seconds since the start and values of each metric, reduced.
-
-    Metrics of `gpu/` are those of the training GPU. Raises StoreError.
-    """
+    """Return steps, seconds and values of each metric, reduced; GPU: the one it trains on."""
     found = {}
     with StoreReader(run.folder) as reader:
         for info in reader.series():

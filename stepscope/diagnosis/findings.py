@@ -32,10 +32,9 @@ FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}
 class Finding:
     """One finding of a run.
 
-    `rank` is the global rank, None for several ranks. `phase` is the phase of a step, None if
-    unknown, or for the whole run. `share` is the fraction of the time or memory that the finding
-    explains, or None. `next` is a recommendation as a sentence, and `setting` its field and value
-    of RunConfig, or None.
+    `rank` is the global rank, None for several. `phase` is that of a step, or None. `share` is the
+    fraction of the time or memory that the finding explains, or None. `next` is a recommendation,
+    and `setting` its field and value of RunConfig, or None.
     """
 
     kind: str
@@ -79,10 +78,7 @@ class RunData:
 
     @cached_property
     def straggler(self) -> StragglerVerdict | None:
-        """Verdict on the ranks' steps; None for a single process.
-
-        Computed once: it permutes the ranks some thousand times.
-        """
+        """Verdict on the ranks' steps, or None; cached, as it permutes ranks many times."""
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
         return judged_ranks(times, self.run.run_json, busy) if self.has_steps else None

@@ -2,8 +2,7 @@
 
 A dump from Python queries CUDA events and holds the GIL, so a driver that does not answer would
 block the whole process. torch's heartbeat monitor, a thread without the GIL, makes the same dump
-when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). torch logs each dump, so a
-dump is requested only when the numbers of the collectives have changed.
+when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE), and logs it.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ _capturing: set[int] = set()
 def open_pipe(folder: Path) -> Callable[[], None] | None:
     """Make torch open its debug pipe when the ranks connect, and dump into `folder`.
 
-    Variables that the user has set stay. Returns a function that reverts it, or None if nothing was
-    set.
+    The user's variables stay. Returns a function that reverts it, or None if nothing was set.
     """
     if PIPE in os.environ:
         return None

@@ -24,17 +24,14 @@ LINK_SPEEDS = (90, 164)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """Identity of a GPU or a MIG instance; memory in bytes.
-
-    `mig` is True for a GPU in MIG mode. An instance has its parent's `nvml_index`.
-    """
+    """Identity of a GPU, or of a MIG instance with its parent's `nvml_index`; memory in bytes."""
 
     uuid: str
     name: str
     nvml_index: int
     memory_total: int | None
     driver_version: str | None
-    mig: bool
+    mig: bool  # A GPU in MIG mode.
 
     @property
     def short_uuid(self) -> str:
@@ -46,10 +43,9 @@ class DeviceInfo:
 class DeviceProperties(DeviceInfo):
     """Properties of a GPU or a MIG instance; None if the driver does not report them.
 
-    Bytes, watts, degrees Celsius and MHz. `power_limit` is the enforced limit. `pcie_gen` and
-    `pcie_width` are current values, which an idle GPU lowers. `parent_uuid` and `mig_profile`
-    (such as "1g.10gb") are properties of an instance. `nvlinks` is the number of active NVLinks,
-    `nvlink_speed` that of one link in bytes/s per direction.
+    Bytes, watts, °C and MHz. `power_limit` is the enforced limit, `pcie_gen` and `pcie_width` the
+    current values, which an idle GPU lowers. `parent_uuid` and `mig_profile` ("1g.10gb") are those
+    of an instance. `nvlinks` counts active NVLinks, `nvlink_speed` is bytes/s of one per direction.
     """
 
     pci_bus_id: str | None
@@ -73,10 +69,7 @@ class DeviceProperties(DeviceInfo):
 
 
 def describe(handle: Any, info: DeviceInfo) -> DeviceProperties:
-    """Query all properties; about 20 calls, and 1 per NVLink.
-
-    On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
-    """
+    """Query all properties: about 20 calls, and 1 per NVLink. Newer GPUs may lack thresholds."""
     pci = static(pynvml.nvmlDeviceGetPciInfo, handle)
     nvlinks = _nvlinks(handle)
     return DeviceProperties(

@@ -1,7 +1,6 @@
 """Determine the health of a GPU from its samples, properties and events. Pure; no I/O.
 
-Each function of RULES returns at most one issue. The text of the most severe issue is the status
-line; ties are resolved by the order of RULES. Thresholds are those of the driver, if available.
+Each function of RULES returns at most one issue; of equally severe ones the first is the status.
 """
 
 from __future__ import annotations
@@ -75,10 +74,9 @@ class XidRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
-    """Newest values, first values and events of a GPU.
+    """Newest values, first values and events of a GPU; `missing` has reasons by metric key.
 
-    `missing` has the reasons for missing metrics by key. `lost` and `recovery` are texts of the
-    driver. `slow_links` counts the latest consecutive polls with a slow link under load.
+    `slow_links` counts the latest consecutive polls with a slow link under load.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)

@@ -184,10 +184,7 @@ RATE_S = 0.2
 
 
 class MachineMonitor:
-    """Polls this machine in one thread, with a separate source from `open_source`.
-
-    Without a GPU it retries later. The first poll opens NVML (tens of milliseconds).
-    """
+    """Polls this machine in one thread. The first poll opens NVML (tens of milliseconds)."""
 
     def __init__(
         self,

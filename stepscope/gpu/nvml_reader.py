@@ -1,7 +1,4 @@
-"""Read the metrics of one GPU that are due, drop implausible values and compute rates.
-
-Runs for each GPU ten times a second.
-"""
+"""Read the metrics of one GPU that are due, drop implausible values and compute rates."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ DIGITS = 3
 
 @dataclass(slots=True)
 class CounterRate:
-    """Mean rate of one counter between two calls of `take`, over the valid intervals.
-
-    `wraps`: the counter may have 32 bits.
-    """
+    """Mean rate of a counter between calls of `take`; with `wraps` it may have 32 bits."""
 
     wraps: bool = True
     reason: str | None = ONE_READING

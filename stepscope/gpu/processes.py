@@ -1,7 +1,6 @@
 """List the processes on a GPU, and attribute its memory to this process and to others.
 
-Processes are listed by NVML and, with this user's permissions, the OS. In a container the driver
-may not list all. Then the memory of others is missing, never 0.
+In a container the driver may not list all. Then the memory of others is missing, never 0.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ ProcessState = Literal["running", "zombie", "gone"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """One process with a context on a GPU.
+    """One process with a context on a GPU; `memory` in bytes, None if the driver hides it.
 
-    `memory` is in bytes, None if the driver hides it. `sm` is the percentage of the SM time since
-    the last reading. `yours`: the process has the user of this process. A process that is `gone`
-    has ended, or is hidden by another container or user.
+    `sm` is the percentage of the SM time since the last reading. `yours`: of this process's user. A
+    process that is `gone` has ended, or is hidden by another container or user.
     """
 
     pid: int
@@ -65,10 +63,7 @@ class ProcessInfo:
 
 
 class ProcessInfoCache:
-    """Caches process information by pid, so that an ended process keeps its name.
-
-    A process is queried at most twice a second, because it may use several GPUs.
-    """
+    """Caches process information by pid; a process that has ended keeps its name."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -137,8 +132,7 @@ def sm_shares(
 ) -> tuple[dict[int, float], int]:
     """Return the newest SM utilization (%) by pid, and the newest time stamp (us).
 
-    Omits values above 100%, old entries and unknown processes, which some drivers return. A process
-    without an entry in a fresh response has 0%.
+    Some drivers return values above 100%, old entries and unknown processes, which are omitted.
     """
     newest: dict[int, tuple[int, float]] = {}
     stamp, fresh = last_seen, False
@@ -246,10 +240,7 @@ HIDDEN = "more memory is in use than that of the processes that the driver lists
 def shares(
     processes: Sequence[GpuProcess], pid: int, *, used: float | None, total: float | None
 ) -> tuple[int | None, int | None, dict[str, str]]:
-    """Return the bytes of this process and of all others, and the reasons for None by metric.
-
-    `used` and `total` (bytes of the device) reveal memory of processes that are not listed.
-    """
+    """Return the bytes of this process and of all others, and the reasons for None by metric."""
     reasons: dict[str, str] = {}
     mine = next((one for one in processes if one.pid == pid), None)
     own = None if mine is None else mine.memory
@@ -267,15 +258,12 @@ def shares(
 
 
 class ProcessMemoryTracker:
-    """Tracks the processes on a run's GPUs, once a second and for the list in run.json.
-
-    `training` is the GPU on which the memory of this process is recorded; None while unknown.
-    """
+    """Tracks the processes on a run's GPUs, once a second and for the list in run.json."""
 
     def __init__(self, source: DeviceSource, clock: Callable[[], float]) -> None:
         self._source = source
         self._clock = clock
-        self.training: str | None = None
+        self.training: str | None = None  # The GPU for which this process's memory is recorded.
         self._own: float | None = None
         self._reasons: dict[str, dict[str, str]] = {}
         self._lists: dict[str, tuple[GpuProcess, ...]] = {}

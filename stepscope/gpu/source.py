@@ -55,10 +55,7 @@ class DeviceSource:
         """Read the activity counters of newer GPUs from now on; each True needs one False."""
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Return the reasons for missing metrics of a GPU, and for missing "processes", by key.
-
-        They are those of the queries so far; a lost GPU has all.
-        """
+        """Return the reasons for missing metrics, and "processes", by key; a lost GPU has all."""
         return {}
 
     def lost(self, uuid: str) -> str | None:
@@ -100,11 +97,7 @@ class _Known:
 
 
 class NvmlSource(DeviceSource):
-    """Source of the GPUs and MIG instances of an initialized NVML.
-
-    Never shuts NVML down: some drivers fail after repeated initializations, and a broken GPU can
-    block the call.
-    """
+    """Source of the GPUs of an initialized NVML. Never shuts it down: that may block or fail."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._library = NvmlLibrary(clock)
@@ -256,12 +249,10 @@ def _instance_info(gpu: NvmlDevice, infos: list[DeviceInfo], library: NvmlLibrar
 
 
 def nvml_uuid(uuid: str, name: str) -> str:
-    """Return NVML's UUID of a CUDA device; torch omits the prefix.
-
-    CUDA's name of an instance has its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
-    """
+    """Return NVML's UUID of a CUDA device: torch omits the prefix."""
     if uuid.startswith(("GPU-", "MIG-")):
         return uuid
+    # CUDA's name of an instance has its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
     return f"MIG-{uuid}" if " MIG " in name else f"GPU-{uuid}"
 
 

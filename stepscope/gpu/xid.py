@@ -116,10 +116,9 @@ class UnsupportedError(Exception):
 
 
 class XidWatcher:
-    """Watches for Xid events in the thread `stepscope-xid`, from the construction to `stop`.
+    """Watches for Xid events in the thread `stepscope-xid`, which calls `on_event`, until `stop`.
 
-    `on_event` is called in that thread. `uuids` defaults to every GPU of `source`; GPUs in MIG mode
-    are always watched. A lost GPU is registered again when it is found.
+    `uuids` defaults to every GPU of `source`; GPUs in MIG mode are always watched.
     """
 
     def __init__(

@@ -1,10 +1,7 @@
 """Estimate the batch size that fits from the memory of a script's first steps; pure, no I/O.
 
 Weights, gradients and optimizer state do not depend on the batch. All other bytes of the peak are
-assumed to grow in proportion to it, also those kept after an update, such as the batch and its
-results. If the batch has to shrink, kept bytes are assumed to stay. So a factor is rather too small
-than too large. There is no estimate if activations are too small or too uneven, or if several
-optimizers or devices alternate.
+assumed to grow in proportion to it, and kept bytes not to shrink: a factor is rather too small.
 """
 
 from __future__ import annotations

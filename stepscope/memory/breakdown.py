@@ -182,10 +182,7 @@ def notes(
 
 
 class _Note(NamedTuple):
-    """Applies to a breakdown with the parts `present` and without `absent`.
-
-    `keys` are the metrics whose absence is the reason.
-    """
+    """A sentence for parts with `present` and without `absent`, caused by the metrics `keys`."""
 
     sentence: str
     keys: tuple[str, ...]
@@ -257,10 +254,7 @@ CategoryBytes = dict[str, int]
 
 
 def divide(values: Values, place: MemoryDomain) -> CategoryBytes | None:
-    """Return the bytes of each category by its key; None if not even this process's are known.
-
-    `values` are bytes by metric; a value that is absent, None, negative or not finite is missing.
-    """
+    """Return bytes by category; None if not even this process's are known. Omits invalid values."""
     known = {
         key: round(value)
         for key, value in values.items()

@@ -157,8 +157,7 @@ def is_material(
 ) -> bool:
     """Return True if the growth in a window of `seconds` is large enough to report.
 
-    `kind` is "allocated" or "process". `filling`: this is the first epoch. `collected`: Python's
-    garbage collector has had a full run in the window.
+    `filling`: this is the first epoch. `collected`: Python's garbage collector has run in full.
     """
     fraction = MIN_FRACTION[kind]
     if seconds < EARLY_S[kind]:
@@ -169,10 +168,7 @@ def is_material(
 
 
 def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
-    """Return the rise of `values` (bytes) over their steps; None if no rise is certain.
-
-    Both have one length and are in the order of time; steps do not fall.
-    """
+    """Return the rise of `values` (bytes) over rising steps; None if no rise is certain."""
     if len(steps) < MIN_SAMPLES or steps[-1] - steps[0] < MIN_STEPS:
         return None
     evenness = _evenness(steps, values)
@@ -193,10 +189,7 @@ def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
 
 
 def _evenness(steps: Floats, values: Floats) -> float | None:
-    """Return the slowest stretch of the floor as a fraction of the mean; None without growth.
-
-    The floor has to rise in each stretch, never by far the most in one, and at the end as well.
-    """
+    """Return the slowest stretch as a fraction of the mean; None unless all rise and none jumps."""
     floor = np.minimum.accumulate(values[::-1])[::-1]
     if floor[0] == floor[len(floor) // 4]:  # most series end here, in a few microseconds
         return None
@@ -252,9 +245,8 @@ def _variance_factor(residuals: Floats) -> float:
 def batches_grow(steps: Floats, floors: Floats, peaks: Floats) -> bool:
     """Return True if a step's temporary memory grows with the floor, as with longer batches.
 
-    The last batch is still there at a boundary, so longer ones raise the floor as well. Memory kept
-    from step to step raises floor and peak alike: then their distance stays constant. The distance
-    has to grow in both halves: a single large step is no sign.
+    The last batch is still there at a boundary, so longer ones raise the floor. Memory that is kept
+    raises floor and peak alike. Their distance has to grow in both halves, not in one large step.
     """
     quarters = np.array_split(np.arange(len(steps)), 4)
 

@@ -93,10 +93,7 @@ class MinimumWindow:
         self._first = self._lowest = None
 
     def trend(self, newest: int) -> tuple[GrowthTrend, list[MemorySample]] | None:
-        """Return the trend of the newest groups, with them; None if there is no trend.
-
-        Memory that has been as high before comes and goes: that is no trend.
-        """
+        """Return the trend of the newest groups, with them; None if it was as high before."""
         window = list(self.groups)[-newest:]
         if len(window) < MIN_SAMPLES:
             return None
@@ -174,10 +171,7 @@ class GrowthDetector:
 
 
 class GrowthMonitor:
-    """Checks the sampler's values, in its thread, and records growth as an event.
-
-    Allocated memory is that of the GPU that trains. The process counts with its children.
-    """
+    """Checks values in the sampler's thread, the process's with its children; records events."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """Measure the model states at a step boundary: parameters, gradients, optimizer state.
 
 The training thread measures at a boundary that the sampler requests, together with the allocator's
-counters: only there the two are consistent. Between boundaries nothing is recorded. Gradients are
-those held at that moment: all of them if the boundary is inside `optimizer.step()`, as in a watched
-script, and none after `zero_grad()`, as in the built-in loop.
+counters: only there the two are consistent. Gradients are those held then: all if the boundary is
+inside `optimizer.step()`, as in a watched script, none after `zero_grad()`, as in the built-in one.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParamete
 
 
 class StorageBytes:
-    """Adds up storages on one device: `cuda_index`, or the host's memory for None.
-
-    A storage that is already in `other` is not counted again.
-    """
+    """Adds up storages on `cuda_index` (None: the host) that are not already in `other`."""
 
     def __init__(self, cuda_index: int | None, other: StorageBytes | None = None) -> None:
         self.bytes = 0
@@ -130,8 +126,7 @@ def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
 def search() -> tuple[list[Any], list[Any]]:
     """Return the optimizers, and the models that no other module holds. Training thread only.
 
-    The training could not free an object that another thread held meanwhile. After gc.freeze()
-    older objects are not found.
+    After gc.freeze() older objects are not found.
     """
     optimizer_kinds = _with_subclasses("torch.optim.optimizer", "Optimizer")
     module_kinds = _with_subclasses("torch.nn.modules.module", "Module")

@@ -107,10 +107,7 @@ class ChromeTrace:
                 spans.sort(key=lambda span: (span.start_us, -span.duration_us))
 
     def leave_out_own(self, thread: int) -> list[tuple[float, float]]:
-        """Remove Stepscope's own work at step boundaries from a thread; return its spans.
-
-        The work is identified by its frames, so a trace without frames stays unchanged.
-        """
+        """Remove Stepscope's own work, found by its frames, from a thread; return its spans."""
         frames = self.frames.get(thread, ())
         own = [(span.start_us, span.end_us) for span in frames if _OWN(span.name)]
         starts = [start_us for start_us, _ in own]
@@ -137,10 +134,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def parents(spans: list[TraceSpan]) -> list[int]:
-    """Return the index of the enclosing span of each span of one thread, or -1.
-
-    `spans` are in order of time, an enclosing span before its parts.
-    """
+    """Return the index of the enclosing span of each of the ordered spans of a thread, or -1."""
     outer, around = [], list[int]()
     for index, span in enumerate(spans):
         while around and spans[around[-1]].end_us <= span.start_us:

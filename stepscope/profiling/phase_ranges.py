@@ -1,8 +1,7 @@
-"""Name the phases of a step in a profile, and as NVTX ranges on a GPU.
+"""Name the phases of a step in a profile, as NVTX ranges on a GPU, and in an allocation history.
 
-An allocation history has them too (`stepscope/memory/snapshots/recording.py`). `span` is called in
-every step and does nothing without a recording. Nsight Systems shows NVTX ranges as rows; they are
-emitted during a profile on CUDA and under Nsight itself.
+`span` is called in every step and does nothing without a recording. NVTX ranges, which are rows in
+Nsight Systems, are emitted during a profile on CUDA and under Nsight itself.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ def under_nsight() -> bool:
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Name the code within, such as `with span(BACKWARD): loss.backward()`.
-
-    Of nested spans the outer one counts.
-    """
+    """Name the outermost code within, such as `with span(BACKWARD): loss.backward()`."""
     ranges, labels = _ranges, _labels
     if ranges is None or labels is None:
         emit = ranges or labels

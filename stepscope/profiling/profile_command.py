@@ -1,8 +1,6 @@
 """The command PROFILE: record the next steps of a training with torch's profiler.
 
-    command ─> some unprofiled steps ─> profiled steps ─> files written by a child ─> result
-
-The unprofiled steps show how much slower the profiled ones are.
+command ─> unprofiled steps to compare with ─> profiled steps ─> files by a child ─> result
 """
 
 from __future__ import annotations
@@ -94,9 +92,8 @@ class _Profile:
 class ProfileCommand:
     """Executes one profile at a time. Training thread only, except `active`.
 
-    `step` returns the last step, `on_gpu` True if training is on CUDA. The thread that started a
-    profile must stop it. `ended_here`: the training thread always calls `close`; otherwise only the
-    main thread can profile.
+    The thread that started a profile must stop it. `ended_here`: the training thread always calls
+    `close`; otherwise only the main thread can profile.
     """
 
     recorder: Recorder
@@ -112,8 +109,7 @@ class ProfileCommand:
     def ask(self, command: Command) -> None:
         """Begin a profile, or refuse the command with a reason.
 
-        In a job it begins once the previous one is written. Ranks finish that at different times,
-        and all must have the same result.
+        In a job it begins once the previous one is written, which ranks finish at different times.
         """
         if self._profile is not None and self.recorder.job is not None:
             self._next.append(command)

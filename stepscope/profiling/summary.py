@@ -1,7 +1,4 @@
-"""Summarize a profile's trace in a child process; write and parse the summary file.
-
-A summary file is untrusted, so `parse` validates all sizes and types.
-"""
+"""Summarize a profile's trace in a child process; write and parse the untrusted summary file."""
 
 from __future__ import annotations
 
@@ -39,10 +36,9 @@ BYTES_LIMIT = 8 * 2**20  # Three times a summary with all nodes and operators.
 
 
 class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
-    """Summary of a profile for the page; times in microseconds, memory in bytes.
+    """Summary of the steps `first` to `last`; times in microseconds, memory in bytes.
 
-    `first` and `last` are steps. Without `cuda` no kernels were recorded, and all CUDA times are
-    zero. `operators_left` counts further operators, which took less time.
+    Without `cuda` all CUDA times are zero. `operators_left` counts further operators.
     """
 
     first: Count
@@ -58,10 +54,7 @@ class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
 def summarize(
     trace: ChromeTrace, *, first: int, last: int, cuda: bool, thread: int | None
 ) -> ProfileSummary:
-    """Return the summary of a trace of these steps, recorded with CUDA activities or not.
-
-    Raises ValueError if it has no operators.
-    """
+    """Return the summary of a trace of these steps. Raises ValueError without operators."""
     trains = trace.main_thread(thread)
     if trains is None:
         raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
@@ -131,8 +124,7 @@ def write_profile(
 ) -> None:
     """Write the compressed trace `raw`, and then its summary, into `folder`.
 
-    Raises OSError, and ValueError if `raw` is too large or malformed; a compressed trace may then
-    exist without a summary.
+    Raises OSError, and ValueError if `raw` is too large or malformed.
     """
     size = raw.stat().st_size
     if size > RAW_LIMIT:

@@ -93,10 +93,7 @@ class ProfilerCapture:
         return self._stopped.is_set() or self._asked_to_end
 
     def stop(self, early: str | None = None) -> None:
-        """Stop recording, and wait for the GPU; `early` is why, unless the owner stops it.
-
-        Does nothing in another thread, or when called again.
-        """
+        """Stop recording and wait for the GPU, in its thread; `early`: why its owner did not."""
         if not self.running or threading.get_ident() != self._thread:
             return
         phase_ranges.end()

@@ -1,6 +1,6 @@
 """The HTML of a report: every text is scrubbed, cut and escaped here. Pure.
 
-Charts are inline SVG. Their colors are classes of the style sheet, so they follow light and dark.
+Charts are inline SVG with the colors of the style sheet, so they follow light and dark.
 """
 
 from __future__ import annotations
@@ -160,10 +160,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 def line_chart(
     title: str, x_label: str, lines: Sequence[Line], rows: Mapping[float, str] | None = None
 ) -> str:
-    """Return a figure with axes and legend; "" without lines.
-
-    `rows` are texts at values of y instead of numbers; then all lines have one color.
-    """
+    """Return a figure, "" without lines; `rows` are texts at values of y instead of numbers."""
     if not lines:
         return ""
     left, height = (64, HEIGHT) if rows is None else (210, 60 + 26 * len(rows))

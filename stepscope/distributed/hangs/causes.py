@@ -1,8 +1,4 @@
-"""Find the cause of a hang: lost processes, collectives, messages, stacks. Pure; no I/O.
-
-Lost: a process that crashed, is stopped, does not respond, ended, or never started. Collectives:
-the rank that has not entered one, or has entered another. Messages: point-to-point operations.
-"""
+"""Find the cause of a hang: lost processes, collectives, messages, stacks. Pure; no I/O."""
 
 from __future__ import annotations
 
@@ -203,10 +199,7 @@ def _different_order(job: JobObservation, chained: Sequence[BlockedCollective]) 
 
 
 def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
-    """Return the hang caused by live ranks without a record: they do other work.
-
-    Returns None before PATIENCE_S, as others may wait for a validation.
-    """
+    """Return the hang by live ranks without a record, after PATIENCE_S: it may be a validation."""
     unknown = [one for one in job.ranks if one.rank in blocked.unknown]
     busy = [one for one in unknown if one.condition is RankLiveness.ALIVE]
     if len(busy) < len(blocked.unknown) or job.silent_s < PATIENCE_S:
@@ -223,10 +216,7 @@ def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
 
 
 def messages(job: JobObservation) -> Hang | None:
-    """Return the hang in point-to-point operations.
-
-    Returns None while the other rank may still write its record, which shows if it waits as well.
-    """
+    """Return the hang in point-to-point operations, once the other rank may have its record."""
     waits: dict[int, Collective] = {}
     for rank, record in job.records.items():
         one = next((one for one in record.pending if one.sequence is None), None)

@@ -84,10 +84,7 @@ RANKS_LIMIT = 1024  # Maximum number of ranks that are read.
 
 
 def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
-    """Return the hang of a run, now or when it ended; None if it did not hang.
-
-    Lists the folder if no rank hangs, otherwise reads two small files per rank.
-    """
+    """Return the hang of a run, now or when it ended, or None; lists the folder if none hangs."""
     try:
         if not any(name.startswith("hang-rank") for name in os.listdir(run.folder)):
             return None

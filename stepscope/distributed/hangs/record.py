@@ -1,7 +1,6 @@
 """The file `hang-rankK.json` of a rank without steps: its stack and its collectives.
 
-`capture` reads both without blocking the rank, and `watchdog.py` writes them. The file is untrusted
-when read: `parse` validates it.
+`capture` reads both without blocking the rank. The file is untrusted: `parse` validates it.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class HangRecord:
 
     `number` is the folder rank, `rank` the global rank. `since` is the time of the last work,
     `seen` that of the record, `usual_s` the usual time of a step. `groups` has the ranks of each
-    process group by name. `frames` is the Python stack of the training thread with the innermost
-    frame first, `phase` its phase, `doing` the name of other work, such as compiling.
+    group by name. `frames` is the stack of the training thread, innermost first, `doing` work
+    outside a step.
     """
 
     schema: Literal[1] = 1

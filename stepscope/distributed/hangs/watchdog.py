@@ -1,8 +1,7 @@
 """Detect that a rank makes no step, and write `hang-rankK.json`.
 
-The writer thread checks once a second whether a step is overdue, which takes microseconds. If so,
-the thread `stepscope-hang` reads torch's Flight Recorder and the stack of the training thread. It
-may wait for a lock of torch, and never blocks another thread.
+The writer thread checks once a second whether a step is overdue. If so, the thread `stepscope-hang`
+reads torch's Flight Recorder and the stack; it may wait for a lock, and blocks no other thread.
 """
 
 from __future__ import annotations
@@ -71,10 +70,9 @@ class StallTimer:
         return max(LEAST_S, USUAL_STEPS * usual_s, PATIENCE * self.longest_s)
 
     def moved(self, now: float, ago_s: float, *, waited: bool) -> None:
-        """Count a sign of work detected late: a collective entered `ago_s` ago.
+        """Count a collective entered `ago_s` ago as a sign of work.
 
-        `waited`: it ended a wait. Otherwise earlier ones may have been missed, and a long
-        validation must not count as one long wait.
+        `waited`: it ended a wait. Otherwise earlier ones may have been missed, as in a validation.
         """
         if self.since is None:
             return
@@ -114,11 +112,7 @@ Told = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
 
 
 class HangWatchdog:
-    """Watchdog of the steps of one rank, created by its training thread.
-
-    `busy` returns True while Stepscope delays the training. The writer thread calls `look` about
-    once a second.
-    """
+    """Watchdog of the steps of one rank; the writer thread calls `look` about once a second."""
 
     def __init__(
         self, recorder: Recorder, number: int, *, clock: Callable[[], float] = time.monotonic
@@ -213,8 +207,7 @@ class HangWatchdog:
 class _Hung:
     """The record of one hang, written by a separate thread until `end`.
 
-    The thread also ends if this rank enters a collective after `known_s`: at `moved_s`, in epoch
-    seconds. `on_cause` is called when the diagnosis changes.
+    The thread also ends if this rank enters a collective after `known_s`: at `moved_s` (epoch s).
     """
 
     def __init__(

@@ -38,10 +38,7 @@ def in_job(run_json: Mapping[str, Any]) -> bool:
 
 
 def judged_run(run: RunInfo) -> StragglerVerdict | None:
-    """Return the verdict on a job from its stores; None for a single process.
-
-    A rank whose store cannot be read is skipped. Takes 2 ms per rank.
-    """
+    """Return the verdict on a job from the stores that can be read; None for a single process."""
     times, host_cpu = [], None
     for number in rank_numbers(run.folder):
         own = run_json_of(run, number)
@@ -60,10 +57,7 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
 def judged_ranks(
     times: Sequence[RankStepPhases], run_json: Mapping[str, Any], host_cpu: float | None
 ) -> StragglerVerdict | None:
-    """Return the verdict on the steps of a job; None for a single process or simulated GPUs.
-
-    `host_cpu` is the utilization of all cores, 0 to 1.
-    """
+    """Return the verdict on a job; None for a single process or simulated GPUs."""
     if not in_job(run_json) or setup_of(run_json).simulated:
         return None
     busy = (host_cpu or 0.0) >= BUSY_HOST
@@ -71,10 +65,7 @@ def judged_ranks(
 
 
 def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) -> RankStepPhases:
-    """Return the phases of the newest steps of a folder rank, of the last 30 s if sufficient.
-
-    Raises StoreError.
-    """
+    """Return the phases of the newest steps of a folder rank. Raises StoreError."""
     rank = torch_rank(run_json, number)
     infos = {(info.stream, info.source): info for info in reader.series()}
     info = infos.get((Stream.STEPS.value, ""))

@@ -178,10 +178,7 @@ def shared_out(processes: Iterable[GpuProcess], own_pid: int) -> Fields:
 
 
 def _samples(run: FailureContext) -> Fields:
-    """Return the recorder's samples of the last seconds.
-
-    Samples carry the recorder's step, which may be some steps behind the loop's.
-    """
+    """Return the recorder's samples of the last seconds, by the loop's step."""
     ahead = max(0, run.step() - run.recorder.step)
     rows = [row for row in list(run.recorder.recent) if row.stream == Stream.SAMPLES][-MAX_ROWS:]
     samples = RecentSamples(
@@ -218,7 +215,6 @@ def stack_here(own_parts: Mapping[str, str] | None = None) -> dict[str, Any]:
 
     In a thread of autograd the stack continues with the thread that waits in `backward()`. There
     autocast is unknown: its state is that of the thread, not of the forward pass.
-    `own_parts` maps the end of a file's path to the phase of a step.
     """
     frames = _frames(sys._getframe(1))
     if _is_python_thread():
@@ -231,10 +227,7 @@ def stack_here(own_parts: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def _is_in_autocast(torch: Any) -> bool:
-    """Return True in a context of `torch.autocast` that is enabled for CUDA.
-
-    `torch.is_autocast_enabled` is False within an operator that autocast runs in another type.
-    """
+    """Return True in `torch.autocast` for CUDA, also where autocast itself is running."""
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == 0:  # the usual case: nothing is searched
         return False

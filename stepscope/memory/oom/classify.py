@@ -90,9 +90,8 @@ def judge(
 ) -> OomVerdict:
     """Return the cause of a failed allocation, or abstain.
 
-    `setup` has the run's settings: a run of the trainer gets settings as recommendations. `growth`
-    is the data of the run's last `memory_growth` event. `allowed(field, value)` returns True if a
-    setting is possible on this host.
+    `growth` is the data of the run's last `memory_growth` event. `allowed(field, value)` returns
+    True if a setting is possible on this host.
     """
     figures = grown = None
     if record.memory is not MemoryKind.GPU:
@@ -136,8 +135,7 @@ def _growth(figures: OomFigures, trend: OomTrend | None) -> _Conclusion | None:
 def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     """Return fragmentation if only the place of free memory can have refused the allocation.
 
-    In a step of a kind that was never completed free pieces prove nothing: the step frees and
-    allocates more before it has its peak. The process must have held the demand before.
+    The process must have held the demand before: a step that was never completed has no known peak.
     """
     missing = figures.requested - figures.room
     done = record.steps_done or 0

@@ -24,10 +24,7 @@ MAX_EVENT_VALUE = 1e15  # Maximum number of bytes or steps in a valid event.
 
 @dataclass(frozen=True, slots=True)
 class OomTrend:
-    """Growth of allocated memory: bytes per step, the number of steps, and bytes in total.
-
-    Steps without samples do not count.
-    """
+    """Growth of allocated memory: bytes per step, number of steps with samples, bytes in total."""
 
     per_step: float
     steps: int
@@ -42,11 +39,7 @@ class _GrowthEvent(msgspec.Struct):
 
 
 def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTrend | None:
-    """Return the growth of allocated memory, from the run's growth event or the last samples.
-
-    `growth` is the event's untrusted data. The event may be old: it counts unless the last samples
-    contradict it.
-    """
+    """Return the growth of allocated memory, by the untrusted event `growth` or last samples."""
     points = _at_boundaries(record)
     # The lowest of each group: every third point of a periodic series would mislead.
     size = max(1, -(-len(points) // MAX_GROUPS))
@@ -66,6 +59,7 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
     except msgspec.ValidationError:
         return sampled
     grown = int(event.bytes_per_step * int(event.steps))
+    # The event may be old: it counts unless the last samples contradict it.
     is_over = len(slopes) > 0 and slope < MIN_CONFIRMED_FRACTION * event.bytes_per_step
     if is_over or (sampled is not None and sampled.grown >= grown):
         return sampled
@@ -73,10 +67,7 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
 
 
 def _at_boundaries(record: OomRecord) -> list[tuple[int, float]]:
-    """Return (step, allocated bytes) at the end of the last steps.
-
-    A sample inside a long step includes that step's tensors: the lowest of a step counts.
-    """
+    """Return (step, allocated bytes) at the end of the last steps: the lowest sample of each."""
     lowest: dict[int, float] = {}
     first = record.step - (record.steps_done or 0)  # not 0 for a resumed run
     for step, value in _column(record, "memory/allocated"):
@@ -88,8 +79,7 @@ def _at_boundaries(record: OomRecord) -> list[tuple[int, float]]:
 def usual_peak(record: OomRecord) -> int | None:
     """Return the peak of the completed steps in bytes; None without a sample.
 
-    The peak that is read after step n may include the step in progress, so only samples before the
-    last boundary count.
+    A peak that is read after step n may include the step in progress.
     """
     if record.steps_done is None or record.steps_done < FIRST_STEPS:
         return None

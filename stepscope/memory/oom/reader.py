@@ -48,10 +48,7 @@ class OomAnalysis:
 
 
 def judged(run: RunInfo, rank: int = 0, allowed: Allowed | None = None) -> OomAnalysis | None:
-    """Return a run's report of failed allocations with its verdict; None without failures.
-
-    `rank` is the folder rank. Raises OSError, and ValueError with the name of a malformed file.
-    """
+    """Return a rank's failed allocations with a verdict, or None. Raises OSError and ValueError."""
     report = read_report(run.folder, rank) or _killed(run)
     if report is None:
         return None
@@ -82,10 +79,7 @@ def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
 
 
 def _killed(run: RunInfo) -> OomReport | None:
-    """Return a report for a crashed run if the kernel killed a process for lack of memory.
-
-    The counter is this host's present one: runs of other hosts and old runs have no report.
-    """
+    """Return a report for a crashed run of this host if the kernel killed a process, or None."""
     run_json, beat = run.run_json, run.run_json.get("heartbeat")
     if run.status is not RunStatus.CRASHED or run_json.get("host") != socket.gethostname():
         return None

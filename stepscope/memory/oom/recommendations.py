@@ -1,7 +1,6 @@
 """Recommend what to change after an out-of-memory error, the best first; pure, no I/O.
 
-A run of the trainer gets settings, a script gets text and code. A setting that is already in force,
-of the run or of the allocator, is never recommended.
+A run of the trainer gets settings, a script text and code; none is already in force.
 """
 
 from __future__ import annotations
@@ -150,10 +149,7 @@ def pieces(record: OomRecord, setup: RunSetup) -> Steps:
 
 
 def _allocator(record: OomRecord) -> Steps:
-    """Yield expandable segments unless they are in force.
-
-    With expandable segments no other setting is left: max_split_size_mb does not act on them.
-    """
+    """Yield expandable segments unless in force; max_split_size_mb does not act on them."""
     settings = record.settings
     if settings.backend == "native" and settings.expandable_segments is not True:
         yield Recommendation(

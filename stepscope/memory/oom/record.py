@@ -114,10 +114,7 @@ class OomRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
-    """The first and the last failed allocation of a process, and their number.
-
-    `ended`: the last failure ended the run; otherwise the script caught it and continued.
-    """
+    """The first and the last failed allocation of a process; `ended`: the last ended the run."""
 
     first: OomRecord
     last: OomRecord

@@ -55,10 +55,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load(path: Path) -> MemorySnapshot:
-    """Return a snapshot without calling any function named in it.
+    """Return a snapshot without calling any function named in it. Raises SnapshotError.
 
-    An untrusted file may need any amount of memory: `open_snapshot` limits it in a child process.
-    Raises SnapshotError.
+    A file may need any amount of memory: `open_snapshot` limits it in a child process.
     """
     try:
         descriptor = open_regular_file(path, follow_links=True)

@@ -1,7 +1,6 @@
 """Open an untrusted snapshot file in a resource-limited subprocess and cache its summary.
 
-`python -m stepscope.memory.snapshots.open_snapshot` is that subprocess. The cache is written next
-to the file, or to a spare folder if that folder is read-only.
+This module is that subprocess. The cache is next to the file, or in a spare folder.
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ def write_summary(path: Path, summary: SnapshotSummary, modified_ns: int) -> Non
 
 
 def read_summary(path: Path, file_size: int, modified_ns: int) -> SnapshotSummary | None:
-    """Return the summary of the snapshot with this size and modification time.
-
-    Returns None if the file is absent or invalid: a summary can be created again.
-    """
+    """Return the current summary of a snapshot; None if the file is absent, old or invalid."""
     try:
         with gzip.open(io.BytesIO(read_regular_file(path, MAX_BYTES))) as file:
             data = file.read(MAX_BYTES + 1)
@@ -150,8 +146,7 @@ def _fail(text: str) -> int:
 class SnapshotLoadTask:
     """Opens one snapshot; call `poll` until it returns True. Not thread-safe.
 
-    `summary` is the result of `kept_summary`. Raises OSError if the file cannot be read or no
-    process can be started.
+    `summary` is the result of `kept_summary`. Raises OSError.
     """
 
     def __init__(self, path: Path, spare: Path, summary: SnapshotSummary | None = None) -> None:

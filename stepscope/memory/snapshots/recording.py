@@ -25,10 +25,7 @@ _AFTER = {DATA: FORWARD, FORWARD: FORWARD, BACKWARD: OPTIMIZER, OPTIMIZER: FORWA
 
 
 class AllocationLabeler:
-    """Labels allocations from now on until `end`. Training thread only.
-
-    The end restores a label that the script has set.
-    """
+    """Labels allocations until `end`, which restores the script's label. Training thread only."""
 
     def __init__(self) -> None:
         memory: Any = sys.modules["torch"].cuda.memory
@@ -107,10 +104,7 @@ class SnapshotRecording:
             )
 
     def write(self, path: Path) -> None:
-        """Write the history as a file for https://pytorch.org/memory_viz, and stop recording.
-
-        The write is atomic: an error, such as a full disk, leaves no file.
-        """
+        """Write the history for https://pytorch.org/memory_viz, atomically; stop recording."""
         try:
             with atomic_replace(path, durable=False) as part:
                 self._memory._dump_snapshot(part.name)

@@ -1,7 +1,6 @@
 """Stack frames of an allocation as text, and the module of a stack; pure, no I/O.
 
-torch lists frames from the innermost to the outermost, each as a dict of `filename`, `line` and
-`name`. Files are untrusted: entries that are no such frame are skipped.
+torch lists frames innermost first. Files are untrusted: malformed frames are skipped.
 """
 
 from __future__ import annotations

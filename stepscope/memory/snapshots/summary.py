@@ -29,10 +29,7 @@ MAX_TEXT_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class AllocationSite:
-    """Live memory of one stack on one device at the end, in bytes.
-
-    `size` is the allocated, `requested` the requested memory.
-    """
+    """Live memory of one stack on one device at the end: allocated and requested bytes."""
 
     device: int
     stack: int
@@ -173,10 +170,7 @@ class SnapshotDiff:
 
 
 def difference(first: SnapshotSummary, second: SnapshotSummary) -> SnapshotDiff:
-    """Return the changes of live memory from the first snapshot to the second.
-
-    Blocks are compared by the stack that allocated them: addresses mean nothing across runs.
-    """
+    """Return the changes of live memory by the allocating stack: addresses differ across runs."""
     sums: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for side, summary in enumerate((first, second)):
         for site in summary.sites:

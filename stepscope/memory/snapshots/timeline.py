@@ -66,11 +66,7 @@ class AllocatorTrace:
 
 
 def read_trace(entries: list[Any], stacks: StackTable, labels: dict[str, int]) -> AllocatorTrace:
-    """Return the trace of one device from torch's list of entries.
-
-    `labels` has the numbers of the program's allocation labels (`_set_memory_metadata`); new ones
-    are added.
-    """
+    """Return the trace of one device from torch's entries; adds new labels to `labels`."""
     known = [one for one in entries if type(one) is dict and isinstance(one.get("action"), str)]
     codes = (ACTIONS.get(entry["action"], OTHER) for entry in known)
     action = np.fromiter(codes, np.int8, len(known))
@@ -142,8 +138,8 @@ class LabelSpan:
 class MemoryTimeline:
     """Live requested bytes of one device (the allocator rounds up).
 
-    A column represents a stretch of actions by the action with the most live bytes, so that no peak
-    is lost: there `live` = `before` + all bands + `rest`.
+    A column is the action with the most live bytes of a stretch, where `live` = `before` + all
+    bands + `rest`: no peak is lost.
     """
 
     device: int
