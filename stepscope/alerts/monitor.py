@@ -41,8 +41,7 @@ from stepscope.store.blocks import Event, QueueItem, Sample
 
 log = logging.getLogger(__name__)
 
-KIND, PROBLEM_KIND = "alert", "alerts_problem"
-"""Event kinds of alerts, and of invalid entries of alerts.toml."""
+KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Event kinds; problems of alerts.toml.
 RANKS_S = 10.0  # interval of reading which GPUs the other ranks train on
 STALE_S = 30.0  # age at which a sampled value expires; the slowest tier is read every 10 s
 _DEVICE_KEYS = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
@@ -83,8 +82,7 @@ class AlertMonitor:
         device_metrics = set(filter(is_device_metric, metrics))
         self._device_keys = _DEVICE_KEYS | device_metrics
         self._other_keys = _PROCESS_KEYS | (metrics - device_metrics)
-        self._fresh: dict[SeriesKey, list[float]] = {}
-        """Values since the last evaluation."""
+        self._fresh: dict[SeriesKey, list[float]] = {}  # Values since the last evaluation.
         self._odd_steps: dict[SeriesKey, int] = {}
         self._last: dict[SeriesKey, tuple[list[float], float]] = {}
         """The newest value of each series, and when it expires."""
@@ -295,8 +293,7 @@ def _labels(run_json: RunJson) -> dict[str, str]:
 
 
 MARKER = "crash-told"  # file in the run folder after the alert
-YOUNG_S = 600.0
-"""Age of the last heartbeat up to which a crash is reported; a server may restart meanwhile."""
+YOUNG_S = 600.0  # Maximum age of the heartbeat of a reported crash; a server may restart meanwhile.
 
 
 def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:

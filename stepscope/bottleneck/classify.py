@@ -16,10 +16,8 @@ from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_
 
 MIN_STEPS = 20  # Minimum number of steady steps, as in TraceML.
 EXPLAINED = 0.8  # Minimum fraction of the visible wait for a single cause.
-STANDS_STILL = 1 - EXPLAINED
-"""Minimum fraction of a step that waits for data or copies; critical in TraceML."""
-GAPS = 0.25
-"""Minimum fraction of a step in gaps between launches: small gaps are usual."""
+STANDS_STILL = 1 - EXPLAINED  # Of a step that waits for data or copies; critical in TraceML.
+GAPS = 0.25  # Minimum fraction of a step in gaps between launches: small gaps are usual.
 BUSY_HOST = 0.9  # Minimum utilization of all cores at which a process waits for a core.
 AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
 
@@ -35,8 +33,7 @@ class BottleneckKind(StrEnum):
     COMPUTE = "compute-bound"
     THROTTLED = "throttled"
     CONTENTION = "cpu-contention"
-    STRAGGLER = "straggler"
-    """Found by `distributed/stragglers` from the steps of all ranks, never by `verdict`."""
+    STRAGGLER = "straggler"  # Found in the steps of all ranks, never by `verdict`.
     NOT_FINITE = "loss-not-finite"  # Found in the events of an ended run, never by `verdict`.
     SIMULATED = "simulated"
     UNCLEAR = "no single cause"

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_WORKERS = 4  # Maximum number of workers proposed at first: each takes memory.
-FEWEST_CORES = 2
-"""Minimum number of cores assumed: two workers that wait for a disk need no core each."""
+FEWEST_CORES = 2  # Minimum assumed: two workers that wait for a disk need no core each.
 BF16_FROM = (8, 0)  # Compute capability of Ampere, the first with bf16 tensor cores.
 FP16_FROM = (7, 0)  # Compute capability of Volta, the first with tensor cores.
-LONG_STEP_S = 0.02
-"""Minimum step time for which more CPU threads are proposed: they slow short operations."""
+LONG_STEP_S = 0.02  # Minimum step time for more CPU threads, which slow short operations.
 
 Candidate = tuple[str, Any]
 

@@ -21,8 +21,7 @@ from stepscope.session.command_server import CommandServer
 from stepscope.session.session import Session, listed
 from stepscope.store import StoreError
 
-POLL_S = 0.2
-"""Maximum delay of a signal: Python runs its handler only after the wait for a lock."""
+POLL_S = 0.2  # Maximum delay of a signal: Python runs its handler only after the wait for a lock.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

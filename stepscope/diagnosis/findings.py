@@ -24,8 +24,7 @@ from stepscope.run.rank_status import RankState, rank_states
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
-FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}
-"""Kinds of findings by the kinds of their events."""
+FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}  # Findings by their events' kinds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +53,7 @@ class RankData:
     run_json: Mapping[str, Any]
     figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
-    times: RankStepPhases | None = None
-    """The phases of its newest steps, in a job of several ranks."""
+    times: RankStepPhases | None = None  # Phases of its newest steps, in a job of several ranks.
 
     @property
     def verdict(self) -> BottleneckDiagnosis:

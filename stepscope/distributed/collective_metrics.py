@@ -113,12 +113,10 @@ def rate_text(bytes_per_s: float) -> str:
     return f"{three_digits(bytes_per_s / 1e9)} GB/s"
 
 
-REST = 500
-"""Time until the next reading as a multiple of this one's CPU time: 0.2% of a core."""
+REST = 500  # Time until the next reading as a multiple of this one's CPU time: 0.2% of a core.
 LEAST_S, MOST_S = 1.0, 64.0
 EARLY_S = 0.05  # Half a tick of the sampler: the ranks' ticks differ by some milliseconds.
-LARGE_BYTES = 2**20
-"""Minimum size of a collective whose bandwidth is that of the link: smaller ones mostly wait."""
+LARGE_BYTES = 2**20  # Minimum size of a measured bandwidth: smaller collectives mostly wait.
 KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -204,10 +202,8 @@ class CollectiveMetrics:
         self._wall = wall
         self._cpu = cpu
         self._due = -math.inf
-        self._cursors: dict[str, tuple[int, int]] = {}
-        """The newest counted and the newest timed record of each recorder."""
-        self._before: tuple[float, int] | None = None
-        """Time and step of the last reading."""
+        self._cursors: dict[str, tuple[int, int]] = {}  # Newest counted and timed record.
+        self._before: tuple[float, int] | None = None  # Time and step of the last reading.
         self._values: dict[str, float] = {}
         self._reasons: dict[str, str] = {}
         self._lost = self._passed = 0

@@ -18,15 +18,12 @@ DDP_METRICS = "perf/forward_compute, perf/backward_compute and perf/comm_wait"
 """Metrics that are missing if the log cannot be read."""
 SAMPLE_EVERY_S, SAMPLE_EVERY_CUDA_S = 0.035, 0.2  # Minimum time between two samples.
 MAX_CPU = 243
-LEAST_CUDA, MOST_CUDA = 17, 153
-"""Bounds of the distance of samples on CUDA, in iterations: each sample waits for the device."""
+LEAST_CUDA, MOST_CUDA = 17, 153  # Iterations between samples: each waits for the device.
 GROWTH = 3
 """Distances are powers of it. Work that a script does every 4, 10 or 64 steps then falls on samples
 as often as on other steps, and ranks with different distances have common samples."""
-FIRST = 10
-"""Steps before the first sample: DDP rebuilds its buckets, and the step time is unknown."""
-JUDGE_EVERY = 256
-"""Steps after which the distance of samples is adjusted to the present step time."""
+FIRST = 10  # Steps before the first sample: DDP rebuilds its buckets, and the step time is unknown.
+JUDGE_EVERY = 256  # Steps after which the distance of samples is adjusted to the present step time.
 
 
 class DdpTiming:

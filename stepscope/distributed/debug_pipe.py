@@ -25,13 +25,11 @@ from stepscope.distributed.flight_recorder import FlightRecorderDump, counts, pa
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-MAX_BYTES = 64 * 2**20
-"""2,000 collectives with their stacks, which torch always writes here, take some 10 MiB."""
+MAX_BYTES = 64 * 2**20  # 2,000 collectives with their stacks take some 10 MiB.
 WAIT_S = 3.0  # Timeout of one `look`: the monitor reads its pipe once a second.
 LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
-OURS = "nccl-record-"
-"""Begin of the name of a dump in the run folder, to which torch appends the rank."""
+OURS = "nccl-record-"  # Name of a dump in the run folder, to which torch appends the rank.
 
 _capturing: set[int] = set()
 
@@ -103,10 +101,8 @@ class NcclRecord:
 
     def __init__(self) -> None:
         self._dump: FlightRecorderDump | None = None
-        self._counts: Any = None
-        """The numbers of the collectives when `_dump` was requested."""
-        self._requested: tuple[float, int, Any] | None = None
-        """When a dump was requested, the mtime of the file before, and the numbers then."""
+        self._counts: Any = None  # The collectives when `_dump` was requested.
+        self._requested: tuple[float, int, Any] | None = None  # Time, former mtime, counts.
 
     def look(self, rank: int) -> FlightRecorderDump | str:
         """Return the present dump, or the reason why it is missing; waits up to WAIT_S."""

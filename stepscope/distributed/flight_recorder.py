@@ -22,8 +22,7 @@ from msgspec import Meta
 
 from stepscope.common.clock import clock
 
-DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
-"""Of gloo and others, and of NCCL; a CPU build of torch has only the first."""
+DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")  # Of all but NCCL, and of NCCL.
 SIZES = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
     **dict.fromkeys(("Float", "Int"), 4),

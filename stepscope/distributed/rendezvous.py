@@ -25,8 +25,7 @@ from stepscope.run import is_run_id, new_run_folder, pid_namespace
 from stepscope.run.folder import folder_name
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-RUN_ID = "STEPSCOPE_RUN_ID"
-"""Name of the run folder, for ranks on several hosts that share a disk."""
+RUN_ID = "STEPSCOPE_RUN_ID"  # Name of the run folder, for ranks on several hosts that share a disk.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +125,8 @@ class RankContext:
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int | None = None
-    """Number of processes on this host, or None if unknown."""
-    folder_of: str = "job"
-    """Whose ranks write here: those of the whole `job`, of this `host`, or this `process` alone."""
+    local_world_size: int | None = None  # On this host; None if unknown.
+    folder_of: str = "job"  # Whose ranks write here: of the `job`, `host` or `process`.
 
     @property
     def sharing(self) -> int:

@@ -18,8 +18,7 @@ ARCHITECTURES = dict(
     )
 ) | {13: "Rubin"}
 """NVML_DEVICE_ARCH_* (nvml.h)."""
-LINK_SPEEDS = (90, 164)
-"""NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, and NVML_FI_DEV_NVLINK_GET_SPEED of newer GPUs (nvml.h)."""
+LINK_SPEEDS = (90, 164)  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON; _GET_SPEED of newer GPUs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

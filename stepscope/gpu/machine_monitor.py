@@ -77,8 +77,7 @@ def torch_version() -> str | None:
     return None
 
 
-RARE_S = 10.0
-"""Period of the values that change rarely: error counters, properties and MIG instances."""
+RARE_S = 10.0  # Period of values that change rarely: error counters, properties, MIG instances.
 
 
 class DeviceMonitor:
@@ -179,8 +178,7 @@ class DeviceMonitor:
         return self if self.info.uuid == uuid else self._instances.get(uuid)
 
 
-RATE_S = 0.2
-"""Interval between the two readings of a poll; 32-bit PCIe counters wrap in a third of a second."""
+RATE_S = 0.2  # Between the readings of a poll: 32-bit PCIe counters wrap in a third of a second.
 
 
 class MachineMonitor:
@@ -203,8 +201,7 @@ class MachineMonitor:
         self._devices: dict[str, DeviceMonitor] = {}
         self._host = HostSampler()
         self._xids = XidLog()
-        self.xid_reason: str | None = "they are not watched"
-        """Reason for unknown Xid events; None while they are passed to `note_xid`."""
+        self.xid_reason: str | None = "they are not watched"  # None if they are noted.
         self.xid_refused: Mapping[str, str] = {}  # The reasons for some GPUs, by UUID.
         self._armed = False
 

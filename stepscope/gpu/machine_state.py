@@ -11,8 +11,7 @@ from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
 from stepscope.gpu.health import DeviceHealth, XidRecord
 from stepscope.gpu.processes import GpuProcess
 
-MAX_GAP_S = 3.0
-"""Maximum interval between two samples of the power that is integrated linearly."""
+MAX_GAP_S = 3.0  # Maximum interval between two samples of the power that is integrated linearly.
 
 
 @dataclass(frozen=True, slots=True)

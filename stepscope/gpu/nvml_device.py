@@ -19,8 +19,7 @@ NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this dr
 NOT_UNDER_WSL = "not supported on this GPU or under WSL2"
 NO_DATA, PERMISSION = "no data", "permission"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0
-"""After SLOW_CALLS consecutive calls longer than SLOW_S, the query's minimum period."""
+SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0  # After three such calls, a query's minimum period.
 
 
 class ErrorAction(Enum):

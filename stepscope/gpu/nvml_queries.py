@@ -112,8 +112,7 @@ def _remapped_rows(handle: Any) -> QueryValues:
 
 _FAST, _MEDIUM, _SLOW, _RARE = SamplingTier
 _ECC = "TotalEccErrors"
-SELDOM_S, ENERGY_S = 5.0, 2.0
-"""Periods of slow calls; runs and trials of some seconds need two samples of the energy."""
+SELDOM_S, ENERGY_S = 5.0, 2.0  # Periods of slow calls; a run of some seconds has two energies.
 
 
 def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValueReader:

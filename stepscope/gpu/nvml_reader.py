@@ -22,14 +22,12 @@ from stepscope.gpu.nvml_queries import (
 )
 
 WRAP = 2**32  # PCIe's byte counters "can be wrapped" (nvml.h): some have 32 bits.
-UNWATCHED_S = 0.25
-"""Maximum interval between readings of a 32-bit counter: at 34 GB/s it wraps twice within."""
+UNWATCHED_S = 0.25  # Maximum interval for a 32-bit counter: at 34 GB/s it wraps twice within.
 
 ONE_READING = "needs two readings"
 MAY_HAVE_WRAPPED = "the counter may wrap between readings this far apart"
 IMPLAUSIBLE = "implausible value dropped"
-DIGITS = 3
-"""Of values in mW, mJ and ns: milliseconds of throttling; more would only fill the store."""
+DIGITS = 3  # Of values in mW, mJ and ns: milliseconds of throttling.
 
 
 @dataclass(slots=True)
@@ -98,8 +96,7 @@ class NvmlReader:
             )
             for entry in FIELDS
         ]
-        self.left_out: frozenset[str] = frozenset()
-        """Rates that are not read, because GPM is cheaper."""
+        self.left_out: frozenset[str] = frozenset()  # Rates not read, as GPM is cheaper.
 
     def read(self, tiers: tuple[SamplingTier, ...]) -> dict[str, float]:
         """Return the values that are due in these tiers. Never raises NVMLError."""

@@ -229,8 +229,7 @@ class GpuProcessList:
 OTHERS, OWN = "gpu/mem_others", "memory/process_used"
 DESCRIBED_S = 5.0  # Minimum interval between two lists of processes in run.json.
 MOVED = 256 * 2**20  # Minimum change (bytes) of a process's memory that updates the list.
-UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20
-"""Maximum memory that the driver itself uses, not attributed to a listed process."""
+UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20  # Maximum memory of the driver itself.
 
 OWN_NOT_LISTED = "the driver does not list this process (in a container it may not)"
 NO_MEMORY = "the driver does not report the memory of processes"

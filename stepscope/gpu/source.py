@@ -71,8 +71,7 @@ class NullSource(DeviceSource):
         self.retry_at = retry_at
 
 
-PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}
-"""Rates that GPM reads faster: the byte counters take 0.5 ms, ten times a second (docs/gpu)."""
+PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}  # GPM reads them faster (docs/gpu).
 RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS = {
     1: "the GPU has to be reset",
@@ -266,8 +265,7 @@ _NO_LIBRARY = (
     "ask for the driver capability 'utility'."
 )
 _NO_GPU = "The NVIDIA driver reports no GPU."
-WITHOUT_GPU = frozenset({_NO_LIBRARY, _NO_GPU})
-"""Reasons of a machine that need not have a GPU; all others are failures."""
+WITHOUT_GPU = frozenset({_NO_LIBRARY, _NO_GPU})  # All other reasons are failures.
 _WRONG_PACKAGE = (
     "The installed pynvml module is not NVIDIA's: run 'pip uninstall pynvml', "
     "then 'pip install --force-reinstall nvidia-ml-py'."

@@ -22,10 +22,8 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "memory/alloc_retries": ("num_alloc_retries",),
     "memory/ooms": ("num_ooms",),
 }
-COUNTS = ("memory/alloc_retries", "memory/ooms")
-"""Counters of the whole process, which may have had runs before this one."""
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of the allocator; the first that is set counts."""
+COUNTS = ("memory/alloc_retries", "memory/ooms")  # Of the process, also of earlier runs.
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # The first counts.
 NO_SPLIT = "torch does not count the split of expandable segments (expandable_segments:True)"
 _ENTRY = re.compile(r"([a-z_0-9]+)\s*:\s*(\[[\w:,>. ]*\]|[\w.]+)", re.ASCII)
 """An entry of PYTORCH_ALLOC_CONF: a name and one value, or several in brackets."""

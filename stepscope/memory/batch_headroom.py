@@ -13,10 +13,8 @@ from typing import Any
 from stepscope.common.formatting import format_bytes
 
 HEADROOM = 0.10  # Fraction of the memory that the larger batch leaves free.
-MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02
-"""Minimum bytes that depend on the batch, absolute and as a fraction of the peak."""
-MAX_DIFFERENCE = 0.25
-"""Maximum difference between the steps, as a fraction of the largest, for comparable steps."""
+MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02  # That depend on the batch.
+MAX_DIFFERENCE = 0.25  # Between comparable steps, as a fraction of the largest.
 MAX_FACTOR = 1000.0
 
 
@@ -38,10 +36,8 @@ class StepMemory:
     waiting: int = 0  # Optimizers of other parameters that were not stepped yet.
     peak: int
     reserved: int | None
-    reserved_now: int | None
-    """After the update; less than the peak if the allocator has returned memory."""
-    kept: int
-    """Right after the update: weights, gradients, state, data, and on a CPU the whole process."""
+    reserved_now: int | None  # After the update; less if the allocator has returned memory.
+    kept: int  # After the update: weights, gradients, state, data; on a CPU the whole process.
     parameters: int
     gradients: int
     state: int

@@ -21,8 +21,7 @@ from stepscope.store.blocks import Floats
 HOLD_S = 5.0  # Maximum age of a value: most are read once a second, and a tick may be late.
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
 """Maximum age of values that are read less often: many workers, tensors between long steps."""
-ROWS_BEFORE, BUCKETS_BEFORE = 640, 4
-"""Rows (64 s at 10 Hz) and minimum buckets that are read before the requested rows."""
+ROWS_BEFORE, BUCKETS_BEFORE = 640, 4  # Read before the requested rows (64 s at 10 Hz).
 NEWEST_ROWS = 8  # Newest rows of which at least one has consistent values.
 
 _AT_ONCE = {

@@ -24,23 +24,17 @@ from stepscope.store.blocks import Floats
 STRETCHES = 8
 MIN_SAMPLES = 4 * STRETCHES
 MIN_STEPS = 64
-MAX_RATE = 2.0
-"""Maximum rate of a stretch, as a multiple of the mean: above, it was a single step in memory."""
-MIN_LATE_RATE = 0.6
-"""Minimum rate of the last three rises, as a fraction of the first three: below, a cache fills."""
-SURE, SHOWN = 3.291, 1.960
-"""Normal quantiles: memory grows if the 99.9% interval is above zero; the 95% one is shown."""
+MAX_RATE = 2.0  # Of a stretch, as a multiple of the mean: above, it was a single step in memory.
+MIN_LATE_RATE = 0.6  # Last three rises, as a fraction of the first three: below, a cache fills.
+SURE, SHOWN = 3.291, 1.960  # Normal quantiles: the 99.9% interval decides, the 95% one is shown.
 MIN_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}
-MIN_FRACTION = {"allocated": 0.01, "process": 0.02}
-"""Minimum growth within the window, in bytes and as a fraction of the level before it."""
+MIN_FRACTION = {"allocated": 0.01, "process": 0.02}  # Minimum growth, also of the level before it.
 EARLY_S = {"allocated": 60.0, "process": 300.0}
 MIN_EARLY_FRACTION = {"allocated": 0.05, "process": 0.15}
 """The same in windows shorter than EARLY_S: caches and pools fill, garbage is not collected yet."""
 UNCOLLECTED = 2.0  # Factor of MIN_EARLY_FRACTION before the garbage collector's first full run.
-MIN_FILLING_FRACTION = 0.25
-"""The same for a process in its first epoch, when a data set may still be filling its cache."""
-MIN_BATCH_GROWTH = 0.5
-"""Minimum growth of a step's temporary memory, as a fraction of the floor's, of longer batches."""
+MIN_FILLING_FRACTION = 0.25  # Of a process in its first epoch, when a cache may fill.
+MIN_BATCH_GROWTH = 0.5  # Of a step's temporary memory, as a fraction of the floor's.
 
 
 class GrowthSource(StrEnum):
@@ -80,10 +74,8 @@ class MemoryGrowth:
 
     where: GrowthSource
     trend: GrowthTrend
-    collections: int | None = None
-    """Full runs of Python's garbage collector in the window; None if unknown."""
-    workers: float | None = None
-    """Bytes of the worker processes at the window's end, of a process that has some."""
+    collections: int | None = None  # Full runs of the garbage collector in the window, if known.
+    workers: float | None = None  # Bytes of the worker processes at the window's end.
     workers_grown: float | None = None  # Bytes of the growth in the worker processes.
 
     @property

@@ -37,11 +37,9 @@ SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 51
 """Minimum duration of a group: windows of 16 s to 9 h, and of 32 s to 18 h."""
 GROUPS = 4 * MIN_SAMPLES
 JUDGED_EVERY = 4  # Number of new groups between two evaluations of a scale.
-WARM_UP_STEPS, WARM_UP_S = 20, 5.0
-"""Excluded at the start: optimizer state, workspaces and thread pools are allocated then."""
+WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: state, workspaces and thread pools are allocated.
 FASTER = 1.5  # Minimum factor of the rate for another event; the intervals have to differ as well.
-MIN_EVENNESS = 0.5
-"""Minimum evenness of a changed rate: a window across the change has a mean rate."""
+MIN_EVENNESS = 0.5  # Of a changed rate: a window across the change has a mean rate.
 MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
 
 

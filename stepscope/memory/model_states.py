@@ -21,10 +21,8 @@ log = logging.getLogger(__name__)
 
 MAX_DEPTH = 4  # Maximum nesting of lists and dicts within the state of a parameter.
 INTERVAL_S = 1.0  # Minimum interval between two measurements.
-COOLDOWN = 500
-"""Minimum time to the next measurement, in multiples of its duration: 0.2% of the time."""
-SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
-"""Interval between two searches for optimizers and models; the second while there are none."""
+COOLDOWN = 500  # Minimum time to the next measurement, in multiples of its duration: 0.2%.
+SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0  # Between two searches; the second before one has found.
 _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
 
 
@@ -33,8 +31,7 @@ class StorageBytes:
 
     def __init__(self, cuda_index: int | None, other: StorageBytes | None = None) -> None:
         self.bytes = 0
-        self.seen: set[int] = set()
-        """Addresses of the storages, as torch's C++ side has them."""
+        self.seen: set[int] = set()  # Addresses of the storages, as torch's C++ side has them.
         self._elsewhere: Collection[int] = other.seen if other is not None else ()
         self._index = cuda_index
         self._plain: dict[type[Any], bool] = {}

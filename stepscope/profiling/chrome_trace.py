@@ -85,8 +85,7 @@ class ChromeTrace:
         self.operators, self.frames, self.annotations = (_Threads(list) for _ in range(3))
         self.allocations = _Threads(list)
         self.gpu: list[TraceSpan] = []
-        self.launches: dict[int, float] = {}
-        """Start of each CUDA call in microseconds, by its id."""
+        self.launches: dict[int, float] = {}  # Start of each CUDA call in microseconds, by its id.
         kinds = {OPERATOR: self.operators, FRAME: self.frames, ANNOTATION: self.annotations}
         decode = msgspec.json.Decoder(TraceSpan).decode
         for raw in events:

@@ -29,13 +29,11 @@ from stepscope.recorder.recorder import Command, Recorder
 log = logging.getLogger(__name__)
 
 STEPS, STEPS_LIMIT = 5, 50  # Default and maximum number of profiled steps.
-BEFORE_STEPS, BEFORE_S = 5, 1.0
-"""Number of unprofiled steps to compare with, or fewer once they have taken BEFORE_S."""
+BEFORE_STEPS, BEFORE_S = 5, 1.0  # Unprofiled steps to compare with, or fewer after BEFORE_S.
 PROFILE_S = 10.0
 """Maximum duration, after which a profile ends at the first step boundary: Python code causes up to
 300,000 events a second, which are 80 MB of trace."""
-CLOSE_WAIT_S = 5.0
-"""Longest wait of a run's end for the files, which are written without it as well."""
+CLOSE_WAIT_S = 5.0  # Longest wait of a run's end for the files, which are written anyway.
 _NOT_BEGUN = "Profile: the run ended before it began"
 
 
@@ -100,8 +98,7 @@ class ProfileCommand:
     step: Callable[[], int]
     on_gpu: Callable[[], bool]
     ended_here: bool
-    active: bool = False
-    """While it is True, each step boundary calls `reach` and `leave`."""
+    active: bool = False  # While it is True, each step boundary calls `reach` and `leave`.
     _profile: _Profile | None = None
     _next: deque[Command] = field(default_factory=deque)
     _left_s: float = 0.0

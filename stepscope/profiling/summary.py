@@ -112,10 +112,8 @@ def _shown(name: str) -> str:
     return printable(name[:NAME_LIMIT])
 
 
-RAW_LIMIT = 512 * 2**20
-"""Maximum size of a trace: some two million events, for which Perfetto needs gigabytes."""
-LEVEL = 4
-"""gzip's level: a fourteenth of the size at 200 MB/s; 9 takes five times as long for 10% less."""
+RAW_LIMIT = 512 * 2**20  # Of a trace: two million events, for which Perfetto needs gigabytes.
+LEVEL = 4  # Of gzip: a fourteenth at 200 MB/s; 9 takes five times as long for 10% less.
 NICENESS = 10
 
 

@@ -214,8 +214,7 @@ def phases(
     extent = {at_us for group in spans for span in group for at_us in (span.start_us, span.end_us)}
     limits = (min(extent), max(extent)) if extent else ()
     edges = sorted({*limits, *(at_us for part in parts for at_us in part[1:])})
-    phase_at = [OTHER] * len(edges)
-    """The phase from each edge to the next one."""
+    phase_at = [OTHER] * len(edges)  # The phase from each edge to the next one.
     for phase, start_us, end_us in parts:
         first, last = bisect_left(edges, start_us), bisect_left(edges, end_us)
         phase_at[first:last] = [phase] * (last - first)

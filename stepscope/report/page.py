@@ -140,8 +140,7 @@ def _html(text: str, limit: int = MAX_TEXT) -> str:
 WIDTH, HEIGHT, RIGHT, TOP, BOTTOM = 720, 230, 24, 12, 40
 COLORS = 6  # classes c0 to c5
 MAX_VALUE = 1e300  # the range of two larger values is not finite
-Line = tuple[str, Floats, Floats]
-"""Label, and finite x and y of one length, at least 1."""
+Line = tuple[str, Floats, Floats]  # Label, and finite x and y of one length, at least 1.
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

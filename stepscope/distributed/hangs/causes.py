@@ -103,10 +103,8 @@ def _words(lost_ranks: Sequence[RankObservation]) -> dict[str, object]:
     }
 
 
-PATIENCE_S = 60.0
-"""Time for which a rank may do other work, such as a validation, while others wait for it."""
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-"""Operations with several names in torch."""
+PATIENCE_S = 60.0  # For which a rank may do other work, such as a validation.
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # With several names in torch.
 EQUAL_SIZES = ("all_reduce", "reduce_scatter", "broadcast", "all_gather_base", "into_tensor")
 """Parts of the names of operations whose tensors have the same size on all ranks."""
 

@@ -77,9 +77,7 @@ def _makes_steps(job: JobObservation) -> bool:
     )
 
 
-FRESH_S = 4 * REFRESH_S
-"""Maximum age of the file of a rank that hangs: it is written every REFRESH_S, and the clocks of
-hosts differ."""
+FRESH_S = 4 * REFRESH_S  # Maximum age of the file of a rank that hangs: hosts' clocks differ.
 RANKS_LIMIT = 1024  # Maximum number of ranks that are read.
 
 

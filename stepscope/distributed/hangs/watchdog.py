@@ -39,8 +39,7 @@ from stepscope.run.rank_info import torch_rank
 WARM_STEPS = 5  # Number of first steps that compile and allocate.
 USUAL_STEPS = 10.0  # Minimum duration of a hang, in usual step times.
 LEAST_S = 5.0  # Minimum duration of a hang.
-PATIENCE = 1.5
-"""Minimum duration of a hang as a multiple of the longest pause so far, as for a checkpoint."""
+PATIENCE = 1.5  # Minimum duration of a hang in longest pauses so far, as for a checkpoint.
 LOOKS = 30  # Number of updates with a step, of which the median is the usual step time.
 
 
@@ -49,8 +48,7 @@ class StallTimer:
     """Detector of overdue steps, updated about once a second; times in seconds of one clock."""
 
     longest_s: float = 0.0
-    since: float | None = None
-    """Time of the last step, or other sign of work; None before the first update."""
+    since: float | None = None  # Time of the last step or other work; None at first.
     _step: int = 0
     _sign: int = 0
     _seen: int = 0
@@ -104,8 +102,7 @@ class StallTimer:
 
 log = logging.getLogger(__name__)
 
-NAMED, OVER = "hang", "hang_over"
-"""Event kinds: the cause of a hang is found; steps or collectives continue after it."""
+NAMED, OVER = "hang", "hang_over"  # Event kinds: a cause is found; steps or collectives go on.
 SOON_S = 1.5  # Time until the first diagnosis: other ranks write their files within a second.
 
 Told = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
@@ -125,8 +122,7 @@ class HangWatchdog:
         self._pace = StallTimer()
         self._events: deque[Told] = deque()
         self._hung: _Hung | None = None
-        self._entered_s = 0.0
-        """Epoch seconds at which the newest collective that is a sign of work was entered."""
+        self._entered_s = 0.0  # When the newest collective that is a sign of work was entered.
         self._broken = False
 
     @property

@@ -45,14 +45,12 @@ from stepscope.store.blocks import Floats
 RankIndices = NDArray[np.intp]
 
 MIN_STEPS = 20  # Minimum number of common steps.
-LEAST_S = 1.0
-"""Minimum time span of the steps: a rank may lose its core for some tenths of a second."""
+LEAST_S = 1.0  # Minimum span of the steps: a rank may lose its core for some tenths of a second.
 NAMED = 0.05
 """Minimum lateness of a straggler as a fraction of the step. A relevant delay is 10% (TraceML's
 limit), which was measured as 6 to 8% of the steps of a busy host, where all else takes longer."""
 P_LIMIT = 0.01
-UNEVEN_FROM = 0.2
-"""Minimum fraction of the step that is lost to different ranks, or to communication."""
+UNEVEN_FROM = 0.2  # Minimum fraction of the step lost to different ranks, or to communication.
 
 
 class StragglerKind(StrEnum):

@@ -26,8 +26,7 @@ from stepscope.store import SeriesBlock, StoreError, StoreReader, store_name
 
 log = logging.getLogger(__name__)
 
-ROWS = 512
-"""Number of newest steps read first: sufficient if every fourth step is sampled."""
+ROWS = 512  # Number of newest steps read first: sufficient if every fourth step is sampled.
 MOST_ROWS = 8192  # Maximum number, if samples are rare: 16 frames, read in some 10 ms.
 
 

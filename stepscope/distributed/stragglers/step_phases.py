@@ -168,8 +168,7 @@ def _own(
     return np.array([made, computed, backward, optimizer, other])
 
 
-PERMUTATIONS, FEWER, MANY = 1999, 499, 8
-"""Number of permutations for up to MANY ranks, and for more: 64 take some 20 ms then."""
+PERMUTATIONS, FEWER, MANY = 1999, 499, 8  # For up to MANY ranks, and for more (20 ms for 64).
 BLOCKS = 10  # Number of parts of the window.
 EXPLAINED = 0.8  # Minimum fraction of the lateness that the phases explain.
 TRIM = 0.05  # Fraction of the steps excluded at either end: a checkpoint is no straggler.

@@ -46,8 +46,7 @@ MAX_MESSAGE_CHARS, MAX_TEXT_CHARS, MAX_NAME_CHARS = 1500, 300, 80
 MAX_PROCESSES = 20
 MAX_BYTES = 2**62  # Maximum size that is read from a message.
 COUNTERS = ("allocated", "reserved", "peak_allocated")
-METRICS = ("memory/allocated", "memory/peak_allocated")
-"""Metrics whose samples are in a record: a verdict needs them."""
+METRICS = ("memory/allocated", "memory/peak_allocated")  # Needed for a verdict.
 Fields = dict[str, Any]  # Values of a record by the names of its fields.
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _REQUEST = re.compile(r"[Tt]ried to allocate ([0-9]{1,20}(?:\.[0-9]+)?) (bytes|[KMGT]iB)")

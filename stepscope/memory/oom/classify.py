@@ -35,10 +35,8 @@ from stepscope.memory.oom.evidence import (
 )
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
 
-MIN_FRAGMENTED = 0.10
-"""Minimum fraction of the reserved memory in pieces: with less, the next allocation fails too."""
-MIN_OTHERS = 0.10
-"""Minimum fraction of the device that other processes hold: a desktop takes a few percent."""
+MIN_FRAGMENTED = 0.10  # Of the reserved memory, in pieces: with less, the next one fails too.
+MIN_OTHERS = 0.10  # Of the device, held by other processes: a desktop takes a few percent.
 MIN_GROWN = 0.10  # Minimum growth of a trend that is the cause, as a fraction of the device.
 MAX_UNKNOWN = 0.25
 """Maximum fraction of the device held outside torch by unknown processes for a definite cause: a

@@ -12,13 +12,11 @@ import numpy as np
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.oom.record import HostMemory, OomRecord
 
-FIRST_STEPS = 2
-"""Number of steps with atypical memory: optimizer state and library workspaces are allocated."""
+FIRST_STEPS = 2  # With atypical memory: optimizer state and workspaces are allocated.
 MAX_GROUPS = 60  # Maximum number of groups of steps that are compared in pairs.
 MIN_TREND_STEPS = 6  # Minimum number of different steps of a trend.
 MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of steps in which the later step has more.
-MIN_CONFIRMED_FRACTION = 0.5
-"""Minimum slope of the last samples, as a fraction of an event's rate; below, growth has ended."""
+MIN_CONFIRMED_FRACTION = 0.5  # Of an event's rate; below, growth has ended by the samples.
 MAX_EVENT_VALUE = 1e15  # Maximum number of bytes or steps in a valid event.
 
 

@@ -41,8 +41,7 @@ class OomObserver(capture.FailureContext):
 
     def __init__(self, recorder: Recorder, rank: int = 0, first_kills: Any = None) -> None:
         super().__init__(recorder=recorder, step=lambda: recorder.step, first_kills=first_kills)
-        self.pending = False
-        """True after a failure, until the run ends or completes another step."""
+        self.pending = False  # True after a failure, until the run ends or completes another step.
         self._name = oom_name(rank)
         self._pid = os.getpid()
         self._lock = threading.Lock()  # acquired without blocking: a second thread may fail as well
@@ -175,8 +174,7 @@ class OomObserver(capture.FailureContext):
 
 
 _observers: list[OomObserver] = []
-_attached: set[int] = set()
-"""Pids in which torch's observer is attached: a forked child has another pid."""
+_attached: set[int] = set()  # Pids with torch's observer: a forked child has another pid.
 
 
 @contextlib.contextmanager

@@ -29,9 +29,7 @@ from stepscope.run.rank_info import wall_offset_of
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 
-MAX_SILENCE_S = 300.0
-"""Maximum age of a heartbeat for using the kernel's kill counter: later, any other process may have
-been killed."""
+MAX_SILENCE_S = 300.0  # Maximum age of a heartbeat: later kills may be another process's.
 
 
 @dataclass(frozen=True, slots=True)

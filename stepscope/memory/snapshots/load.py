@@ -16,8 +16,7 @@ from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
 from stepscope.memory.snapshots.timeline import AllocatorTrace, read_trace
 
-MAX_FILE_BYTES = 250 * 2**20
-"""Maximum size of a file; its Python objects need up to nine times as much memory."""
+MAX_FILE_BYTES = 250 * 2**20  # Its Python objects need up to nine times as much memory.
 CHUNK = 2**20  # Bytes read at once.
 MAX_DEVICES = 64  # Maximum number of devices with a trace.
 MAX_LABEL_CHARS = 60

@@ -30,10 +30,8 @@ from stepscope.memory.snapshots.stacks import MAX_TEXT_CHARS
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
 SCHEMA = 3
-MAX_BYTES = 16 * 2**20
-"""Maximum size of an unpacked summary: 2000 stacks of 64 frames and ten histories are smaller."""
-MAX_LISTS = 400_000
-"""Maximum number of lists and objects in a summary: each takes more memory than its text."""
+MAX_BYTES = 16 * 2**20  # Of an unpacked summary: 2000 stacks and ten histories are smaller.
+MAX_LISTS = 400_000  # Lists and objects in a summary: each takes more memory than its text.
 MAX_MEMORY = 4 * 10**9  # Bytes of address space: a file of 250 MB needs 2.2 GB of memory.
 MAX_CPU_S = 120
 MAX_RESULT_BYTES = 128 * 2**20
@@ -153,8 +151,7 @@ class SnapshotLoadTask:
         found = path.stat()
         self.path = path
         self.summary = summary
-        self.error: str | None = None
-        """Why the file could not be opened, as a sentence."""
+        self.error: str | None = None  # Why the file could not be opened, as a sentence.
         self._state = (found.st_size, found.st_mtime_ns)
         self._deadline = time.monotonic() + MAX_WALL_S
         self._result = _place(path, spare)

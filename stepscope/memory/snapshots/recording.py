@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "phase="  # Begins each label, such as "phase=forward".
 STEPS, STEPS_LIMIT = 1, 50  # Number of recorded steps: the default, and the maximum.
-MAX_ENTRIES = 100_000
-"""Maximum number of the newest actions, some KB each; torch's own default has no bound."""
+MAX_ENTRIES = 100_000  # The newest actions, some KB each; torch's default has no bound.
 _AFTER = {DATA: FORWARD, FORWARD: FORWARD, BACKWARD: OPTIMIZER, OPTIMIZER: FORWARD}
 """The label after a phase, until the next one begins: a script names only data and backward."""
 

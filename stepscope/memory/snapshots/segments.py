@@ -14,8 +14,7 @@ from typing import Any
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable
 
-ACTIVE, AWAITING, FREE = 0, 1, 2
-"""States of a block: allocated, freed by the program but in use by a stream, free."""
+ACTIVE, AWAITING, FREE = 0, 1, 2  # States: allocated, freed but in use by a stream, free.
 _STATES = {
     "active_allocated": ACTIVE,
     "active_awaiting_free": AWAITING,

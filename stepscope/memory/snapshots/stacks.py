@@ -98,10 +98,8 @@ class StackTable:
     """Numbers stacks from 0, up to the limits."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        """The distinct frames."""
-        self.frames: list[tuple[int, ...]] = []
-        """For each stack its frames, as indices of `texts`, innermost first."""
+        self.texts: list[str] = []  # The distinct frames.
+        self.frames: list[tuple[int, ...]] = []  # Indices of `texts`, innermost first.
         self._by_frames: dict[tuple[int, ...], int] = {(): NO_STACK}
         self._by_text: dict[str, int] = {}
         self._by_ids: dict[tuple[int, ...], int] = {}

@@ -22,8 +22,7 @@ from stepscope.memory.snapshots.segments import (
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of
 from stepscope.memory.snapshots.timeline import MAX_OOMS, MemoryTimeline, history
 
-MAX_SITES = 2000
-"""Maximum number of stacks with live memory that are listed; programs have some hundred."""
+MAX_SITES = 2000  # Stacks with live memory that are listed; programs have some hundred.
 MAX_TEXT_CHARS = 200
 
 
@@ -165,8 +164,7 @@ class SnapshotDiff:
     changes: tuple[StackDiff, ...]
     before: int  # All live bytes.
     after: int
-    complete: bool
-    """False if one of the two has more stacks than are listed: the rest is not compared."""
+    complete: bool  # False if one of both has more stacks than are listed and compared.
 
 
 def difference(first: SnapshotSummary, second: SnapshotSummary) -> SnapshotDiff:

@@ -145,21 +145,18 @@ class MemoryTimeline:
     device: int
     actions: int
     columns: tuple[int, ...]  # The index of the action of each column.
-    seconds: tuple[float, ...] | None
-    """Time of each column since the first action; None if torch did not record it."""
+    seconds: tuple[float, ...] | None  # Of each column, if torch recorded it.
     live: tuple[int, ...]
     before: tuple[int, ...]  # Live since before the recording.
     bands: tuple[StackBand, ...]  # The largest stacks at the peak, the largest first.
     rest: tuple[int, ...]
-    reserved: tuple[int, ...] | None
-    """Bytes of all segments; None if the file does not list them."""
+    reserved: tuple[int, ...] | None  # Bytes of all segments; None if the file does not list them.
     peak: int
     peak_column: int
     end: int  # Live after the last action.
     spans: tuple[LabelSpan, ...]
     ooms: tuple[int, ...]  # Columns with a failed allocation.
-    at_peak: tuple[StackUsage, ...]
-    """The largest stacks at the peak, of those allocated since the recording began."""
+    at_peak: tuple[StackUsage, ...]  # Largest stacks since the recording began.
 
 
 @dataclass(frozen=True, slots=True)
