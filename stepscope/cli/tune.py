@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
-from stepscope.cli.lab import (
-    NPROC,
-    command_of,
-    folder_of,
-    numbers_of,
-    script_at,
-    script_parser,
-)
+from stepscope.cli.lab import NPROC, command_of, folder_of, numbers_of, script_at, script_parser
 from stepscope.common.formatting import printable
 from stepscope.lab import command
 from stepscope.lab.command import UsageError, print_error

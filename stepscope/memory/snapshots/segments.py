@@ -15,10 +15,7 @@ from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable
 
 ACTIVE, AWAITING, FREE = 0, 1, 2  # States: allocated, freed but in use by a stream, free.
-_STATES = {
-    "active_allocated": ACTIVE,
-    "active_awaiting_free": AWAITING,
-}
+_STATES = {"active_allocated": ACTIVE, "active_awaiting_free": AWAITING}
 MAX_SIZE = 2**62  # Sizes from here on are invalid.
 PAGE_BYTES = {"small": 2 * 2**20, "large": 20 * 2**20}
 """Pages of an expandable segment, by its type; it grows and shrinks by whole pages.
