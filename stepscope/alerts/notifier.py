@@ -61,10 +61,7 @@ def _encode(alert: Alert) -> bytes:
 
 
 def run_command(channel: CommandChannel, alert: Alert) -> str | None:
-    """Run the command until it exits or times out; return the problem, or None.
-
-    It has its own session: Ctrl-C does not reach it, and a timeout kills its children as well.
-    """
+    """Run the command in its own session until it exits or times out; return the problem."""
     name = os.path.expanduser(channel.argv[0])
     variables = {
         f"STEPSCOPE_ALERT_{key.upper()}": "" if value is None else str(value).replace("\0", "")

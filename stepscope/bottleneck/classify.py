@@ -79,15 +79,12 @@ class StepAverages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBreakdown:
-    """The parts of a step as fractions of its wall time; they sum to 1.
-
-    `other` is the gaps between launches on a GPU, and any wait but that for data on a CPU.
-    """
+    """The parts of a step as fractions of its wall time; they sum to 1."""
 
     compute: float
     data: float
     copies: float
-    other: float
+    other: float  # Gaps between launches on a GPU; any wait but that for data on a CPU.
 
     @property
     def idle(self) -> float:

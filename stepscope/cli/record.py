@@ -60,10 +60,7 @@ def record(
     host_alone: bool = False,
     source: DeviceSource | None = None,
 ) -> int:
-    """Record until `seconds` have passed, a signal, or Stop on the page; return the exit code.
-
-    Without a GPU it prints the reason and creates no run, unless `host_alone`.
-    """
+    """Record until `seconds` have passed, a signal, or Stop on the page; return the exit code."""
     source = open_source() if source is None else source
     if source.reason is not None and not host_alone:
         print(f"Nothing to record: {source.reason} 'stepscope record --host' records the host.")
@@ -109,10 +106,7 @@ def _serve(commands: CommandServer, reasons: list[str], seconds: float | None) -
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP that is not ignored, as by nohup.
-
-    A second signal has its usual effect.
-    """
+    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP that is not ignored, as by nohup."""
     former = {number: signal.getsignal(number) for number in _SIGNALS}
     taken = [number for number in _SIGNALS if former[number] is not signal.SIG_IGN]
 

@@ -76,15 +76,12 @@ _MEMORY = {part.key: (part.label, format_bytes) for one in CATEGORIES.values() f
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """A setting or figure with one value per run, None where a run has none.
-
-    `changes` are fractions of the baseline's value; settings and other hardware have none.
-    """
+    """A setting or figure with one value per run, None where a run has none."""
 
     key: str
     label: str
     values: tuple[Any, ...]
-    changes: tuple[float | None, ...] = ()
+    changes: tuple[float | None, ...] = ()  # Fractions of the baseline's value.
 
     def text(self, index: int) -> str | None:
         """Return the value of a run with its unit."""

@@ -85,10 +85,7 @@ class Interconnect:
 
 
 def link_of(facts: DeviceProperties) -> Interconnect | None:
-    """Return a GPU's interconnect: NVLink, assumed to reach every GPU, or PCIe at its maximum.
-
-    Returns None if it is unknown.
-    """
+    """Return the NVLinks of a GPU (to every other one), or PCIe at its maximum; None if unknown."""
     if facts.nvlinks:
         if facts.nvlink_speed is None:
             return None

@@ -88,13 +88,11 @@ def launch(environ: Mapping[str, str]) -> LauncherEnv:
 
 
 def _own_launch(environ: Mapping[str, str]) -> LauncherEnv:
-    """Return the rank from the environment, or else from torch.distributed.
-
-    Processes of multiprocessing may set ranks in torch alone: the order of their start is local.
-    """
+    """Return the rank from the environment, or else from torch.distributed."""
     env, group = launch(environ), rank_and_size()
     if env.world_size == 1 and group is not None:
         env = LauncherEnv(rank=group[0], world_size=group[1])
+    # Processes of multiprocessing may have ranks in torch alone: the order of their start counts.
     started = getattr(multiprocessing.current_process(), "_identity", ())
     if env.world_size > 1 and "LOCAL_RANK" not in environ and started and not env.local_rank:
         env = replace(env, local_rank=started[-1] - 1)

@@ -77,10 +77,7 @@ class XidRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
-    """Newest values, first values and events of a GPU; `missing` has reasons by metric key.
-
-    `slow_links` counts the latest consecutive polls with a slow link under load.
-    """
+    """Newest values, first values and events of a GPU; `missing` has reasons by metric key."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     first: Mapping[str, float] = field(default_factory=dict)
@@ -90,7 +87,7 @@ class HealthInputs:
     lost: str | None = None
     recovery: str | None = None
     xids: tuple[XidRecord, ...] = ()
-    slow_links: int = 0
+    slow_links: int = 0  # Latest consecutive polls with a slow link under load.
 
     @property
     def reasons(self) -> int:

@@ -33,12 +33,9 @@ NvmlGetter = Callable[[Any], QueryValues]
 
 @dataclass(frozen=True, slots=True)
 class FieldValueReader:
-    """A value of nvmlDeviceGetFieldValues, times `scale`.
+    """A value of nvmlDeviceGetFieldValues, times `scale`."""
 
-    `ids` are pairs (first driver major, field id), newest first: R580 has renumbered some fields.
-    """
-
-    ids: tuple[tuple[int, int], ...]
+    ids: tuple[tuple[int, int], ...]  # (First driver major, field id), newest first.
     scale: float = 1.0
     scope: int = 0
 

@@ -130,10 +130,7 @@ _PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # Options of Py
 def sm_shares(
     samples: Iterable[Any], pids: Collection[int], last_seen: int
 ) -> tuple[dict[int, float], int]:
-    """Return the newest SM utilization (%) by pid, and the newest time stamp (us).
-
-    Some drivers return values above 100%, old entries and unknown processes, which are omitted.
-    """
+    """Return the newest SM utilization (%) by pid and the time stamp (us), of valid entries."""
     newest: dict[int, tuple[int, float]] = {}
     stamp, fresh = last_seen, False
     for sample in samples:

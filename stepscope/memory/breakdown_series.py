@@ -112,10 +112,7 @@ PEAK_METRICS: Mapping[MemoryDomain, Mapping[str, tuple[str, ...]]] = {
 
 
 def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
-    """Return the peak of each category over the run, in bytes; each has its own time.
-
-    Differences of metrics have none, nor gradients that no reading found. Raises StoreError.
-    """
+    """Return each category's own peak in bytes; differences have none. Raises StoreError."""
     highs = highest(reader, source.samples) | highest(reader, source.device)
     if highs.get("memory/gradients") == 0:
         del highs["memory/gradients"]

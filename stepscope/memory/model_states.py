@@ -121,10 +121,7 @@ def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
 
 
 def search() -> tuple[list[Any], list[Any]]:
-    """Return the optimizers, and the models that no other module holds. Training thread only.
-
-    After gc.freeze() older objects are not found.
-    """
+    """Return optimizers and outermost models, except frozen objects. Training thread only."""
     optimizer_kinds = _with_subclasses("torch.optim.optimizer", "Optimizer")
     module_kinds = _with_subclasses("torch.nn.modules.module", "Module")
     kinds = optimizer_kinds | module_kinds
@@ -178,10 +175,7 @@ def _with_subclasses(module: str, name: str) -> set[type[Any]]:
 
 
 class ModelStateTracker:
-    """The optimizers and models of a run, and their bytes. Training thread only.
-
-    Both are held by weak references: what the script drops is not kept alive.
-    """
+    """The optimizers and models of a run, by weak references. Training thread only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -238,10 +232,7 @@ class ModelStateTracker:
         return took_s
 
     def read(self, cuda_index: int | None) -> dict[str, float]:
-        """Return the bytes on this device (None: the host) by metric key; {} without parameters.
-
-        Never raises: after an error nothing more is measured, and `reason` returns the error.
-        """
+        """Return bytes on a device (None: the host) by metric; {} if unknown. Never raises."""
         try:
             return self._read(cuda_index)
         except Exception as error:  # of the script's classes, which may raise anything

@@ -33,14 +33,11 @@ _INVALID = re.compile(
 
 
 class EventArgs(msgspec.Struct, gc=False):
-    """Arguments of an event: `link` is an operator's id, `call` the id of a CUDA call.
-
-    `size` is the bytes allocated (positive) or freed (negative) on a device type.
-    """
+    """Arguments of an event: `link` is an operator's id, `call` the id of a CUDA call."""
 
     link: int = msgspec.field(default=NONE, name="External id")
     call: int = msgspec.field(default=NONE, name="correlation")
-    size: int = msgspec.field(default=0, name="Bytes")
+    size: int = msgspec.field(default=0, name="Bytes")  # Allocated, or freed (negative).
     device_type: int = msgspec.field(default=NONE, name="Device Type")
 
 
@@ -69,10 +66,7 @@ _Threads = defaultdict[int, list[TraceSpan]]
 
 
 class ChromeTrace:
-    """Events of a trace by thread and in order of time: an enclosing span before its parts.
-
-    Raises ValueError if the file is malformed. Malformed events are skipped.
-    """
+    """Events by thread and time, without malformed ones. Raises ValueError for a malformed file."""
 
     def __init__(self, data: bytes) -> None:
         # torch does not escape control characters in names.

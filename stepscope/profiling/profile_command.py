@@ -104,10 +104,7 @@ class ProfileCommand:
     _left_s: float = 0.0
 
     def ask(self, command: Command) -> None:
-        """Begin a profile, or refuse the command with a reason.
-
-        In a job it begins once the previous one is written, which ranks finish at different times.
-        """
+        """Begin a profile, in a job after the previous one, or refuse the command."""
         if self._profile is not None and self.recorder.job is not None:
             self._next.append(command)
             return

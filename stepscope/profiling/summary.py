@@ -120,10 +120,7 @@ NICENESS = 10
 def write_profile(
     folder: Path, raw: Path, *, first: int, last: int, cuda: bool, thread: int | None, rank: int = 0
 ) -> None:
-    """Write the compressed trace `raw`, and then its summary, into `folder`.
-
-    Raises OSError, and ValueError if `raw` is too large or malformed.
-    """
+    """Write the compressed trace `raw` and its summary to `folder`. Raises OSError, ValueError."""
     size = raw.stat().st_size
     if size > RAW_LIMIT:
         raise ValueError(

@@ -44,10 +44,7 @@ def why_not() -> str | None:
 
 
 class ProfilerCapture:
-    """torch's profiler from now until `stop`, which the same thread must call.
-
-    Raises ProfilerUnavailableError, and whatever torch raises.
-    """
+    """torch's profiler until `stop` by the same thread. Raises ProfilerUnavailableError."""
 
     def __init__(self, *, cuda: bool) -> None:
         if (reason := why_not()) is not None:

@@ -50,10 +50,7 @@ def judge(
     *,
     ended: bool = False,
 ) -> Hang | None:
-    """Return the hang of a job at `now`; None if it makes steps, or the cause is unknown.
-
-    `ended`: the job is over, and its records are those of its last hang.
-    """
+    """Return the hang of a job at `now`, or its last one (`ended`); None if it makes steps."""
     job = JobObservation(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
     if not job.records or any(one.paused for one in ranks):
         return None

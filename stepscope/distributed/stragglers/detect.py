@@ -81,10 +81,7 @@ class StragglerVerdict:
 def judge(
     ranks: Sequence[RankStepPhases], *, world_size: int | None = None, busy_host: bool = False
 ) -> StragglerVerdict:
-    """Return the verdict on the newest steps of all ranks of a job.
-
-    `world_size` includes ranks recorded elsewhere. `busy_host`: all cores of the host are in use.
-    """
+    """Return the verdict on all ranks' newest steps; `world_size` includes unrecorded ranks."""
     if (missing := _missing(ranks)) is not None:
         return _nothing(missing)
     steps = functools.reduce(np.intersect1d, [one.steps for one in ranks])

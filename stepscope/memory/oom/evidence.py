@@ -75,12 +75,10 @@ def _at_boundaries(record: OomRecord) -> list[tuple[int, float]]:
 
 
 def usual_peak(record: OomRecord) -> int | None:
-    """Return the peak of the completed steps in bytes; None without a sample.
-
-    A peak that is read after step n may include the step in progress.
-    """
+    """Return the peak of the completed steps in bytes; None without a sample."""
     if record.steps_done is None or record.steps_done < FIRST_STEPS:
         return None
+    # The peak that is read after step n may include the step in progress.
     samples = _column(record, "memory/peak_allocated")
     return max((int(value) for step, value in samples if step < record.step), default=None)
 

@@ -69,10 +69,7 @@ class OomObserver(capture.FailureContext):
             call_at_start(try_to_attach)
 
     def look_for_torch(self, values: Mapping[str, float] | None = None) -> None:
-        """Attach once torch is imported; called by the sampler's thread with its `values`.
-
-        Does nothing once CUDA runs: torch takes the observer without a lock.
-        """
+        """Attach once torch is imported, unless CUDA runs: torch takes it without a lock."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if self in _observers and not getattr(cuda, "_initialized", True):
             self.attach()

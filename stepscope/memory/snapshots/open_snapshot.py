@@ -142,10 +142,7 @@ def _fail(text: str) -> int:
 
 
 class SnapshotLoadTask:
-    """Opens one snapshot; call `poll` until it returns True. Not thread-safe.
-
-    `summary` is the result of `kept_summary`. Raises OSError.
-    """
+    """Opens one snapshot; call `poll` until it returns True. Not thread-safe. Raises OSError."""
 
     def __init__(self, path: Path, spare: Path, summary: SnapshotSummary | None = None) -> None:
         found = path.stat()
