@@ -12,19 +12,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
-from stepscope.alerts.rules import (
-    ENDINGS,
-    GPU_IDLE,
-    GPU_LOST,
-    LOSS,
-    MEMORY_FULL,
-    NO_STEP,
-    THROTTLING,
-    AlertInstance,
-    AlertRule,
-    AlertState,
-    condition_of,
-)
+from stepscope.alerts import rules as named
+from stepscope.alerts.rules import AlertInstance, AlertRule, AlertState, condition_of
 from stepscope.common.formatting import format_bytes, format_duration
 from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import BY_KEY, Stream, Unit
@@ -120,19 +109,19 @@ class AlertEvaluator:
     """Alert instances of one process's run. Not thread-safe."""
 
     def __init__(self, rules: Sequence[AlertRule]) -> None:
-        self._rules = [rule for rule in rules if rule.enabled and rule.name not in ENDINGS]
+        self._rules = [rule for rule in rules if rule.enabled and rule.name not in named.ENDINGS]
         self._alarms: dict[tuple[str, str], AlertInstance] = {}
         self._clock = StallDetector()
         self._silent_s: float | None = None
         self._retries: float | None = None
         self._retried_at = -math.inf
         self._special: dict[str, Callable[[AlertFacts], Iterable[Reading]]] = {
-            MEMORY_FULL: self._memory,
-            THROTTLING: self._throttling,
-            LOSS: self._losses,
-            NO_STEP: self._steps,
-            GPU_IDLE: self._idle,
-            GPU_LOST: self._lost,
+            named.MEMORY_FULL: self._memory,
+            named.THROTTLING: self._throttling,
+            named.LOSS: self._losses,
+            named.NO_STEP: self._steps,
+            named.GPU_IDLE: self._idle,
+            named.GPU_LOST: self._lost,
         }
 
     def evaluate(self, facts: AlertFacts) -> list[AlarmChange]:
@@ -154,7 +143,9 @@ class AlertEvaluator:
         source = reading.source
         alarm = self._alarms.get((rule.name, source))
         if alarm is None:
-            for_s = 0.0 if rule.name == NO_STEP else rule.for_s  # StallDetector has waited already
+            for_s = (
+                0.0 if rule.name == named.NO_STEP else rule.for_s
+            )  # StallDetector has waited already
             alarm = self._alarms[rule.name, source] = AlertInstance(for_s, rule.clear_s)
         state = alarm.update(facts.now, condition_of(rule, reading.values))
         if state is None:
@@ -208,7 +199,7 @@ class AlertEvaluator:
         if silent_s is None:
             yield Reading("", ())
             return
-        for_s = next(rule.for_s for rule in self._rules if rule.name == NO_STEP)
+        for_s = next(rule.for_s for rule in self._rules if rule.name == named.NO_STEP)
         is_stuck = silent_s >= max(for_s, PATIENCE * self._clock.longest_s)
         yield Reading("", (float(is_stuck),), silent_s, format_duration(silent_s))
 
@@ -221,7 +212,7 @@ class AlertEvaluator:
 
     def _lost(self, facts: AlertFacts) -> Iterator[Reading]:
         """Yield 1 for each lost GPU, 0 for a recovered GPU."""
-        before = {source for name, source in self._alarms if name == GPU_LOST}
+        before = {source for name, source in self._alarms if name == named.GPU_LOST}
         for uuid in before | facts.lost.keys():
             yield Reading(uuid, (float(uuid in facts.lost),), None, facts.lost.get(uuid, ""))
 

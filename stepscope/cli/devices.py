@@ -214,18 +214,9 @@ def _process(process: GpuProcess, width: int, indent: str) -> str:
     load = "" if process.sm is None else f"{process.sm:.0f}%"
     state = "" if process.state == "running" else f"[{process.state}] "
     who = f"{'*' if process.yours else ' '}{process.pid:>8} {cut(process.user or '?', 10):<10}"
-    name = briefly(process.command) or process.name
+    program, space, rest = process.command.partition(" ")
+    name = f"{program.rpartition('/')[2]}{space}{rest}" or process.name
     return cut(printable(f"{indent}{who} {memory:>9} {load:>5}  {state}{name}"), width)
-
-
-def briefly(command: str) -> str:
-    """Return a command without the folder of its program.
-
-    >>> briefly("/usr/bin/python3 /home/ada/train.py")
-    'python3 /home/ada/train.py'
-    """
-    program, space, rest = command.partition(" ")
-    return f"{program.rpartition('/')[2]}{space}{rest}"
 
 
 def _of(used: float, total: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,13 +12,8 @@ from stepscope.common.formatting import printable
 from stepscope.gpu.nvml_device import static
 from stepscope.gpu.nvml_queries import field_number
 
-ARCHITECTURES = dict(
-    enumerate(
-        ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell"],
-        start=2,
-    )
-) | {13: "Rubin"}
-"""NVML_DEVICE_ARCH_* (nvml.h)."""
+_NAMES = "Kepler Maxwell Pascal Volta Turing Ampere Ada Hopper Blackwell"
+ARCHITECTURES = dict(enumerate(_NAMES.split(), 2)) | {13: "Rubin"}  # NVML_DEVICE_ARCH_* (nvml.h).
 LINK_SPEEDS = (90, 164)  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON; _GET_SPEED of newer GPUs.
 
 
@@ -113,13 +109,10 @@ def parent_uuid(handle: Any) -> str | None:
 
 def _nvlinks(handle: Any) -> int | None:
     """Return the number of active NVLinks; None if NVML does not report them."""
-    states = []
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        state = static(pynvml.nvmlDeviceGetNvLinkState, handle, link)
-        if state is None:  # no further link, or no NVLink
-            break
-        states.append(state)
-    return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    states = (static(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in links)
+    known = list(itertools.takewhile(lambda state: state is not None, states))
+    return known.count(pynvml.NVML_FEATURE_ENABLED) if known else None
 
 
 def _nvlink_speed(handle: Any) -> float | None:

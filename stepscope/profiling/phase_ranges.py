@@ -28,11 +28,13 @@ def under_nsight() -> bool:
 
 def span(name: str) -> AbstractContextManager[None]:
     """Name the outermost code within, such as `with span(BACKWARD): loss.backward()`."""
-    ranges, labels = _ranges, _labels
-    if ranges is None or labels is None:
-        emit = ranges or labels
-        return _OFF if emit is None else emit(name)
-    return _both(labels(name), ranges(name))
+    return _OFF if _ranges is None and _labels is None else _emitted(name)
+
+
+@contextmanager
+def _emitted(name: str) -> Iterator[None]:
+    with _labels(name) if _labels else _OFF, _ranges(name) if _ranges else _OFF:
+        yield
 
 
 def begin(*, nvtx: bool) -> None:
@@ -75,14 +77,6 @@ def label(emit: _Emit | None) -> None:
     """Make `span` call `emit` in addition to the ranges of this thread; None ends it."""
     global _labels
     _labels = None if emit is None else _outermost(emit)
-
-
-@contextmanager
-def _both(
-    outer: AbstractContextManager[None], inner: AbstractContextManager[None]
-) -> Iterator[None]:
-    with outer, inner:
-        yield
 
 
 @contextmanager

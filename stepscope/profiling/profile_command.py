@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -192,7 +191,9 @@ class ProfileCommand:
         raw = self.recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
         try:
             capture.save(raw)
-            profile.writer = _writer(self.recorder, raw, profile, capture)
+            numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
+            arguments = map(str, (self.recorder.folder, raw, *numbers, self.recorder.number))
+            profile.writer = start_module("stepscope.profiling.summary", arguments)
         except BaseException:
             raw.unlink(missing_ok=True)
             raise
@@ -241,12 +242,3 @@ class ProfileCommand:
             with contextlib.suppress(Exception):  # what failed once may fail again
                 if profile.capture is not None:
                     profile.capture.stop()
-
-
-def _writer(
-    recorder: Recorder, raw: Path, profile: _Profile, capture: ProfilerCapture
-) -> subprocess.Popen[bytes]:
-    """Start the process that compresses and summarizes the trace. Raises OSError."""
-    numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
-    arguments = map(str, (recorder.folder, raw, *numbers, recorder.number))
-    return start_module("stepscope.profiling.summary", arguments)
