@@ -141,7 +141,11 @@ class NvmlSource(DeviceSource):
         known = self._find(uuid)
         if known is None:
             return self._facts.get(uuid)
-        info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
+        info = self._info(uuid)
+        if info is None:  # an instance, which has the index of its parent
+            parent = self._info(parent_uuid(known.gpu.handle) or "")
+            index = -1 if parent is None else parent.nvml_index
+            info = _described(known.gpu.handle, uuid, index, self._library)
         self._facts[uuid] = facts = describe(known.gpu.handle, info)
         return facts
 
@@ -238,13 +242,6 @@ def _described(
         driver_version=library.driver,
         mig=mig,
     )
-
-
-def _instance_info(gpu: NvmlDevice, infos: list[DeviceInfo], library: NvmlLibrary) -> DeviceInfo:
-    """Describe a device that is not listed: an instance, with the index of its parent."""
-    uuid = parent_uuid(gpu.handle)
-    index = next((info.nvml_index for info in infos if info.uuid == uuid), -1)
-    return _described(gpu.handle, gpu.uuid, index, library)
 
 
 def nvml_uuid(uuid: str, name: str) -> str:

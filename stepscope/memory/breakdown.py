@@ -1,17 +1,9 @@
 """Divide a device's memory, or the host's, at one moment into categories; pure, no I/O.
 
-The categories always sum to the total, to the byte, and none is negative. Values are sampled one
-after another, so they can contradict each other. Then the earlier in this order counts, and each is
-cut to the bytes that those before it leave:
-
-1. the total; the used memory; the driver's reserve; free is the rest;
-2. of the used memory: the allocator's reserved memory, then the driver's value for this process,
-   then its value for others; the rest is not attributed;
-3. of the reserved memory: allocated, then the free parts of blocks in use; the rest is cached;
-4. of the allocated memory (on the CPU, of the process): parameters, optimizer state, gradients.
-
-If a value is missing, the categories that cannot be separated without it are merged, and the notes
-give the reason.
+The categories sum to the total, to the byte, and none is negative. Values that are sampled one
+after another can contradict each other: each is cut to the bytes that the earlier ones leave, in
+the order of docs/memory.md. Categories that cannot be separated without a missing value are merged,
+and the notes give the reason.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Detect memory growth from step to step in samples at equal points of the steps; pure, no I/O.
 
-A sample is the minimum of a short time. The shape is judged on the *floor*: the rolling minimum of
-all later samples. With a leak it rises in each of eight stretches of about equal length, by similar
-amounts. Stationary noise, a step (a validation's workspace, another batch size), the sawtooth of a
-garbage collector or of epochs, and a cache that fills up do not look like that.
+The shape is judged on the *floor*: the rolling minimum of all later samples. With a leak it rises
+in each of eight stretches by similar amounts. Noise, a step, a sawtooth and a cache that fills do
+not.
 
 Rate and interval are Sen's slope (Sen 1968, the median of the slopes of all pairs) and the interval
-of Kendall's test, widened for samples that resemble the one before: the variance grows by
-(1 + r) / (1 - r), r being the correlation of neighboring residuals.
+of Kendall's test, widened for samples that resemble the one before: the variance grows by (1 + r) /
+(1 - r), r being the correlation of neighboring residuals.
 """
 
 from __future__ import annotations

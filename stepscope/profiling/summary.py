@@ -16,20 +16,10 @@ import msgspec
 
 from stepscope.common.files import atomic_replace, atomic_write
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.profiling import summary_name, trace_name
+from stepscope.profiling import summary_name, trace_name, trace_stats
 from stepscope.profiling.chrome_trace import ChromeTrace
 from stepscope.profiling.phase_ranges import OTHER, PHASES
-from stepscope.profiling.trace_stats import (
-    NAME_LIMIT,
-    NODES_LIMIT,
-    Count,
-    FlameGraph,
-    OperatorStats,
-    PhaseTimes,
-    fold,
-    operators,
-    phases,
-)
+from stepscope.profiling.trace_stats import NODES_LIMIT, Count, FlameGraph
 
 OPERATORS_LIMIT = 300  # Maximum number of operators; the others are in `operators_left`.
 BYTES_LIMIT = 8 * 2**20  # Three times a summary with all nodes and operators.
@@ -45,9 +35,9 @@ class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
     last: Count
     cuda: bool
     stacks: bool
-    operators: Annotated[list[OperatorStats], msgspec.Meta(max_length=OPERATORS_LIMIT)]
+    operators: Annotated[list[trace_stats.OperatorStats], msgspec.Meta(max_length=OPERATORS_LIMIT)]
     operators_left: Count
-    phases: PhaseTimes
+    phases: trace_stats.PhaseTimes
     flame: FlameGraph
 
 
@@ -59,7 +49,7 @@ def summarize(
     if trains is None:
         raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
     own = trace.leave_out_own(trains)
-    found = operators(trace)
+    found = trace_stats.operators(trace)
     return ProfileSummary(
         first=first,
         last=last,
@@ -67,8 +57,8 @@ def summarize(
         stacks=bool(trace.frames.get(trains)),
         operators=found[:OPERATORS_LIMIT],
         operators_left=max(0, len(found) - OPERATORS_LIMIT),
-        phases=phases(trace, trains, own),
-        flame=fold(trace, trains),
+        phases=trace_stats.phases(trace, trains, own),
+        flame=trace_stats.fold(trace, trains),
     )
 
 
@@ -109,7 +99,7 @@ def _check(flame: FlameGraph) -> None:
 
 
 def _shown(name: str) -> str:
-    return printable(name[:NAME_LIMIT])
+    return printable(name[: trace_stats.NAME_LIMIT])
 
 
 RAW_LIMIT = 512 * 2**20  # Of a trace: two million events, for which Perfetto needs gigabytes.

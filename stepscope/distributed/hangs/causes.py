@@ -148,7 +148,8 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     for rank, one in blocked.entered.items():
         equal = any(part in one.operation for part in EQUAL_SIZES)
         size = one.input_bytes if equal else None
-        forms.setdefault((_plain(one.operation), size), []).append(rank)
+        kind = next((name for name in KINDS if name in one.operation), one.operation)
+        forms.setdefault((kind, size), []).append(rank)
     if len(forms) < 2:
         return None
     # The smallest group of ranks is wrong; of equal ones that without the lowest rank.
@@ -166,11 +167,6 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     return job.hang(
         HangCause.MISMATCH, sorted(odd), right, what, next_text, "communication", blocked
     )
-
-
-def _plain(operation: str) -> str:
-    """Return the operation of a variant: "_all_gather_base" is an all_gather."""
-    return next((name for name in KINDS if name in operation), operation)
 
 
 def _not_entered(job: JobObservation, blocked: BlockedCollective, late: Sequence[int]) -> Hang:

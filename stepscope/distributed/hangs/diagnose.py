@@ -3,13 +3,6 @@
 A collective has the same number on all ranks of its group, so the cause is a rank that has not
 entered the collective in which others wait. A rank that waits in another group's collective is not
 the cause, but the rank at the end of the chain. If a necessary record is missing, no rank is named.
-
-| file           | content                                                            |
-|----------------|--------------------------------------------------------------------|
-| `watchdog.py`  | detection in each rank that steps have stopped                     |
-| `record.py`    | stack and collectives of a rank, in the file that it writes        |
-| `job_state.py` | the records of all ranks together, and messages                    |
-| `causes.py`    | lost processes, collectives, point-to-point operations, stacks     |
 """
 
 from __future__ import annotations

@@ -19,13 +19,7 @@ from stepscope.common.clock import clock
 from stepscope.common.json_values import first_line, to_text
 from stepscope.distributed import flight_recorder
 from stepscope.distributed.debug_pipe import NcclRecord
-from stepscope.distributed.flight_recorder import (
-    Collective,
-    Count,
-    FlightRecorderDump,
-    Seconds,
-    Text,
-)
+from stepscope.distributed.flight_recorder import Collective, Count, Seconds, Text
 
 BYTES_LIMIT = 2**20  # Maximum size of a file; `watchdog.py` writes 30 KB at most.
 REFRESH_S = 5.0  # Interval at which a rank rewrites its file while it hangs.
@@ -234,7 +228,7 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
     )
 
 
-def newest(dump: FlightRecorderDump) -> Sequence[Collective]:
+def newest(dump: flight_recorder.FlightRecorderDump) -> Sequence[Collective]:
     """Return the oldest pending collectives, and the newest of each group, in order."""
     pending = [one for one in dump.collectives if not one.done][:PENDING]
     chosen = {id(one) for one in pending}

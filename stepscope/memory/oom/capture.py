@@ -252,7 +252,10 @@ def _place(frames: Sequence[FrameType], own_parts: Mapping[str, str] | None) -> 
         "phase": _phase(shown, own_parts or {}),
         "training": training if isinstance(training, bool) else None,
         "inputs": tuple(_shapes(calls[-1])) if calls else (),
-        "stack": tuple(_line(frame) for frame in shown[:MAX_FRAMES]),
+        "stack": tuple(
+            to_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")[-300:]
+            for frame in shown[:MAX_FRAMES]
+        ),
     }
 
 
@@ -317,7 +320,3 @@ def _shapes(call: Mapping[str, Any]) -> Iterator[str]:
 
 def _file(frame: FrameType) -> str:
     return frame.f_code.co_filename.replace("\\", "/")
-
-
-def _line(frame: FrameType) -> str:
-    return to_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")[-300:]
