@@ -136,7 +136,8 @@ def _compute(setup: RunSetup) -> Iterator[Candidate]:
     if setup.is_on("deterministic"):
         yield "deterministic", False
     if setup.on_gpu:
-        yield from _precisions(setup)
+        if (precision := half_precision(setup)) is not None:
+            yield "precision", precision
     elif setup.step_time >= LONG_STEP_S and setup.threads < setup.cores:
         yield "num_threads", setup.cores
     if setup.text("compile_mode", "none") == "none" and not setup.is_on("cuda_graphs"):
@@ -145,14 +146,13 @@ def _compute(setup: RunSetup) -> Iterator[Candidate]:
         yield "activation_checkpointing", False
 
 
-def _precisions(setup: RunSetup) -> Iterator[Candidate]:
-    """Yield the faster precision of the GPU; none if its compute capability is unknown."""
+def half_precision(setup: RunSetup) -> str | None:
+    """Return the 16-bit precision of the GPU for a run in fp32; None without or if unknown."""
     if setup.capability is None or setup.text("precision", "fp32") not in ("fp32", "tf32"):
-        return
+        return None
     if setup.capability >= BF16_FROM:
-        yield "precision", "bf16"
-    elif setup.capability >= FP16_FROM:
-        yield "precision", "fp16"
+        return "bf16"
+    return "fp16" if setup.capability >= FP16_FROM else None
 
 
 _CANDIDATES: dict[str, Callable[[RunSetup], Iterator[Candidate]]] = {

@@ -12,13 +12,7 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_device import (
-    BINDING_ERRORS,
-    NOT_BY_DRIVER,
-    NOT_BY_GPU,
-    NvmlDevice,
-    driver_errors,
-)
+from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, NvmlDevice, driver_errors
 from stepscope.gpu.nvml_queries import FASTEST
 from stepscope.gpu.nvml_reader import ONE_READING
 
@@ -83,7 +77,7 @@ class GpmReader:
         """Free the buffers, unless other code has shut NVML down and so freed them."""
         buffers, self._buffers, self._sampled_at = self._buffers, [], None
         if self._opened == self._gpu.library.opened:
-            with contextlib.suppress(pynvml.NVMLError, *BINDING_ERRORS):
+            with contextlib.suppress(*driver_errors()):
                 for buffer in buffers:
                     pynvml.nvmlGpmSampleFree(buffer)
 

@@ -155,8 +155,8 @@ class DeviceMonitor:
             xids=xids,
             slow_links=self._slow_links,
         )
-        before = {key: self.history.oldest(key) for key in REASONS}
-        known = {key: found for key, found in before.items() if found is not None}
+        oldest = self.history.oldest
+        known = {key: found for key in REASONS if (found := oldest(key)) is not None}
         return DeviceState(
             info=self.info,
             facts=self._facts,

@@ -8,18 +8,9 @@ from typing import Any
 
 import pynvml
 
+from stepscope.gpu import nvml_queries
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NvmlDevice, QueryState, driver_errors
-from stepscope.gpu.nvml_queries import (
-    COUNTERS,
-    FASTEST,
-    FIELDS,
-    PLAUSIBLE,
-    FieldValueReader,
-    NvmlQuery,
-    QueryValues,
-    SamplingTier,
-    number_in,
-)
+from stepscope.gpu.nvml_queries import FieldValueReader, NvmlQuery, QueryValues, SamplingTier
 
 WRAP = 2**32  # PCIe's byte counters "can be wrapped" (nvml.h): some have 32 bits.
 UNWATCHED_S = 0.25  # Maximum interval for a 32-bit counter: at 34 GB/s it wraps twice within.
@@ -56,7 +47,7 @@ class CounterRate:
                 self.reason = MAY_HAVE_WRAPPED
                 return
             more %= WRAP
-        if 0 <= more <= FASTEST * seconds:  # a counter that decreases was reset
+        if 0 <= more <= nvml_queries.FASTEST * seconds:  # a counter that decreases was reset
             self._counted += more
             self._seconds += seconds
 
@@ -94,7 +85,7 @@ class NvmlReader:
                 QueryState(", ".join(entry.keys), len(entry.readers), entry.rest_s),
                 CounterRate(wraps=entry.wraps) if entry.rate else None,
             )
-            for entry in FIELDS
+            for entry in nvml_queries.FIELDS
         ]
         self.left_out: frozenset[str] = frozenset()  # Rates not read, as GPM is cheaper.
 
@@ -170,7 +161,7 @@ class NvmlReader:
             return
         for (known, reader), answer in zip(due, answers, strict=True):
             try:
-                number = number_in(answer)
+                number = nvml_queries.number_in(answer)
                 if number is None:
                     raise ValueError(f"value of the unknown type {answer.valueType}")
             except (pynvml.NVMLError, ValueError) as error:
@@ -197,10 +188,10 @@ class NvmlReader:
             return
         known.lacking.clear()
         for key, value in zip(known.entry.keys, raw, strict=True):
-            low, high = PLAUSIBLE[key]
+            low, high = nvml_queries.PLAUSIBLE[key]
             if value is None:
                 known.lacking[key] = NOT_BY_DRIVER
-            elif low <= value <= high and (key not in COUNTERS or _rises(known, key, value)):
+            elif low <= value <= high and _rises(known, key, value):
                 values[key] = float(value)  # not NaN, which is in no range
             else:
                 known.lacking[key] = IMPLAUSIBLE
@@ -220,6 +211,8 @@ class NvmlReader:
 
 def _rises(known: _Known, key: str, value: float) -> bool:
     """Return False for a counter that decreased, as at a reload of the driver."""
+    if key not in nvml_queries.COUNTERS:
+        return True
     falls = value < known.last.get(key, value)
     known.last[key] = value
     return not falls

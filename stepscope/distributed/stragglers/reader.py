@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.bottleneck.classify import BUSY_HOST
-from stepscope.bottleneck.step_window import (
-    FIRST_STEPS,
-    WINDOW_S,
-    recent_figures,
-    setup_of,
-    training_gpu,
-)
+from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, setup_of
 from stepscope.distributed.stragglers.detect import MIN_STEPS, StragglerVerdict, judge
 from stepscope.distributed.stragglers.step_phases import KEYS, RankStepPhases, rank_times
 from stepscope.metrics import Stream
@@ -68,7 +62,7 @@ def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) 
     rank = torch_rank(run_json, number)
     infos = {(info.stream, info.source): info for info in reader.series()}
     info = infos.get((Stream.STEPS.value, ""))
-    on_gpu = training_gpu(run_json) is not None
+    on_gpu = setup_of(run_json).on_gpu
     if info is None:
         return _times(SeriesBlock.from_rows([]), rank, on_gpu)
     rows = ROWS

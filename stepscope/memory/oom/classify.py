@@ -23,16 +23,9 @@ from typing import Any
 
 from stepscope.bottleneck.recommendations import Recommendation, RunSetup
 from stepscope.common.formatting import format_bytes
+from stepscope.memory.oom import evidence
 from stepscope.memory.oom import recommendations as advice
-from stepscope.memory.oom.evidence import (
-    FIRST_STEPS,
-    OomFigures,
-    OomTrend,
-    evidence_of,
-    figures_of,
-    trend,
-    usual_peak,
-)
+from stepscope.memory.oom.evidence import FIRST_STEPS, OomFigures, OomTrend, usual_peak
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
 
 MIN_FRAGMENTED = 0.10  # Of the reserved memory, in pieces: with less, the next one fails too.
@@ -94,11 +87,11 @@ def judge(
     figures = grown = None
     if record.memory is not MemoryKind.GPU:
         found = _host_cause(record)
-    elif (figures := figures_of(record)) is None:
+    elif (figures := evidence.figures_of(record)) is None:
         text = "The allocator's counters were not recorded, so the cause is unknown."
         found = _Conclusion(OomCause.UNKNOWN, text, advice.smaller)
     else:
-        grown = trend(record, growth)
+        grown = evidence.trend(record, growth)
         found = (
             _growth(figures, grown)
             or _fragmentation(record, figures)
@@ -110,7 +103,7 @@ def judge(
     return OomVerdict(
         case=found.case,
         text=found.text,
-        evidence=evidence_of(record, figures, grown),
+        evidence=evidence.evidence_of(record, figures, grown),
         next=advice.steps_to_take(
             found.advice, record, setup, allowed, has_pieces=found.has_pieces
         ),

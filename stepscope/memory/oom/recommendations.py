@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stepscope.bottleneck.recommendations import (
-    BF16_FROM,
-    FP16_FROM,
     Recommendation,
     RunSetup,
+    half_precision,
     setting_text,
 )
 from stepscope.memory.allocator import with_expandable
@@ -121,11 +120,8 @@ def _smaller_by_settings(setup: RunSetup, divisor: int) -> Steps:
     yield from _smaller_batch(setup, divisor)
     if setup.config.get("activation_checkpointing") is False:
         yield _setting("activation_checkpointing", True)
-    if setup.text("precision", "fp32") in ("fp32", "tf32"):
-        if setup.capability is None or setup.capability >= BF16_FROM:
-            yield _setting("precision", "bf16")
-        elif setup.capability >= FP16_FROM:
-            yield _setting("precision", "fp16")
+    if (precision := half_precision(setup)) is not None:
+        yield _setting("precision", precision)
     yield from _off(setup, "dataset_on_device")
 
 
