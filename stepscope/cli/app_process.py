@@ -21,7 +21,6 @@ NEEDS = {
     "trainer.collectives": ("torch",),
     "trainer.workloads.digit_images": ("torch", "sklearn", "PIL"),
 }
-"""Modules that each program imports."""
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 CONFIG = ".streamlit/config.toml"
 """Address, allowed hosts and theme. Streamlit's defaults would open the page to the network."""

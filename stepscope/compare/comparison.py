@@ -67,7 +67,6 @@ PARTS = {
     **{"figures": "Figures", "phases": "Step phases", "memory": "Memory by category"},
     **{"configuration": "Configuration", "environment": "Environment", "code": "Code"},
 }
-"""Titles of the parts of a comparison."""
 _NOT_TESTED = frozenset(("steps", "duration", "energy", "samples_per_s"))
 """Totals, which depend on the length of a run, and the reciprocal of the step time."""
 _PHASES = {key: (BY_KEY[key].label, format_short_time) for key in PHASES}

@@ -225,7 +225,6 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
     broken_losses,
     growing_memory,
 )
-"""Each yields one kind of findings of a run."""
 
 
 def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:

@@ -11,14 +11,9 @@ from typing import Any
 import numpy as np
 
 from stepscope.bottleneck.classify import BottleneckKind
+from stepscope.common import formatting
 from stepscope.common.files import read_tail
-from stepscope.common.formatting import (
-    format_bytes,
-    format_duration,
-    format_short_time,
-    printable,
-    three_digits,
-)
+from stepscope.common.formatting import format_bytes, format_duration, format_short_time, printable
 from stepscope.common.json_values import dict_of
 from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, compare_runs
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
@@ -195,7 +190,8 @@ def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
     readings = []
     for key, (_, _, points) in list(lines.items())[:MAX_ROWS]:
         unit, value = BY_KEY[key].unit if key in BY_KEY else Unit.NONE, float(points[-1])
-        text = f"{three_digits(value)} {unit.value}".replace(" %", "%").removesuffix(" count")
+        number = formatting.three_digits(value)
+        text = f"{number} {unit.value}".replace(" %", "%").removesuffix(" count")
         show = {Unit.BYTES: format_bytes, Unit.SECOND: format_short_time}.get(unit)
         readings.append((key, text if show is None else show(value)))
     report.table("Last readings", ("metric", "value"), readings)

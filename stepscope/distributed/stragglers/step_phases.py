@@ -30,7 +30,6 @@ KEYS = (
     "perf/ddp_iteration",
     "perf/ddp_models",
 )
-"""Metrics of the steps that are read."""
 LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "perf/ddp_iteration")
 """DDP's metrics of a step, recorded in the row after it."""
 

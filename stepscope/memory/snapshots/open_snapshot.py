@@ -183,13 +183,10 @@ class SnapshotLoadTask:
 
     def close(self) -> None:
         """End the process if it still runs."""
-        process = self._process
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # waits for it and closes its pipes
+                pass
 
 
 def kept_summary(path: Path, spare: Path) -> SnapshotSummary | None:
