@@ -20,14 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.alerts.evaluator import (
-    LOSSES,
-    AlarmChange,
-    AlertEvaluator,
-    AlertFacts,
-    ending,
-    is_device_metric,
-)
+from stepscope.alerts import evaluator
+from stepscope.alerts.evaluator import AlarmChange, AlertEvaluator, AlertFacts, ending
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertState
 from stepscope.alerts.settings import AlertSettings
@@ -45,7 +39,7 @@ KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Event kinds; problems of alert
 RANKS_S = 10.0  # interval of reading which GPUs the other ranks train on
 STALE_S = 30.0  # age at which a sampled value expires; the slowest tier is read every 10 s
 _DEVICE_KEYS = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
-_PROCESS_KEYS = frozenset({"memory/alloc_retries", "memory/reserved", *LOSSES})
+_PROCESS_KEYS = frozenset({"memory/alloc_retries", "memory/reserved", *evaluator.LOSSES})
 
 EventParts = tuple[str, str, dict[str, Any]]  # kind, text and data of an event
 RunJson = Mapping[str, Any]
@@ -79,7 +73,7 @@ class AlertMonitor:
         self._evaluator = AlertEvaluator(settings.rules)
         self._notifier = AlertNotifier(settings)
         metrics = {rule.metric for rule in settings.rules if rule.enabled and rule.metric}
-        device_metrics = set(filter(is_device_metric, metrics))
+        device_metrics = set(filter(evaluator.is_device_metric, metrics))
         self._device_keys = _DEVICE_KEYS | device_metrics
         self._other_keys = _PROCESS_KEYS | (metrics - device_metrics)
         self._fresh: dict[SeriesKey, list[float]] = {}  # Values since the last evaluation.

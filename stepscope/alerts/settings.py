@@ -182,7 +182,6 @@ def _read(path: Path) -> str:
 
 
 def _parse(path: Path, raw: dict[str, Any]) -> AlertSettings:
-    """Apply the valid entries and report the others."""
     problems = [
         f"{path}: {ascii(name)[:60]}: is no known table. Known are rules, command and webhook."
         for name in sorted(raw.keys() - {"rules", "command", "webhook"})

@@ -71,7 +71,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def _print(found: comparison.Comparison, rows: Sequence[comparison.SideRow], base: int) -> None:
-    """Print the runs, what differs between the sides, and the figures."""
     for name, ids in (("Baseline", found.runs[:base]), ("New", found.runs[base:])):
         print(printable(f"{name}: {', '.join(ids)}"))
     print(*found.obstacles, *found.notes, sep="\n")

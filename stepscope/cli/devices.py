@@ -183,7 +183,6 @@ def _clocks(device: DeviceState) -> Iterator[str]:
 
 
 def _health(device: DeviceState, width: int) -> list[str]:
-    """Return the health text and the other signs."""
     others = [sign.text for sign in device.health.signs if sign.text not in device.health.text]
     lines = []
     for text in (device.health.text, *others):

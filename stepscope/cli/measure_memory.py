@@ -135,7 +135,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options, and the script with its arguments."""
     parser = argparse.ArgumentParser(
         prog="stepscope measure-memory",
         usage="%(prog)s [--steps N] [--json] (script.py | -m module) [arguments]\n"

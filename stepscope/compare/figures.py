@@ -89,7 +89,6 @@ def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
 
 
 def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
-    """Return the figures of the metadata with those of the store."""
     run_json = of_metadata.run.run_json
     series = {(info.stream, info.source): info for info in reader.series()}
     of_steps, gpu = series.get((Stream.STEPS.value, "")), training_gpu(run_json)

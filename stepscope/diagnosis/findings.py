@@ -247,7 +247,6 @@ def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
 
 
 def _advice(step: Recommendation | None) -> dict[str, Any]:
-    """Return `next` and `setting` of a finding."""
     if step is None:
         return {}
     setting = None if step.name is None else {"field": step.name, "value": step.value}
@@ -265,7 +264,6 @@ def _failure(rank: RankData) -> str:
 
 
 def _after(kind: str, recorded: RunData) -> Recommendation:
-    """Return the recommendation after a failure."""
     setup = setup_of(recorded.run.run_json)
     field: str | None = None
     value: float = 0

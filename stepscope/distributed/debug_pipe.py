@@ -137,7 +137,6 @@ class NcclRecord:
         return self._dump if self._requested is None and now == self._counts else None
 
     def _read(self, file: Path, began_s: float, before: int, numbers: Any) -> None:
-        """Read the requested dump if torch has completed it."""
         if modified_ns(file) not in (0, before):
             # Incomplete while torch writes it: the next poll reads it again.
             with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):

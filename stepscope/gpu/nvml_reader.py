@@ -180,7 +180,6 @@ class NvmlReader:
                 self._call(known, values)
 
     def _accept(self, known: _Known, raw: QueryValues, values: dict[str, float]) -> None:
-        """Keep the plausible values of a response."""
         if known.rate is not None:
             known.rate.add(self._gpu.library.clock(), int(raw[0] or 0))
             if known.rate.wide:  # no wraparound within a second

@@ -271,7 +271,6 @@ def _device(known: CategoryBytes) -> CategoryBytes | None:
 
 
 def _in_use(known: CategoryBytes, held: int | None, used: int) -> CategoryBytes:
-    """Divide the used memory of a device."""
     own, others = known.get(_OWN), known.get(_OTHERS)
     reserved = min(held or 0, used)
     if own is not None:
@@ -289,7 +288,6 @@ def _in_use(known: CategoryBytes, held: int | None, used: int) -> CategoryBytes:
 
 
 def _reserved(known: CategoryBytes, reserved: int) -> CategoryBytes:
-    """Divide the reserved memory of PyTorch's allocator."""
     allocated = min(known.get("memory/allocated", 0), reserved)
     split, cache = known.get("memory/inactive_split"), reserved - allocated
     if split is None:

@@ -215,7 +215,6 @@ class ProfileCommand:
         self._finish(profile, text, ok=True, path=name, summary=summary, bytes=size)
 
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
-        """Finish the command, and begin the next profile."""
         self._profile, self.active = None, False
         self.recorder.finish(
             profile.command,

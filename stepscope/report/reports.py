@@ -158,7 +158,6 @@ def _add_run(report: Report, figures: RunFigures, name: str, full: bool, points:
 
 
 def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
-    """Add what a run that hung, failed or ran out of memory has recorded."""
     run, hang = recorded.run, recorded.hang
     if hang is not None:
         rows = {
@@ -216,7 +215,6 @@ def _add_out_of_memory(report: Report, run: RunInfo, rank: RankData) -> None:
 
 
 def _add_overlays(report: Report, each: Sequence[RunFigures], names: Sequence[str]) -> None:
-    """Add charts with a line per run over the steps."""
     pairs = zip(names, each, strict=True)
     lines = [(report.scrub(name), read_lines(one.run)) for name, one in pairs if not one.problem]
     for key in ("train/loss", "perf/step_time"):

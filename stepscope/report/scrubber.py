@@ -56,7 +56,6 @@ class Scrubber:
     paths: frozenset[str] = frozenset()
 
     def __call__(self, text: str) -> str:
-        """Return the text without names, addresses and paths."""
         text = _URL.sub("[url]", text)
         for path in sorted(self.paths, key=len, reverse=True):
             if len(path) > 1:

@@ -19,8 +19,7 @@ from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import bytes_in, shared_out
 from stepscope.memory.oom.observer import OomObserver
-from stepscope.memory.oom.reader import read_report
-from stepscope.memory.oom.record import MemoryKind, ProcessMemory
+from stepscope.memory.oom.record import MemoryKind, ProcessMemory, read_report
 from stepscope.run import RunStatus
 from stepscope.run.status import RunOutcome, failed, outcome, with_case
 from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install

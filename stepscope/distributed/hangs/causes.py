@@ -89,7 +89,6 @@ _LOST = {
 
 
 def _words(lost_ranks: Sequence[RankObservation]) -> dict[str, object]:
-    """Return the values of the placeholders in _LOST."""
     who, first = [one.rank for one in lost_ranks], lost_ranks[0]
     return {
         "who_is": subject(who, "is", "are"),

@@ -102,7 +102,6 @@ def read_record(folder: Path, number: int) -> HangRecord | None:
 def _job_rank(
     run: RunInfo, standing: RankInfo, now: float, *, ended: bool
 ) -> RankObservation | None:
-    """Return the observation of a rank; None if its state is unknown."""
     condition = _CONDITIONS.get(standing.state)
     if condition is None:
         return None

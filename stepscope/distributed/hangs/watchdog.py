@@ -196,7 +196,6 @@ class HangWatchdog:
         return hung
 
     def _on_cause(self, hang: Hang) -> None:
-        """Queue the event of a diagnosed hang."""
         self._events.append((NAMED, hang.text, {**asdict(hang), "rank": hang.rank}))
 
 

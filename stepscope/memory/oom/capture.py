@@ -134,7 +134,6 @@ def _device(device: int) -> Fields:
 
 
 def _settings() -> Fields:
-    """Return the settings in force, by torch and by the environment."""
     in_force = allocator.in_force()
     text = allocator.environment_text() or ",".join(f"{k}:{v}" for k, v in in_force.items())
     settings = AllocatorSettings(
@@ -243,7 +242,6 @@ def stack_of(
 
 
 def _place(frames: Sequence[FrameType], own_parts: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return the fields for these frames, the innermost first."""
     # Without frames of this package, and of Python's start of a program.
     shown = [frame for frame in frames if not _file(frame).startswith((_PACKAGE, "<frozen "))]
     calls = [frame.f_locals for frame in shown if _is_model_call(frame)]

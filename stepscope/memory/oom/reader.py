@@ -10,20 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.bottleneck.step_window import setup_of
-from stepscope.common.files import read_regular_file
 from stepscope.host.usage import kills_since
 from stepscope.memory.growth_detector import EVENT as GROWTH
 from stepscope.memory.oom.classify import OomVerdict, judge
 from stepscope.memory.oom.recommendations import Allowed
-from stepscope.memory.oom.record import (
-    MAX_FILE_BYTES,
-    HostMemory,
-    MemoryKind,
-    OomRecord,
-    OomReport,
-    oom_name,
-    parse,
-)
+from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, OomReport, read_report
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import wall_offset_of
 from stepscope.store import StoreError, StoreReader
@@ -53,17 +44,6 @@ def judged(run: RunInfo, rank: int = 0, allowed: Allowed | None = None) -> OomAn
     growth = growth_told(run.folder, rank)
     verdict = judge(report.last, setup_of(run.run_json), growth=growth, allowed=allowed)
     return OomAnalysis(report, verdict)
-
-
-def read_report(folder: Path, rank: int = 0) -> OomReport | None:
-    """Return a rank's report; None without one. Raises ValueError and OSError."""
-    path = folder / oom_name(rank)
-    try:
-        return parse(read_regular_file(path, MAX_FILE_BYTES))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from error
 
 
 def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:

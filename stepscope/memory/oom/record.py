@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import read_regular_file
 from stepscope.common.json_values import parsed
 
 SCHEMA = 1
@@ -135,3 +137,14 @@ def parse(text: str | bytes) -> OomReport:
     """Return the report in a file. Raises ValueError if it is malformed."""
     report: OomReport = parsed(OomReport, text, SCHEMA, "report")
     return report
+
+
+def read_report(folder: Path, rank: int = 0) -> OomReport | None:
+    """Return a rank's report; None without one. Raises ValueError and OSError."""
+    path = folder / oom_name(rank)
+    try:
+        return parse(read_regular_file(path, MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error

@@ -107,7 +107,6 @@ def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
 
 
 def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
-    """Return the live memory of each stack at the end, the largest first."""
     sums: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for segment in segments_of(segments):
         device = whole(segment.get("device")) or 0

@@ -223,7 +223,6 @@ def lasting(seconds: float) -> str:
 
 
 def _held(lives: _Lifetimes, row: int) -> list[StackUsage]:
-    """Return the largest stacks after a row, the largest first."""
     alive = (lives.begin <= row) & (lives.end > row) & (lives.stack != NO_STACK)
     sizes = np.bincount(lives.stack[alive], weights=lives.size[alive])
     counts = np.bincount(lives.stack[alive])
