@@ -6,7 +6,7 @@ import logging
 import threading
 
 from dashboard.run_index import RunIndex
-from stepscope.alerts.crash import tell_crash
+from stepscope.alerts.monitor import tell_crash
 from stepscope.alerts.settings import AlertSettings, load
 from stepscope.run import RunInfo, RunStatus, restart_expected
 

@@ -27,7 +27,7 @@ from stepscope.compare.comparison import (
     compare_runs,
 )
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
-from stepscope.report.run_report import run_report, scale_and_title
+from stepscope.report.reports import run_report, scale_and_title
 from stepscope.run import RUN_JSON, RunError, RunInfo, read_run
 from stepscope.run.metadata import NOTES_JSON
 from stepscope.store import STORE_NAME, StoreError

@@ -29,7 +29,7 @@ from stepscope.common.secrets import without_secrets
 from stepscope.lab.folder import SweepError
 from stepscope.lab.report import to_csv
 from stepscope.lab.verdict_text import VariantVerdict
-from stepscope.report.sweep_report import sweep_report
+from stepscope.report.reports import sweep_report
 from stepscope.run import RunError
 from trainer.config import RunConfig
 

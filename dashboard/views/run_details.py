@@ -22,7 +22,7 @@ from dashboard.views.live_panel import APPLIED, ERROR
 from dashboard.views.parts import download, output, report_button, table, text
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes
-from stepscope.report.run_report import run_report
+from stepscope.report.reports import run_report
 from stepscope.run import RunInfo, RunKind, rank_file
 from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers

@@ -1,7 +1,6 @@
 """Evaluate all alert rules once a second; pure, no I/O.
 
 A rule has one alert instance per source: "" for the process, a UUID for a GPU, a key for a loss.
-Each default rule has a method that returns its readings; `condition_of` applies to all rules.
 """
 
 from __future__ import annotations
@@ -13,19 +12,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
-from stepscope.alerts.rules import (
-    ENDINGS,
-    GPU_IDLE,
-    GPU_LOST,
-    LOSS,
-    MEMORY_FULL,
-    NO_STEP,
-    THROTTLING,
-    AlertInstance,
-    AlertRule,
-    AlertState,
-    condition_of,
-)
+from stepscope.alerts import rules as named
+from stepscope.alerts.rules import AlertInstance, AlertRule, AlertState, condition_of
 from stepscope.common.formatting import format_bytes, format_duration
 from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import BY_KEY, Stream, Unit
@@ -38,10 +26,7 @@ LOSSES = ("train/loss", "val/loss")
 
 @dataclass(slots=True)
 class StallDetector:
-    """Measures the time without a due step, and the longest such time that a step ended.
-
-    Some trainings validate for minutes without any recorded metric.
-    """
+    """Measures the time without a due step, and the longest such time that a step ended."""
 
     longest_s: float = 0.0
     _changes: int = 0
@@ -55,10 +40,7 @@ class StallDetector:
         return self._changes >= WARM_STEPS
 
     def update(self, now: float, step: int, *, due: bool, sign: int) -> float | None:
-        """Return the seconds without a step; None if no step is due.
-
-        `sign` changes with other work of the training, such as validation.
-        """
+        """Return the seconds without a due step or other work (`sign`); None if none is due."""
         moved = self._step is not None and step != self._step
         if moved:
             if self.is_warm:
@@ -75,9 +57,8 @@ class AlertFacts:
     """Input of one evaluation.
 
     `values`: since the last evaluation, by source and metric, newest last; `odd_steps`: step of the
-    first non-finite value. `lost`: reason by UUID of each lost GPU; `labels`: names of GPUs.
-    `trains_on`: GPUs of all processes of the run; `own`: the GPU of this process; `own_total`: its
-    memory in bytes, used without NVML. `step_due`: the run trains, and no command holds it up.
+    first non-finite value. `lost`: reasons by UUID. `trains_on`: GPUs of all processes; `own`: that
+    of this one; `own_total`: its bytes, used without NVML. `step_due`: no command holds it up.
     """
 
     now: float
@@ -128,19 +109,19 @@ class AlertEvaluator:
     """Alert instances of one process's run. Not thread-safe."""
 
     def __init__(self, rules: Sequence[AlertRule]) -> None:
-        self._rules = [rule for rule in rules if rule.enabled and rule.name not in ENDINGS]
+        self._rules = [rule for rule in rules if rule.enabled and rule.name not in named.ENDINGS]
         self._alarms: dict[tuple[str, str], AlertInstance] = {}
         self._clock = StallDetector()
         self._silent_s: float | None = None
         self._retries: float | None = None
         self._retried_at = -math.inf
         self._special: dict[str, Callable[[AlertFacts], Iterable[Reading]]] = {
-            MEMORY_FULL: self._memory,
-            THROTTLING: self._throttling,
-            LOSS: self._losses,
-            NO_STEP: self._steps,
-            GPU_IDLE: self._idle,
-            GPU_LOST: self._lost,
+            named.MEMORY_FULL: self._memory,
+            named.THROTTLING: self._throttling,
+            named.LOSS: self._losses,
+            named.NO_STEP: self._steps,
+            named.GPU_IDLE: self._idle,
+            named.GPU_LOST: self._lost,
         }
 
     def evaluate(self, facts: AlertFacts) -> list[AlarmChange]:
@@ -162,7 +143,9 @@ class AlertEvaluator:
         source = reading.source
         alarm = self._alarms.get((rule.name, source))
         if alarm is None:
-            for_s = 0.0 if rule.name == NO_STEP else rule.for_s  # StallDetector has waited already
+            for_s = (
+                0.0 if rule.name == named.NO_STEP else rule.for_s
+            )  # StallDetector has waited already
             alarm = self._alarms[rule.name, source] = AlertInstance(for_s, rule.clear_s)
         state = alarm.update(facts.now, condition_of(rule, reading.values))
         if state is None:
@@ -216,7 +199,7 @@ class AlertEvaluator:
         if silent_s is None:
             yield Reading("", ())
             return
-        for_s = next(rule.for_s for rule in self._rules if rule.name == NO_STEP)
+        for_s = next(rule.for_s for rule in self._rules if rule.name == named.NO_STEP)
         is_stuck = silent_s >= max(for_s, PATIENCE * self._clock.longest_s)
         yield Reading("", (float(is_stuck),), silent_s, format_duration(silent_s))
 
@@ -229,7 +212,7 @@ class AlertEvaluator:
 
     def _lost(self, facts: AlertFacts) -> Iterator[Reading]:
         """Yield 1 for each lost GPU, 0 for a recovered GPU."""
-        before = {source for name, source in self._alarms if name == GPU_LOST}
+        before = {source for name, source in self._alarms if name == named.GPU_LOST}
         for uuid in before | facts.lost.keys():
             yield Reading(uuid, (float(uuid in facts.lost),), None, facts.lost.get(uuid, ""))
 

@@ -1,7 +1,7 @@
 """Evaluate alert rules on the rows that the writer thread stores.
 
-Runs once a second in the writer thread and never blocks; stops after an internal error. A change
-becomes an event of kind `alert` and is delivered by `AlertNotifier`.
+Runs once a second in the writer thread and never blocks. A change becomes an event of kind `alert`,
+and is delivered. The crash of a killed run is reported by the dashboard's server (`tell_crash`).
 """
 
 from __future__ import annotations
@@ -9,40 +9,37 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stepscope.alerts.evaluator import (
-    LOSSES,
-    AlarmChange,
-    AlertEvaluator,
-    AlertFacts,
-    ending,
-    is_device_metric,
-)
+from stepscope.alerts import evaluator
+from stepscope.alerts.evaluator import AlarmChange, AlertEvaluator, AlertFacts, ending
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertState
 from stepscope.alerts.settings import AlertSettings
 from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common.formatting import number_name
-from stepscope.run import RunStatus
-from stepscope.run.rank_info import UNREADABLE, RankExit, rank_numbers, read_run_json
-from stepscope.store import SeriesBlock
+from stepscope.recorder.recovery import recover_ended
+from stepscope.run import RunError, RunInfo, RunStatus, is_own
+from stepscope.run.rank_info import UNREADABLE, RankExit, now_of, rank_numbers, read_run_json
+from stepscope.store import SeriesBlock, StoreError, StoreWriter, store_name
 from stepscope.store.blocks import Event, QueueItem, Sample
 
 log = logging.getLogger(__name__)
 
-KIND, PROBLEM_KIND = "alert", "alerts_problem"
-"""Event kinds of alerts, and of invalid entries of alerts.toml."""
+KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Event kinds; problems of alerts.toml.
 RANKS_S = 10.0  # interval of reading which GPUs the other ranks train on
 STALE_S = 30.0  # age at which a sampled value expires; the slowest tier is read every 10 s
 _DEVICE_KEYS = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
-_PROCESS_KEYS = frozenset({"memory/alloc_retries", "memory/reserved", *LOSSES})
+_PROCESS_KEYS = frozenset({"memory/alloc_retries", "memory/reserved", *evaluator.LOSSES})
 
 EventParts = tuple[str, str, dict[str, Any]]  # kind, text and data of an event
 RunJson = Mapping[str, Any]
@@ -52,10 +49,9 @@ SeriesKey = tuple[str, str]  # source ("" for the process, a UUID for a GPU) and
 class AlertMonitor:
     """Evaluates the alert rules of one process's run.
 
-    `busy` returns True while a command holds the training up. `stuck` returns why a job of several
-    ranks makes no step, or None. `signs` returns a number that rises with work other than steps.
-    `saw` and `look` run in the writer thread, `ended` and `close` in the thread that closes the
-    run.
+    `busy` returns True while a command holds the training up. `stuck` returns why a job makes no
+    step, or None. `signs` returns a number that rises with work other than steps. `saw` and `look`
+    run in the writer thread, `ended` and `close` in the thread that closes the run.
     """
 
     def __init__(
@@ -77,11 +73,10 @@ class AlertMonitor:
         self._evaluator = AlertEvaluator(settings.rules)
         self._notifier = AlertNotifier(settings)
         metrics = {rule.metric for rule in settings.rules if rule.enabled and rule.metric}
-        device_metrics = set(filter(is_device_metric, metrics))
+        device_metrics = set(filter(evaluator.is_device_metric, metrics))
         self._device_keys = _DEVICE_KEYS | device_metrics
         self._other_keys = _PROCESS_KEYS | (metrics - device_metrics)
-        self._fresh: dict[SeriesKey, list[float]] = {}
-        """Values since the last evaluation."""
+        self._fresh: dict[SeriesKey, list[float]] = {}  # Values since the last evaluation.
         self._odd_steps: dict[SeriesKey, int] = {}
         self._last: dict[SeriesKey, tuple[list[float], float]] = {}
         """The newest value of each series, and when it expires."""
@@ -126,10 +121,7 @@ class AlertMonitor:
     def ended(
         self, run_json: RunJson, step: int, status: RunStatus, reason: str | None
     ) -> EventParts | None:
-        """Return the alert's event for the end of a run.
-
-        Returns None without such a rule, and for a rank that failed because another rank had.
-        """
+        """Return the event of a run's end; None without a rule, or if another rank failed."""
         if self._broken:
             return None
         try:
@@ -292,3 +284,53 @@ def _labels(run_json: RunJson) -> dict[str, str]:
     if len(names) < 2:
         return names
     return {uuid: f"{name} ({uuid[:12]})" for uuid, name in names.items()}
+
+
+MARKER = "crash-told"  # file in the run folder after the alert
+YOUNG_S = 600.0  # Maximum age of the heartbeat of a reported crash; a server may restart meanwhile.
+
+
+def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
+    """Write the alert's event and deliver it; return the notifier, which the caller closes.
+
+    Returns None without a new crash: of several servers, and several calls, one reports.
+    """
+    rule = next((rule for rule in settings.rules if rule.name == RUN_FAILED), None)
+    is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S
+    if rule is None or not rule.enabled or settings.path is None or not is_new:
+        return None
+    if not is_own(run) or not _claim(run):
+        return None
+    step = int(run.run_json.get("step") or 0)
+    change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)
+    alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
+    _store_event(run, alert)
+    notifier = AlertNotifier(settings)
+    notifier.deliver(alert)
+    return notifier
+
+
+def _claim(run: RunInfo) -> bool:
+    """Return True if this call creates MARKER, or if the folder is read-only."""
+    try:
+        os.close(os.open(run.folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return False
+    except OSError as error:  # the caller reports a run once
+        log.info("%s: cannot be marked as reported: %s", run.id, error)
+    return True
+
+
+def _store_event(run: RunInfo, alert: Alert) -> None:
+    """Store the event after the last rows that the process had recorded."""
+    try:
+        recover_ended(run)
+        if os.path.lexists(run.folder / "rank0.ring"):  # an unreadable ring is kept
+            return
+        epoch = int(run.run_json.get("epoch") or 0)
+        ts, data = now_of(run.run_json), event_data(alert)
+        store = run.folder / store_name(0)
+        with closing(StoreWriter(store, reopen=True)) as writer, writer.transaction():
+            writer.add_event(Event(ts, alert.step, epoch, KIND, alert.text, data))
+    except (RunError, StoreError, OSError, sqlite3.Error) as error:
+        log.warning("%s: the event of its crash could not be stored: %s", run.id, error)

@@ -1,8 +1,7 @@
 """Deliver alerts to the user's command and webhook in a thread.
 
-The thread starts with the run, because a process that is ending cannot start any. It ends after the
-run is closed and its alerts are delivered. The training never waits for a delivery; the exit of the
-process waits at most EXIT_WAIT_S.
+The thread starts with the run, because a process that is ending cannot start any. The training
+never waits for a delivery; the exit of the process waits at most EXIT_WAIT_S.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ TEMPORARY_CODES = (408, 425, 429)  # client errors after which the request is re
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert, as commands and webhooks receive it; non-finite values are names.
-
-    `device` is the UUID of its GPU, `metric` that of a rule over a metric.
-    """
+    """One alert, as commands and webhooks receive it; non-finite values are names."""
 
     rule: str
     level: AlertLevel
@@ -65,11 +61,7 @@ def _encode(alert: Alert) -> bytes:
 
 
 def run_command(channel: CommandChannel, alert: Alert) -> str | None:
-    """Run the command until it exits or times out; return the problem, or None.
-
-    The command has its own session, so Ctrl-C does not reach it; a timeout kills its children as
-    well. Its output is discarded.
-    """
+    """Run the command in its own session until it exits or times out; return the problem."""
     name = os.path.expanduser(channel.argv[0])
     variables = {
         f"STEPSCOPE_ALERT_{key.upper()}": "" if value is None else str(value).replace("\0", "")
@@ -102,8 +94,7 @@ def run_command(channel: CommandChannel, alert: Alert) -> str | None:
 def post(channel: WebhookChannel, alert: Alert) -> str | None:
     """Post the alert as JSON; return the problem without the address, or None.
 
-    Repeats the request if the problem may be temporary. `timeout_s` limits the connection and each
-    wait for bytes of the answer.
+    Repeats a request that may succeed later. `timeout_s` limits the connection and each wait.
     """
     # Imported here: TLS and HTTP take 30 ms, which every script would pay.
     request = import_module("urllib.request")

@@ -1,7 +1,6 @@
 """Alert rules and alert instances; pure, no I/O.
 
-An alert instance is the state of a rule for one GPU or process. It is raised after the rule has
-held for `for_s`, and cleared after the rule has been over for `clear_s`.
+An alert instance is the state of a rule for one GPU or process.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class AlertState(StrEnum):
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
     """A rule; those with an empty `metric` get their values from `evaluator.py`.
 
-    The rule holds while the metric is above or below the threshold, or not finite. It is over once
-    the metric is back at `clear`, by default the threshold. These fields are replaced in `text`:
+    It is over once the metric is back at `clear`, by default the threshold. `text` may have
     {value}, {threshold}, {metric}, {device}, {seconds} and {step}.
     """
 

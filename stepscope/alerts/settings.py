@@ -1,7 +1,7 @@
 """Read alerts.toml: rules, command and webhook.
 
-The file contains a command that Stepscope runs as the user. So it must belong to this user or root,
-and only the owner may write it. An invalid entry is skipped and reported; the other entries apply.
+The command runs as the user. So the file must belong to this user or root, and only the owner may
+write it. An invalid entry is skipped and reported.
 """
 
 from __future__ import annotations
@@ -131,11 +131,7 @@ def parse_rule(name: str, raw: Any) -> AlertRule:
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules and channels.
-
-    `path` is None if alerts are off, `found` is True if the file exists, and `problems` has one
-    sentence per invalid entry.
-    """
+    """Rules and channels; `path` is None if alerts are off, `found`: the file exists."""
 
     rules: tuple[AlertRule, ...] = DEFAULTS
     command: CommandChannel | None = None
@@ -186,7 +182,6 @@ def _read(path: Path) -> str:
 
 
 def _parse(path: Path, raw: dict[str, Any]) -> AlertSettings:
-    """Apply the valid entries and report the others."""
     problems = [
         f"{path}: {ascii(name)[:60]}: is no known table. Known are rules, command and webhook."
         for name in sorted(raw.keys() - {"rules", "command", "webhook"})

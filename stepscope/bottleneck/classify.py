@@ -1,11 +1,8 @@
 """Classify the bottleneck of a run's steps. Pure; no I/O.
 
 A step on a GPU has four parts: computing, idle while the host waits for data, copying a batch, and
-idle between launches. On a CPU there are no copies and no launches.
-
-A verdict explains the *visible wait*: the idle and copy time if it is more than a fifth of a step,
-else the step itself. `share` is the fraction of it that the cause explains; below EXPLAINED no
-cause is named.
+idle between launches. A verdict explains the *visible wait*: the idle and copy time if it is more
+than a fifth of a step, else the step itself. `share` is the fraction that the cause explains.
 """
 
 from __future__ import annotations
@@ -19,10 +16,8 @@ from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_
 
 MIN_STEPS = 20  # Minimum number of steady steps, as in TraceML.
 EXPLAINED = 0.8  # Minimum fraction of the visible wait for a single cause.
-STANDS_STILL = 1 - EXPLAINED
-"""Minimum fraction of a step that waits for data or copies; critical in TraceML."""
-GAPS = 0.25
-"""Minimum fraction of a step in gaps between launches: small gaps are usual."""
+STANDS_STILL = 1 - EXPLAINED  # Of a step that waits for data or copies; critical in TraceML.
+GAPS = 0.25  # Minimum fraction of a step in gaps between launches: small gaps are usual.
 BUSY_HOST = 0.9  # Minimum utilization of all cores at which a process waits for a core.
 AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
 
@@ -38,8 +33,7 @@ class BottleneckKind(StrEnum):
     COMPUTE = "compute-bound"
     THROTTLED = "throttled"
     CONTENTION = "cpu-contention"
-    STRAGGLER = "straggler"
-    """Found by `distributed/stragglers` from the steps of all ranks, never by `verdict`."""
+    STRAGGLER = "straggler"  # Found in the steps of all ranks, never by `verdict`.
     NOT_FINITE = "loss-not-finite"  # Found in the events of an ended run, never by `verdict`.
     SIMULATED = "simulated"
     UNCLEAR = "no single cause"
@@ -65,8 +59,7 @@ class StepAverages:
     """Means over a window of steady steps; None if not recorded.
 
     Times are seconds per step. `utilization`, `throttled` and `host_cpu` are fractions: of time, of
-    samples with an abnormal clocks event reason, and of all cores. `process_cpu` is in cores.
-    Clocks are in MHz, `sm_clock_max` is the run's maximum.
+    samples, and of all cores. `process_cpu` is in cores. Clocks are in MHz.
     """
 
     steps: int
@@ -86,15 +79,12 @@ class StepAverages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBreakdown:
-    """The parts of a step as fractions of its wall time; they sum to 1.
-
-    `other` is the gaps between launches on a GPU, and any wait but that for data on a CPU.
-    """
+    """The parts of a step as fractions of its wall time; they sum to 1."""
 
     compute: float
     data: float
     copies: float
-    other: float
+    other: float  # Gaps between launches on a GPU; any wait but that for data on a CPU.
 
     @property
     def idle(self) -> float:
@@ -104,10 +94,7 @@ class StepBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckDiagnosis:
-    """Verdict on a run's steps as one sentence, and a recommendation.
-
-    `share` is None without a cause, `parts` if unknown.
-    """
+    """Verdict on a run's steps as a sentence, with a recommendation if it has a cause."""
 
     kind: BottleneckKind
     text: str

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_WORKERS = 4  # Maximum number of workers proposed at first: each takes memory.
-FEWEST_CORES = 2
-"""Minimum number of cores assumed: two workers that wait for a disk need no core each."""
+FEWEST_CORES = 2  # Minimum assumed: two workers that wait for a disk need no core each.
 BF16_FROM = (8, 0)  # Compute capability of Ampere, the first with bf16 tensor cores.
 FP16_FROM = (7, 0)  # Compute capability of Volta, the first with tensor cores.
-LONG_STEP_S = 0.02
-"""Minimum step time for which more CPU threads are proposed: they slow short operations."""
+LONG_STEP_S = 0.02  # Minimum step time for more CPU threads, which slow short operations.
 
 Candidate = tuple[str, Any]
 
@@ -22,9 +20,8 @@ class RunSetup:
     """Properties of a run on which recommendations depend.
 
     `own`: `config` is a RunConfig; a script has `applied`, the names of its settings in effect.
-    `capability` is the GPU's compute capability, None if unknown. `simulated`: the GPU is not real.
-    `step_time` is in seconds. `in_memory`: the data set is in memory, where worker processes only
-    slow loading. `world_size` is the number of ranks.
+    `capability` is the GPU's compute capability, None if unknown. `step_time` is in seconds.
+    `in_memory`: the data set is in memory, where worker processes only slow loading.
     """
 
     on_gpu: bool
@@ -74,10 +71,7 @@ class Recommendation:
 
 
 def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool]) -> Recommendation:
-    """Return the first recommendation that is allowed and not set already.
-
-    `kind` is the value of a `BottleneckKind` that names a cause.
-    """
+    """Return the first recommendation for a `BottleneckKind` that is allowed and not set."""
     if setup.own:
         candidates = _CANDIDATES[kind](setup) if kind in _CANDIDATES else ()
         for name, value in candidates:
@@ -142,7 +136,8 @@ def _compute(setup: RunSetup) -> Iterator[Candidate]:
     if setup.is_on("deterministic"):
         yield "deterministic", False
     if setup.on_gpu:
-        yield from _precisions(setup)
+        if (precision := half_precision(setup)) is not None:
+            yield "precision", precision
     elif setup.step_time >= LONG_STEP_S and setup.threads < setup.cores:
         yield "num_threads", setup.cores
     if setup.text("compile_mode", "none") == "none" and not setup.is_on("cuda_graphs"):
@@ -151,14 +146,13 @@ def _compute(setup: RunSetup) -> Iterator[Candidate]:
         yield "activation_checkpointing", False
 
 
-def _precisions(setup: RunSetup) -> Iterator[Candidate]:
-    """Yield the faster precision of the GPU; none if its compute capability is unknown."""
+def half_precision(setup: RunSetup) -> str | None:
+    """Return the 16-bit precision of the GPU for a run in fp32; None without or if unknown."""
     if setup.capability is None or setup.text("precision", "fp32") not in ("fp32", "tf32"):
-        return
+        return None
     if setup.capability >= BF16_FROM:
-        yield "precision", "bf16"
-    elif setup.capability >= FP16_FROM:
-        yield "precision", "fp16"
+        return "bf16"
+    return "fp16" if setup.capability >= FP16_FROM else None
 
 
 _CANDIDATES: dict[str, Callable[[RunSetup], Iterator[Candidate]]] = {

@@ -21,13 +21,10 @@ from stepscope.run import RunKind
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
-FIRST_STEPS = 5
-"""Number of excluded first steps: kernels load, caches and the allocator fill."""
+FIRST_STEPS = 5  # Number of excluded first steps: kernels load, caches and the allocator fill.
 WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of the store.
-LEAST_S = 3.0
-"""Minimum time span of short steps, so that the sampler has enough samples in it."""
-MOST_STEPS = 16384
-"""Maximum number of steps for LEAST_S: 3 s of steps of 0.2 ms, read in some 10 ms."""
+LEAST_S = 3.0  # Minimum time span of short steps, so that the sampler has enough samples in it.
+MOST_STEPS = 16384  # Maximum number of steps for LEAST_S, read in some 10 ms.
 WINDOW_S = 30.0  # Maximum age of the steps, if at least MIN_STEPS are newer.
 READINGS = 4096  # Maximum number of newest samples that are read: seven minutes at 10 Hz.
 OF_STEPS = (STEP_TIME, "perf/data_wait", "perf/h2d", "perf/gpu_time", "perf/gpu_wait")
@@ -54,12 +51,12 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
         steps=len(times),
         step_time=float(times.mean()),
         data_wait=_mean(data_wait),
-        copies=_measured(copies),
+        copies=_mean(copies, min(MIN_READINGS, len(copies) / 2)),
         device_time=_mean(device_time),
         gpu_wait=_mean(gpu_wait),
-        utilization=_share(utilization),
-        process_cpu=_share(process_cpu),
-        host_cpu=_share(host_cpu, least=1),  # read once a second
+        utilization=_mean(utilization / 100, MIN_READINGS),
+        process_cpu=_mean(process_cpu / 100, MIN_READINGS),
+        host_cpu=_mean(host_cpu / 100, 1),  # read once a second
         throttled=sum(map(bool, words)) / len(words) if enough else None,
         throttle_words=tuple(dict.fromkeys(itertools.chain(*words))),
         sm_clock=_mean(sm_clock),
@@ -138,19 +135,8 @@ def _rows(block: SeriesBlock, chosen: NDArray[np.intp]) -> SeriesBlock:
     return SeriesBlock(block.keys, *(part[..., chosen] for part in block.arrays()))
 
 
-def _mean(values: Floats) -> float | None:
-    """Return the mean of the finite values; None if fewer than half are finite."""
+def _mean(values: Floats, least: float | None = None) -> float | None:
+    """Return the mean of the finite values; None for fewer than `least`, by default half."""
     finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) and 2 * len(finite) >= len(values) else None
-
-
-def _measured(values: Floats) -> float | None:
-    """Return the mean of MIN_READINGS finite values or more, or of at least half."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) >= MIN_READINGS else _mean(values)
-
-
-def _share(percent: Floats, least: int = MIN_READINGS) -> float | None:
-    """Return the mean of a percentage as a fraction, of at least `least` samples."""
-    finite = percent[np.isfinite(percent)]
-    return float(finite.mean() / 100) if len(finite) >= least else None
+    enough = len(finite) >= (len(values) / 2 if least is None else least)
+    return float(finite.mean()) if len(finite) and enough else None

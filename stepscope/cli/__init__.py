@@ -1,7 +1,6 @@
 """Console command `stepscope`: one module per command, imported only when that command runs.
 
-So `--version` and `runs` start in 0.1 s. Exit codes: 0 done, 1 failed or broken, 2 wrong usage or
-an unknown run. A test compares commands and options to `docs/cli.md`.
+So `--version` and `runs` start in 0.1 s. Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from stepscope import __version__
+from stepscope.common.formatting import printable
 from stepscope.run import RunError, runs_root
 
 BROKEN_PIPE = 141  # exit code of a command ended by SIGPIPE, as in `stepscope runs | head -1`
@@ -55,6 +55,14 @@ PROGRAMS = {
 """Commands that become a program of the dashboard's training, which has its own options."""
 
 
+class CommandError(Exception):
+    """A command cannot run; the message has the reason and the fix, `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
@@ -82,9 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = int(options.run(options, runs_root()))
         sys.stdout.flush()
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return 2
+    except (CommandError, RunError) as error:
+        print(*map(printable, str(error).split("\n")), sep="\n", file=sys.stderr)
+        return error.code if isinstance(error, CommandError) else 2
     except FileNotFoundError as error:
         if error.filename is not None:  # as os.getcwd raises it
             raise
@@ -140,10 +148,7 @@ def number_type(low: float, high: float, kind: Callable[[str], T]) -> Callable[[
 
 
 def call_driver(function: Callable[[], T], timeout_s: float) -> T:
-    """Call a function in a daemon thread. Raises TimeoutError after `timeout_s`.
-
-    A broken GPU can block a driver call for ever; the daemon thread does not block the exit.
-    """
+    """Call a function in a daemon thread: a driver may block. Raises TimeoutError."""
     answer: Future[T] = Future()
 
     def call() -> None:

@@ -1,8 +1,7 @@
 """Processes of the dashboard and of its training programs, which this package never imports.
 
-They are the folders dashboard/ and trainer/ of a checkout, or of `stepscope/_app` in an installed
-wheel. There only a process that starts here has that folder on its path: in any other process
-`import trainer` finds a module of the user, or none.
+They are the folders dashboard/ and trainer/ of a checkout, or of `stepscope/_app` in a wheel. Only
+a process that starts here has that folder on its path.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ NEEDS = {
     "trainer.collectives": ("torch",),
     "trainer.workloads.digit_images": ("torch", "sklearn", "PIL"),
 }
-"""Modules that each program imports."""
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 CONFIG = ".streamlit/config.toml"
 """Address, allowed hosts and theme. Streamlit's defaults would open the page to the network."""
@@ -48,8 +46,7 @@ def _search_path(*first: str) -> str:
 def become_server(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
     """Replace this process by `streamlit run app.py`; does not return.
 
-    It runs in the app's folder. So Streamlit reads the settings of that folder only, never those
-    of the caller's folder, and child processes find `trainer`.
+    In the app's folder Streamlit reads no other settings, and child processes find `trainer`.
     """
     environment = {**os.environ, **variables}
     if path := _search_path():
@@ -62,10 +59,7 @@ def become_server(arguments: Sequence[str], variables: Mapping[str, str]) -> Non
 
 
 def become_program(module: str, arguments: Sequence[str]) -> int:
-    """Replace this process by a program of `trainer`; return 1 if packages are missing.
-
-    It runs in the caller's folder, from which no trainer.py is imported.
-    """
+    """Replace this process by a program of `trainer`; return 1 if packages are missing."""
     reason = missing(NEEDS[module])
     if reason is None:
         environment = {**os.environ, "PYTHONPATH": _search_path(str(APP))}

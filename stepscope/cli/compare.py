@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from stepscope.cli import CommandError
 from stepscope.common.formatting import printable
 from stepscope.compare import comparison
 from stepscope.compare.figures import read_figures
@@ -53,8 +53,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
         rows = comparison.compare_sides(base, new)
         results = comparison.judge_runs(base, new, gates)
     except (ValueError, SweepError) as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise CommandError(str(error), 2) from error
     verdict = worst(results) if results else None
     code = EXIT_CODES[verdict] if verdict is not None else 0
     if options.json:
@@ -72,7 +71,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def _print(found: comparison.Comparison, rows: Sequence[comparison.SideRow], base: int) -> None:
-    """Print the runs, what differs between the sides, and the figures."""
     for name, ids in (("Baseline", found.runs[:base]), ("New", found.runs[base:])):
         print(printable(f"{name}: {', '.join(ids)}"))
     print(*found.obstacles, *found.notes, sep="\n")

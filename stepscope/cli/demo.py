@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import webbrowser
 from pathlib import Path
 
+from stepscope.cli import CommandError
 from stepscope.cli.ui import add_server_options, serve
 from stepscope.host.child_process import free_port, wait_until_it_listens
 
@@ -21,13 +21,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Become the server and open the example; return 1 without the port or a package."""
+    """Become the server and open the example. Raises CommandError without the port or a package."""
     ports = range(options.port, options.port + 1) if options.port else PORTS
     port = free_port(ports)
     if port is None:
         used = f"{ports[0]}" if options.port else f"{ports[0]} to {ports[-1]}"
-        print(f"--port: must be a free port, {used} is in use. Choose another.", file=sys.stderr)
-        return 1
+        raise CommandError(f"--port: must be a free port, {used} is in use. Choose another.")
     url = f"http://127.0.0.1:{port}/?run=h100"
     print(f"A run recorded on an H100: {url}")
     displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -39,8 +38,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
 def _open_when_it_listens(url: str, port: int) -> None:
     """Open `url` from another process, as this one becomes the server.
 
-    Streamlit itself opens an address without parameters only. The process is forked twice, so
-    that it is no child of the server.
+    Streamlit opens only an address without parameters. A grandchild is no child of the server.
     """
     server = os.getpid()
     if child := os.fork():

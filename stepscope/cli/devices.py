@@ -21,8 +21,7 @@ from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import open_source
 
 NARROWEST, WIDEST_BAR = 40, 24
-WATCHED_S = 5.0
-"""Minimum window of throttling times; a shorter window reports times since driver load."""
+WATCHED_S = 5.0  # Minimum window of throttling times; below, they are those since driver load.
 INDENT = "   "
 MARKS = {
     HealthStatus.OK: "ok",
@@ -184,7 +183,6 @@ def _clocks(device: DeviceState) -> Iterator[str]:
 
 
 def _health(device: DeviceState, width: int) -> list[str]:
-    """Return the health text and the other signs."""
     others = [sign.text for sign in device.health.signs if sign.text not in device.health.text]
     lines = []
     for text in (device.health.text, *others):
@@ -215,18 +213,9 @@ def _process(process: GpuProcess, width: int, indent: str) -> str:
     load = "" if process.sm is None else f"{process.sm:.0f}%"
     state = "" if process.state == "running" else f"[{process.state}] "
     who = f"{'*' if process.yours else ' '}{process.pid:>8} {cut(process.user or '?', 10):<10}"
-    name = briefly(process.command) or process.name
+    program, space, rest = process.command.partition(" ")
+    name = f"{program.rpartition('/')[2]}{space}{rest}" or process.name
     return cut(printable(f"{indent}{who} {memory:>9} {load:>5}  {state}{name}"), width)
-
-
-def briefly(command: str) -> str:
-    """Return a command without the folder of its program.
-
-    >>> briefly("/usr/bin/python3 /home/ada/train.py")
-    'python3 /home/ada/train.py'
-    """
-    program, space, rest = command.partition(" ")
-    return f"{program.rpartition('/')[2]}{space}{rest}"
 
 
 def _of(used: float, total: float | None) -> str:
@@ -243,8 +232,7 @@ EXAMPLES = (
     "stepscope devices --json | jq '.devices[].health'",
 )
 
-FIRST_WAIT_S = 0.3
-"""Pause between the first two samples, from which process loads and activity are computed."""
+FIRST_WAIT_S = 0.3  # Between the first two samples, which give process loads and activity.
 SILENT_S = 15.0  # timeout of a driver call
 END_S = 1.0
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from stepscope.cli import CommandError
 from stepscope.common.formatting import printable
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.distributed.hangs.diagnose import hang_of
@@ -83,14 +84,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Print the findings; return 1 if the run cannot be read. Raises RunError."""
+    """Print the findings. Raises CommandError if the run cannot be read, and RunError."""
     info = open_run(options.id, runs=root).info()
     recover_ended(info)  # the last rows of a killed process
     try:
         recorded = read_recorded(info)
     except StoreError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return 1
+        raise CommandError(str(error)) from error
     results = findings(recorded)
     if options.json:
         print(json.dumps([dataclasses.asdict(one) for one in results], indent=1))

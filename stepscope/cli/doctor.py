@@ -1,7 +1,6 @@
 """`stepscope doctor`: check this host, and print missing and broken parts with their reasons.
 
-`survey` measures, `findings` is pure. "broken" parts should work and do not; "missing" parts are
-optional, such as a GPU.
+"Broken" parts should work and do not; "missing" parts are optional, such as a GPU.
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ from stepscope.common.formatting import format_bytes
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.machine_monitor import torch_version
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.source import DeviceSource, NullSource, open_source
+from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.host.environment import SUPPORTED, unsupported
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
 
 NVML_TIMEOUT_S = 15.0
-BETWEEN_S = 0.15
-"""Pause between two samples: rates need two, and a sleeping GPU may not answer the first."""
+BETWEEN_S = 0.15  # Rates need two samples, and a sleeping GPU may not answer the first.
 TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk can take a minute
 
 _ASK_TORCH = """
@@ -76,13 +74,11 @@ class MachineProbe:
     recording_error: str | None
     free: int | None
     nvml_reason: str | None
-    nvml_broken: bool
-    """The reason needs a repair: a wrong package, a driver that was updated while loaded."""
+    nvml_broken: bool  # It needs a repair: a wrong package, a driver that was updated.
     device_nodes: bool  # /dev/nvidiactl exists, so this process should have a GPU
     driver: str | None
     gpus: tuple[GpuProbe, ...]
-    torch: dict[str, Any] | None
-    """The output of `_ASK_TORCH`, or its version and "error"; None if not installed."""
+    torch: dict[str, Any] | None  # Of `_ASK_TORCH`, or version and "error"; None if not installed.
     visible_devices: str | None
     page: str | None  # why the page cannot be opened
     shared_memory: int | None
@@ -109,10 +105,7 @@ def survey(root: Path) -> MachineProbe:
 
 
 def alerts_file() -> dict[str, Any]:
-    """Return facts about alerts.toml without the webhook's secret address.
-
-    `path` is None if alerts are off; `rules` counts the enabled rules.
-    """
+    """Return facts about alerts.toml without the webhook's secret address."""
     settings = load()
     return {
         "path": None if settings.path is None else str(settings.path),
@@ -147,7 +140,7 @@ def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
         infos = opened.devices()
         return {
             "nvml_reason": opened.reason,
-            "nvml_broken": isinstance(opened, NullSource) and math.isinf(opened.retry_at),
+            "nvml_broken": opened.reason is not None and math.isinf(opened.retry_at),
             "driver": infos[0].driver_version if infos else None,
             "gpus": tuple(_survey_gpu(opened, info) for info in infos),
         }
@@ -213,7 +206,8 @@ class CheckStatus(StrEnum):
     BROKEN = "broken"
 
 
-_SIGNS = {CheckStatus.OK: "ok", CheckStatus.MISSING: "–", CheckStatus.BROKEN: "✗"}
+OK, MISSING, BROKEN = CheckStatus
+_SIGNS = {OK: "ok", MISSING: "–", BROKEN: "✗"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +233,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Print the report; return 1 if any part is broken."""
     machine = survey(root)
     results = list(findings(machine))
-    broken = sum(finding.mark is CheckStatus.BROKEN for finding in results)
+    broken = sum(finding.mark is BROKEN for finding in results)
     if options.json:
         report = {
             "ok": not broken,
@@ -256,8 +250,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 def findings(machine: MachineProbe) -> Iterator[CheckResult]:
     """Yield the status of each part."""
-    yield CheckResult(CheckStatus.OK, "Python", f"{machine.python} ({machine.executable})")
-    yield CheckResult(CheckStatus.OK, "stepscope", machine.version)
+    yield CheckResult(OK, "Python", f"{machine.python} ({machine.executable})")
+    yield CheckResult(OK, "stepscope", machine.version)
     yield _run_folder(machine)
     yield _driver(machine)
     for gpu in machine.gpus:
@@ -266,50 +260,50 @@ def findings(machine: MachineProbe) -> Iterator[CheckResult]:
     problem = unsupported(machine.torch["version"]) if machine.torch else None
     if problem is not None:
         remedy = f"Install torch {SUPPORTED}."
-        yield CheckResult(CheckStatus.MISSING, "torch version", problem, remedy)
+        yield CheckResult(MISSING, "torch version", problem, remedy)
     if machine.shared_memory is not None and machine.shared_memory < MIN_SHARED_MEMORY_BYTES:
         detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
         remedy = "In a container, start it with --shm-size=8g."
-        yield CheckResult(CheckStatus.MISSING, "/dev/shm", detail, remedy)
+        yield CheckResult(MISSING, "/dev/shm", detail, remedy)
     yield from _alerts(machine.alerts)
     if machine.page is None:
-        yield CheckResult(CheckStatus.OK, "page", "'stepscope ui' opens it")
+        yield CheckResult(OK, "page", "'stepscope ui' opens it")
     else:
-        yield CheckResult(CheckStatus.MISSING, "page", machine.page)
+        yield CheckResult(MISSING, "page", machine.page)
 
 
 def _run_folder(machine: MachineProbe) -> CheckResult:
     if machine.recording_error is not None:
         detail = f"{machine.runs} cannot hold a run: {machine.recording_error}"
         remedy = "Set STEPSCOPE_RUNS to a writable folder."
-        return CheckResult(CheckStatus.BROKEN, "run folder", detail, remedy)
+        return CheckResult(BROKEN, "run folder", detail, remedy)
     detail = f"{machine.runs}, {format_bytes(machine.free)} free"
     if machine.free is not None and machine.free < MIN_FREE_BYTES:
         remedy = "A run takes about 200 MB per day; free disk space or set STEPSCOPE_RUNS."
-        return CheckResult(CheckStatus.BROKEN, "run folder", detail, remedy)
-    return CheckResult(CheckStatus.OK, "run folder", detail)
+        return CheckResult(BROKEN, "run folder", detail, remedy)
+    return CheckResult(OK, "run folder", detail)
 
 
 def _driver(machine: MachineProbe) -> CheckResult:
     if machine.nvml_reason is None:
         detail = f"driver {machine.driver}, {_count(len(machine.gpus))}"
-        return CheckResult(CheckStatus.OK, "NVIDIA driver", detail)
+        return CheckResult(OK, "NVIDIA driver", detail)
     detail = machine.nvml_reason
     if machine.device_nodes:
         detail += " But /dev/nvidiactl exists"
     elif machine.torch and machine.torch.get("available"):
         detail += " Yet torch sees a GPU"
     elif not machine.nvml_broken:
-        return CheckResult(CheckStatus.MISSING, "NVIDIA driver", detail, "GPU values are missing.")
+        return CheckResult(MISSING, "NVIDIA driver", detail, "GPU values are missing.")
     remedy = "Check that nvidia-smi works; utilization, power and temperature are missing."
-    return CheckResult(CheckStatus.BROKEN, "NVIDIA driver", detail, remedy)
+    return CheckResult(BROKEN, "NVIDIA driver", detail, remedy)
 
 
 def _gpu(gpu: GpuProbe) -> CheckResult:
     what = f"GPU {gpu.nvml_index}"
     if gpu.lost is not None:
         remedy = "Look for 'Xid' in dmesg; the GPU may need a reset."
-        return CheckResult(CheckStatus.BROKEN, what, f"{gpu.name}, {gpu.uuid}: {gpu.lost}", remedy)
+        return CheckResult(BROKEN, what, f"{gpu.name}, {gpu.uuid}: {gpu.lost}", remedy)
     size = format_bytes(gpu.memory_total)
     detail = f"{gpu.name}, {size}, {gpu.uuid}, {gpu.read} metrics"
     if gpu.mig:
@@ -319,7 +313,7 @@ def _gpu(gpu: GpuProbe) -> CheckResult:
         detail += f"; without {', '.join(missing)}"
     rights = "permission" in gpu.missing.values()
     remedy = "Ask the administrator to let users read the GPU's counters." if rights else ""
-    return CheckResult(CheckStatus.OK if gpu.read else CheckStatus.BROKEN, what, detail, remedy)
+    return CheckResult(OK if gpu.read else BROKEN, what, detail, remedy)
 
 
 def _torch(machine: MachineProbe) -> CheckResult:
@@ -327,13 +321,13 @@ def _torch(machine: MachineProbe) -> CheckResult:
     if torch is None:
         remedy = "'stepscope record' works without it; a training script needs it."
         detail = "not installed in this environment"
-        return CheckResult(CheckStatus.MISSING, "torch", detail, remedy)
+        return CheckResult(MISSING, "torch", detail, remedy)
     detail = torch["version"]
     if "error" in torch:
         detail += f" cannot be imported: {torch['error']}"
-        return CheckResult(CheckStatus.BROKEN, "torch", detail, "Install it again.")
+        return CheckResult(BROKEN, "torch", detail, "Install it again.")
     if torch["cuda"] is None:
-        mark = CheckStatus.BROKEN if machine.gpus else CheckStatus.OK
+        mark = BROKEN if machine.gpus else OK
         remedy = GET_TORCH if machine.gpus else ""
         return CheckResult(mark, "torch", f"{detail}, a build without CUDA", remedy)
     return _torch_devices(machine, torch, f"{detail}, built for CUDA {torch['cuda']}")
@@ -344,27 +338,26 @@ def _torch_devices(machine: MachineProbe, torch: dict[str, Any], built: str) -> 
     have, visible = len(machine.gpus), machine.visible_devices
     if torch["available"]:
         seen = len(torch["devices"])
-        detail = f"{built}; sees {seen} of {_count(max(seen, have))}"
-        return CheckResult(CheckStatus.OK, "torch", detail)
+        return CheckResult(OK, "torch", f"{built}; sees {seen} of {_count(max(seen, have))}")
     if not have:
-        return CheckResult(CheckStatus.MISSING, "torch", f"{built}; there is no GPU for it here")
+        return CheckResult(MISSING, "torch", f"{built}; there is no GPU for it here")
     if visible is not None and visible.strip() in ("", "-1"):
         detail = f"{built}; CUDA_VISIBLE_DEVICES hides every GPU from it"
-        return CheckResult(CheckStatus.MISSING, "torch", detail, "Unset it to train on a GPU.")
+        return CheckResult(MISSING, "torch", detail, "Unset it to train on a GPU.")
     detail = f"{built}, does not see the GPU: {next(iter(torch['warnings']), 'it gives no reason')}"
-    return CheckResult(CheckStatus.BROKEN, "torch", detail, GET_TORCH)
+    return CheckResult(BROKEN, "torch", detail, GET_TORCH)
 
 
 def _alerts(file: dict[str, Any]) -> Iterator[CheckResult]:
     if file.get("path") is None:
-        yield CheckResult(CheckStatus.OK, "alerts", "switched off by STEPSCOPE_ALERTS")
+        yield CheckResult(OK, "alerts", "switched off by STEPSCOPE_ALERTS")
         return
     channels = [f"the {kind} {file[kind]}" for kind in ("command", "webhook") if file[kind]]
     where = file["path"] if file["found"] else f"no file {file['path']}"
     target = f"delivered to {' and '.join(channels)}" if channels else "shown on the page only"
-    yield CheckResult(CheckStatus.OK, "alerts", f"{where}; {file['rules']} rules, {target}")
+    yield CheckResult(OK, "alerts", f"{where}; {file['rules']} rules, {target}")
     for problem in file["problems"]:
-        yield CheckResult(CheckStatus.BROKEN, "alerts", problem)
+        yield CheckResult(BROKEN, "alerts", problem)
 
 
 def _count(gpus: int) -> str:

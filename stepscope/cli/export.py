@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from stepscope.cli import number_type
+from stepscope.cli import CommandError, number_type
 from stepscope.common.formatting import printable
 from stepscope.export.tables import export, export_all
 from stepscope.metrics import Stream
@@ -41,11 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Export a run, or all; return the exit code. Raises RunError without the run."""
-    problem = _usage_problem(options)
-    if problem is not None:
-        print(problem, file=sys.stderr)
-        return 2
+    """Export a run, or all; return the exit code. Raises CommandError, and RunError."""
+    _check_usage(options)
     try:
         if options.all:
             return _export_all(root, options.output, options.stream)
@@ -56,24 +53,21 @@ def run(options: argparse.Namespace, root: Path) -> int:
     except BrokenPipeError:  # an OSError too, but not of --output
         raise
     except StoreError as error:
-        problem = str(error)
+        raise CommandError(str(error)) from error
     except OSError as error:
-        reason = error.strerror or error
-        problem = f"--output: cannot be written ({reason}), got {options.output}."
+        text = f"--output: cannot be written ({error.strerror or error}), got {options.output}."
+        raise CommandError(text) from error
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("pyarrow", "tensorboard"):
             raise
-        problem = (
+        raise CommandError(
             f"--format {options.format}: needs the package {package}, which is not installed. "
             f"Run 'pip install {package}'."
-        )
-    else:
-        if options.output is not None:
-            print(written)
-        return 0
-    print(problem, file=sys.stderr)
-    return 1
+        ) from error
+    if options.output is not None:
+        print(written)
+    return 0
 
 
 def _export_all(root: Path, output: Path, stream: str | None) -> int:
@@ -86,16 +80,18 @@ def _export_all(root: Path, output: Path, stream: str | None) -> int:
     return int(bool(unread))
 
 
-def _usage_problem(options: argparse.Namespace) -> str | None:
+def _check_usage(options: argparse.Namespace) -> None:
+    text = None
     if options.all == (options.id is not None):
         got = "both" if options.all else "neither"
-        return f"export: needs a run or --all, got {got}. List the runs with 'stepscope runs'."
-    if options.all and (options.format != "parquet" or options.rank is not None):
-        return "--all: exports every rank as parquet. Use --format parquet without --rank."
-    if options.format in ("parquet", "tensorboard") and options.output is None:
+        text = f"export: needs a run or --all, got {got}. List the runs with 'stepscope runs'."
+    elif options.all and (options.format != "parquet" or options.rank is not None):
+        text = "--all: exports every rank as parquet. Use --format parquet without --rank."
+    elif options.format in ("parquet", "tensorboard") and options.output is None:
         what = "a file" if options.format == "parquet" else "a log directory"
         what = "a folder" if options.all else what
-        return f"--output: --format {options.format} needs {what}, got none. Add --output NAME."
-    if options.format == "tensorboard" and options.stream == "events":
-        return "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."
-    return None
+        text = f"--output: --format {options.format} needs {what}, got none. Add --output NAME."
+    elif options.format == "tensorboard" and options.stream == "events":
+        text = "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."
+    if text is not None:
+        raise CommandError(text, 2)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from stepscope.cli import number_type
+from stepscope.cli import CommandError, number_type
 
 PORT = 9849
 
@@ -25,18 +24,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Serve until Ctrl-C; return 1 if the server cannot start."""
+    """Serve until Ctrl-C. Raises CommandError if the server cannot start."""
     try:
         from stepscope.export.prometheus import ExporterCollector, open_server
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "prometheus_client":
             raise
-        print(
+        raise CommandError(
             "stepscope exporter: needs the package prometheus-client, which is not installed. "
-            "Run 'pip install prometheus-client'.",
-            file=sys.stderr,
-        )
-        return 1
+            "Run 'pip install prometheus-client'."
+        ) from error
     from stepscope.gpu.machine_monitor import MachineMonitor
     from stepscope.gpu.source import open_source
 
@@ -45,8 +42,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
         server = open_server(collector, options.address, options.port)
     except OSError as error:
         place = f"{options.address} port {options.port}"
-        print(f"--address, --port: cannot listen ({error.strerror}), got {place}.", file=sys.stderr)
-        return 1
+        text = f"--address, --port: cannot listen ({error.strerror}), got {place}."
+        raise CommandError(text) from error
     host, port = server.server_address[:2]
     shown = f"[{host!s}]" if ":" in str(host) else str(host)
     print(f"Metrics of the GPUs and of {root}: http://{shown}:{port}/metrics", flush=True)

@@ -8,21 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from stepscope.cli import number_type
+from stepscope.cli import CommandError, number_type
 from stepscope.cli.app_process import APP
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.run import is_run_id, run_folders
-from stepscope.run.retention import (
-    Decision,
-    PartlyDeletedError,
-    StoredRun,
-    decide,
-    delete_run,
-    folder_size,
-    interrupted_deletions,
-    remove,
-    stored_run,
-)
+from stepscope.run import is_run_id, retention, run_folders
+from stepscope.run.retention import Decision, StoredRun, folder_size, interrupted_deletions
 
 EXAMPLES = (
     "stepscope gc --keep-days 30 --keep-tagged --dry-run",
@@ -46,30 +36,27 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Delete runs of `root`; return 1 if one cannot be deleted, 2 for wrong usage."""
     selects = options.keep_days is not None or options.max_size is not None
     if not selects and not options.dry_run:
-        print("gc: needs --keep-days or --max-size, got neither. Add one.", file=sys.stderr)
-        return 2
+        raise CommandError("gc: needs --keep-days or --max-size, got neither. Add one.", 2)
     if root.resolve() == (APP / "examples").resolve():
-        print(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
-        return 2
+        raise CommandError(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", 2)
     if not root.is_dir():
-        print(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
-        return 2
+        raise CommandError(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", 2)
     tagged, failed, freed = options.keep_tagged, False, 0
     if not selects:
         used = sum(map(folder_size, (*run_folders(root), *interrupted_deletions(root))))
         print(f"Runs use {format_bytes(used)} in {root}. --keep-days or --max-size selects runs.")
         return 0
     half = [StoredRun(path.name, folder_size(path), 0.0) for path in interrupted_deletions(root)]
-    runs = [stored_run(folder, root, keep_tagged=tagged) for folder in run_folders(root)]
+    runs = [retention.stored_run(folder, root, keep_tagged=tagged) for folder in run_folders(root)]
     decisions = [Decision(run, True, "its deletion was interrupted") for run in half]
-    decisions += decide(runs, time.time(), options.keep_days, options.max_size)
+    decisions += retention.decide(runs, time.time(), options.keep_days, options.max_size)
     for decision in decisions:
         word, reason = "delete" if decision.delete else "keep", decision.reason
         if decision.delete and not options.dry_run:
             try:
                 word, reason = _delete(decision, root / decision.run.id, keep_tagged=tagged)
             except OSError as error:
-                partly, failed = isinstance(error, PartlyDeletedError), True
+                partly, failed = isinstance(error, retention.PartlyDeletedError), True
                 word = "partly" if partly else "keep"
                 reason = f"{'partly deleted,' if partly else 'cannot be deleted:'} {error}"
                 print(printable(f"{decision.run.id}: {reason}"), file=sys.stderr)
@@ -85,10 +72,10 @@ def run(options: argparse.Namespace, root: Path) -> int:
 def _delete(decision: Decision, folder: Path, *, keep_tagged: bool) -> tuple[str, str]:
     """Delete a run, or complete its deletion; return word and reason. Raises OSError."""
     if not is_run_id(folder.name):
-        remove(folder)
+        retention.remove(folder)
         return "delete", decision.reason
     try:
-        kept = delete_run(folder, folder.parent, keep_tagged=keep_tagged)
+        kept = retention.delete_run(folder, folder.parent, keep_tagged=keep_tagged)
     except FileNotFoundError:
         return "gone", "was deleted meanwhile"
     return ("delete", decision.reason) if kept is None else ("keep", kept)

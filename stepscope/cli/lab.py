@@ -12,19 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.secrets import without_secrets
-from stepscope.lab.command import (
-    FAILED,
-    FINISHED,
-    UsageError,
-    add_numbers,
-    check_outputs,
-    close,
-    exit_code,
-    numbers,
-    print_error,
-    print_estimate,
-    shown,
-)
+from stepscope.lab import command, gate
+from stepscope.lab.command import UsageError, print_error
 from stepscope.lab.folder import (
     PLAN_JSON,
     SCHEMA,
@@ -33,17 +22,7 @@ from stepscope.lab.folder import (
     read_samples,
     write_plan,
 )
-from stepscope.lab.gate import (
-    ASSUMED_SPREAD,
-    EXIT_CODES,
-    Gate,
-    expected_resolution,
-    judge_gates,
-    markdown,
-    metric_key,
-    parse_gate,
-    worst,
-)
+from stepscope.lab.gate import Gate
 from stepscope.lab.patch_file import write_patch
 from stepscope.lab.revision import check_links, repository
 from stepscope.lab.script_plan import (
@@ -93,16 +72,16 @@ def main(argv: Sequence[str], at: int | None) -> int:
     options = parser.parse_args(argv[:at])  # which prints the help, if asked
     if at is None:
         parser.error("no script given: name a file, or a module after -m.")
-    return exit_code(partial(_lab, options, argv, at), "stepscope.lab.script_trial")
+    return command.exit_code(partial(_lab, options, argv, at), "stepscope.lab.script_trial")
 
 
 def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: TrialProcess) -> int:
-    check_outputs(options)
+    command.check_outputs(options)
     load_scipy()
     gates = _gates(options.gate)
     plan = _plan(options, argv[at:])
     folder = process.folder = folder_of(options, plan)
-    print_estimate(folder, plan, None)
+    command.print_estimate(folder, plan, None)
     for arm in plan.arms:
         if ARGUMENTS in arm.changes:
             words = with_arguments(plan.script.arguments, arm.changes[ARGUMENTS])
@@ -110,15 +89,15 @@ def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tri
     if gates:
         print_error(
             f"{plan.max_rounds} rounds resolve about ±"
-            f"{percent(expected_resolution(plan, len(gates)))} if processes of one script "
-            f"differ by {percent(ASSUMED_SPREAD)} (standard deviation)."
+            f"{percent(gate.expected_resolution(plan, len(gates)))} if processes of one script "
+            f"differ by {percent(gate.ASSUMED_SPREAD)} (standard deviation)."
         )
-    sweep = SweepRunner(folder, plan, process, shown(options)).run()
+    sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
     write_patch(folder, plan, sweep)
     words = list(argv) if options.folder else ["--folder", str(folder), *argv]
     again = shlex.join(["stepscope", "lab", *words])
-    code = close(options, sweep, again, gates=bool(gates))
-    return _judge(folder, plan, sweep, gates) if gates and code == FINISHED else code
+    code = command.close(options, sweep, again, gates=bool(gates))
+    return _judge(folder, plan, sweep, gates) if gates and code == command.FINISHED else code
 
 
 def command_of(
@@ -133,6 +112,14 @@ def command_of(
     return script_command(target, arguments, is_module=is_module, links=links, nproc_per_node=ranks)
 
 
+def numbers_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the numbers of a plan over a script. Raises UsageError."""
+    chosen = command.numbers(options)
+    if chosen.get("steps") == 1:
+        raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
+    return chosen
+
+
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
     if not options.variant:
         raise UsageError("--variant is missing. Give at least one change to measure.")
@@ -141,7 +128,7 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
         if not any(REV in arm.changes for arm in arms):
             raise UsageError("--link: requires a revision. Add --variant rev:REVISION.")
         check_links(options.link, repository(Path.cwd()))
-    chosen = numbers(options)
+    chosen = numbers_of(options)
     if options.gate:  # an end at the first significant look would bias the interval
         chosen |= {"find_best": False, "looks": (chosen.get("max_rounds", MAX_ROUNDS),)}
         if chosen["looks"][0] < 2:
@@ -149,18 +136,12 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
                 f"--max-rounds: must be at least 2 with --gate, got {chosen['max_rounds']}. An "
                 "interval needs two rounds."
             )
-    if chosen.get("steps") == 1:
-        raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
-    return ScriptPlan(
-        script=command_of(options, words, options.link),
-        arms=arms,
-        **chosen,
-    )
+    return ScriptPlan(script=command_of(options, words, options.link), arms=arms, **chosen)
 
 
 def _gates(texts: Sequence[str]) -> list[Gate]:
     try:
-        return [parse_gate(text) for text in texts]
+        return [gate.parse_gate(text) for text in texts]
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -172,24 +153,21 @@ def _judge(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequ
     ]
     if failed:
         print_error(f"Not measured: {' '.join(failed)}")
-        return FAILED
+        return command.FAILED
     trials = read_samples(folder)
-    missing = [gate.metric for gate in gates if metric_key(trials, gate.metric) is None]
+    missing = [one.metric for one in gates if gate.metric_key(trials, one.metric) is None]
     if missing:
         print_error(f"{', '.join(missing)} was not measured. Remove this gate.")
-        return FAILED
-    results = judge_gates(plan, trials, gates)
-    verdict = worst(results)
-    code = EXIT_CODES[verdict]
-    sys.stdout.write(f"\n{markdown(results)}\nResult: **{verdict}** (exit code {code}).\n")
+        return command.FAILED
+    results = gate.judge_gates(plan, trials, gates)
+    verdict = gate.worst(results)
+    code = gate.EXIT_CODES[verdict]
+    sys.stdout.write(f"\n{gate.markdown(results)}\nResult: **{verdict}** (exit code {code}).\n")
     return code
 
 
 def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
-    """Return the folder of the sweep.
-
-    A plan in it is only compared: a command from a file is never executed.
-    """
+    """Return the folder of the sweep. A plan in it is compared, and its command never executed."""
     folder = (
         Path(options.folder) if options.folder else new_sweep_folder(runs_root(), plan.workload)
     )
@@ -206,11 +184,11 @@ def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
     return folder
 
 
-def script_parser(command: str, about: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+def script_parser(name: str, about: str, examples: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser for the options that precede a script."""
     return argparse.ArgumentParser(
-        prog=f"stepscope {command.partition(' ')[0]}",
-        usage=f"stepscope {command} [options] (script.py | -m module) [arguments]",
+        prog=f"stepscope {name.partition(' ')[0]}",
+        usage=f"stepscope {name} [options] (script.py | -m module) [arguments]",
         description=about,
         epilog="\n  ".join(("examples:", *examples)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -230,5 +208,5 @@ def script_sweep_parser() -> argparse.ArgumentParser:
     help_ = "exit code 4 if METRIC (step_time, peak_memory, energy) rises by more than P%%"
     found.add_argument("--gate", action="append", default=[], metavar="METRIC:+P%", help=help_)
     found.add_argument("--nproc-per-node", **NPROC)
-    add_numbers(found)
+    command.add_numbers(found)
     return found

@@ -1,8 +1,7 @@
 """`stepscope measure-memory`: run a script's first steps and report the headroom for its batch.
 
-The script is the `__main__` of this process, as under `stepscope watch`; its output goes to
-standard error, so that standard output has only the result. With `--workload` or `--config` the
-process becomes `python -m trainer.memory_estimate`, which predicts instead.
+The script's output goes to stderr, so that stdout has only the result. With `--workload` or
+`--config` the process becomes `python -m trainer.memory_estimate`, which predicts instead.
 """
 
 from __future__ import annotations
@@ -136,7 +135,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options, and the script with its arguments."""
     parser = argparse.ArgumentParser(
         prog="stepscope measure-memory",
         usage="%(prog)s [--steps N] [--json] (script.py | -m module) [arguments]\n"

@@ -1,7 +1,6 @@
 """`stepscope record`: flight recorder of this host and its GPUs, without any training.
 
-Writes an ordinary run folder of kind `record`. At 10 Hz the host takes about 40 MB a day and each
-GPU 170 MB; with a `period_s` of 1, a tenth.
+At 10 Hz the host takes about 40 MB a day and each GPU 170 MB; with a `period_s` of 1, a tenth.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.cli import number_type
+from stepscope.cli import CommandError, number_type
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
@@ -23,8 +21,7 @@ from stepscope.session.command_server import CommandServer
 from stepscope.session.session import Session, listed
 from stepscope.store import StoreError
 
-POLL_S = 0.2
-"""Maximum delay of a signal: Python runs its handler only after the wait for a lock."""
+POLL_S = 0.2  # Maximum delay of a signal: Python runs its handler only after the wait for a lock.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -63,10 +60,7 @@ def record(
     host_alone: bool = False,
     source: DeviceSource | None = None,
 ) -> int:
-    """Record until `seconds` have passed, a signal, or Stop on the page; return the exit code.
-
-    Without a GPU it prints the reason and creates no run, unless `host_alone`.
-    """
+    """Record until `seconds` have passed, a signal, or Stop on the page; return the exit code."""
     source = open_source() if source is None else source
     if source.reason is not None and not host_alone:
         print(f"Nothing to record: {source.reason} 'stepscope record --host' records the host.")
@@ -75,8 +69,8 @@ def record(
     try:
         session = Session(new_run_folder(root, name), name=name, kind=RunKind.RECORD)
     except (StoreError, OSError) as error:
-        print(f"Cannot create a run in {root} ({error}). Set STEPSCOPE_RUNS.", file=sys.stderr)
-        return 1
+        text = f"Cannot create a run in {root} ({error}). Set STEPSCOPE_RUNS."
+        raise CommandError(text) from error
     folder = session.recorder.folder
     what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"
     until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
@@ -112,10 +106,7 @@ def _serve(commands: CommandServer, reasons: list[str], seconds: float | None) -
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second signal has its usual effect.
-
-    A signal that the caller ignores (nohup) stays ignored.
-    """
+    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP that is not ignored, as by nohup."""
     former = {number: signal.getsignal(number) for number in _SIGNALS}
     taken = [number for number in _SIGNALS if former[number] is not signal.SIG_IGN]
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from stepscope.cli import CommandError
 from stepscope.common.files import atomic_write
-from stepscope.common.formatting import printable
 from stepscope.lab.folder import SWEEP_JSON, SweepError, read_sweep
 from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
 from stepscope.report.page import ReportError
-from stepscope.report.run_report import run_report
-from stepscope.report.sweep_report import sweep_report
+from stepscope.report.reports import run_report, sweep_report
 
 EXAMPLES = (
     "stepscope report RUN -o report.html",
@@ -33,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Write the report; return 1 if it cannot be made. Raises RunError for an unknown run."""
+    """Write the report. Raises CommandError, and RunError for an unknown run."""
     try:
         first = Path(options.ids[0])
         if len(options.ids) == 1 and (first / SWEEP_JSON).is_file():
@@ -47,12 +45,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
             html = run_report(runs, full=options.full)
         atomic_write(options.output, html)
     except (SweepError, ReportError) as error:
-        problem = str(error)
+        raise CommandError(str(error)) from error
     except OSError as error:
-        reason = error.strerror or error
-        problem = f"--output: cannot be written ({reason}), got {options.output}."
-    else:
-        print(f"{options.output} ({len(html.encode()) / 1000:,.0f} kB)")
-        return 0
-    print(printable(problem), file=sys.stderr)
-    return 1
+        text = f"--output: cannot be written ({error.strerror or error}), got {options.output}."
+        raise CommandError(text) from error
+    print(f"{options.output} ({len(html.encode()) / 1000:,.0f} kB)")
+    return 0

@@ -23,10 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Print the runs under `root` (0.1 ms a run); return 0.
-
-    Each folder that cannot be read is one line on stderr.
-    """
+    """Print the runs under `root` (0.1 ms a run), and unreadable folders on stderr; return 0."""
     runs = []
     for folder in run_folders(root):
         try:
@@ -64,10 +61,7 @@ def line(run: RunInfo, width: int) -> str:
 
 
 def json_values(run: RunInfo) -> dict[str, Any]:
-    """Return a run as JSON values; times in epoch seconds, `ended` is null while it is live.
-
-    The end of a crashed run is its last heartbeat.
-    """
+    """Return a run as JSON; times in epoch seconds, a crash ends at the last heartbeat."""
     values, metadata = run.run_json, read_metadata(run)
     live = run.status.live
     last = values["heartbeat"] - wall_offset_of(values)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import number_type
+from stepscope.cli import CommandError, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
@@ -40,18 +39,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Print the summary or the comparison; return 1 if a file cannot be opened."""
+    """Print the summary or the comparison. Raises CommandError if a file cannot be opened."""
     paths = [path for path in (options.file, options.other) if path is not None]
     if nameless := [path for path in paths if not path.name]:
-        return _refuse(f"FILE: must be a snapshot, got the folder {nameless[0].absolute()}.")
+        raise CommandError(f"FILE: must be a snapshot, got the folder {nameless[0].absolute()}.")
     try:
         with tempfile.TemporaryDirectory() as spare:
             opened = [open_snapshot(path, Path(spare)) for path in paths]
     except SnapshotError as error:
-        return _refuse(str(error))
+        raise CommandError(str(error)) from error
     except OSError as error:
         got = error.filename or options.file
-        return _refuse(f"FILE: cannot be read ({error.strerror or error}), got {got}.")
+        text = f"FILE: cannot be read ({error.strerror or error}), got {got}."
+        raise CommandError(text) from error
     changes = difference(*opened) if len(opened) == 2 else None
     if options.json:
         print(json.dumps(as_json(opened[0], changes, options.top), indent=1))
@@ -169,8 +169,3 @@ def _where(frames: tuple[str, ...]) -> str:
 
 def _signed(size: int) -> str:
     return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"
-
-
-def _refuse(text: str) -> int:
-    print(printable(text), file=sys.stderr)
-    return 1

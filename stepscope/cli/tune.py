@@ -9,18 +9,10 @@ from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
-from stepscope.cli.lab import NPROC, command_of, folder_of, script_at, script_parser
+from stepscope.cli.lab import NPROC, command_of, folder_of, numbers_of, script_at, script_parser
 from stepscope.common.formatting import printable
-from stepscope.lab.command import (
-    UsageError,
-    add_common,
-    check_outputs,
-    close,
-    exit_code,
-    numbers,
-    print_error,
-    shown,
-)
+from stepscope.lab import command
+from stepscope.lab.command import UsageError, print_error
 from stepscope.lab.patch import Patch
 from stepscope.lab.patch_file import write_patch
 from stepscope.lab.script_plan import TunePlan, tuning_candidates, variant
@@ -45,11 +37,11 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv[:at])
     if at is None:
         parser.error("no script given: name a file, or a module after -m.")
-    return exit_code(partial(_tune, options, argv, at), "stepscope.lab.script_trial")
+    return command.exit_code(partial(_tune, options, argv, at), "stepscope.lab.script_trial")
 
 
 def _tune(options: argparse.Namespace, argv: Sequence[str], at: int, process: TrialProcess) -> int:
-    check_outputs(options)
+    command.check_outputs(options)
     if options.apply and os.path.lexists(options.apply):
         raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
     if options.apply and not os.path.isdir(os.path.dirname(options.apply) or "."):
@@ -58,7 +50,7 @@ def _tune(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tr
     plan = _plan(options, argv[at:])
     folder = process.folder = folder_of(options, plan)
     print_error(f"{folder}: {len(plan.arms)} settings in at most {plan.minutes:g} minutes.")
-    sweep = SweepRunner(folder, plan, process, shown(options)).run()
+    sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
     patch = write_patch(folder, plan, sweep)
     if options.apply and patch.diff:
         with open(options.apply, "x", encoding="utf-8", newline="") as file:
@@ -67,13 +59,11 @@ def _tune(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tr
         print_error(f"--apply: {options.apply} was not written: the patch changes no line.")
     words = list(argv) if options.folder else ["--folder", str(folder), *argv]
     again = shlex.join(["stepscope", "tune", *words])
-    return close(options, sweep, again, result_lines(sweep, patch))
+    return command.close(options, sweep, again, result_lines(sweep, patch))
 
 
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
-    given = numbers(options)
-    if given.get("steps") == 1:
-        raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
+    given = numbers_of(options)
     if not 0 < options.minutes <= MAX_MINUTES:
         raise UsageError(
             f"--minutes: must be above 0 and at most {MAX_MINUTES}, got {options.minutes:g}."
@@ -89,12 +79,8 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
         raise UsageError(f"--settings: {error}") from error
     if empty:
         raise UsageError("--settings: has no setting between two commas. Remove one comma.")
-    return TunePlan(
-        script=script,
-        minutes=options.minutes,
-        arms=tuple(map(variant, texts)),
-        **given,
-    )
+    arms = tuple(map(variant, texts))
+    return TunePlan(script=script, minutes=options.minutes, arms=arms, **given)
 
 
 def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
@@ -173,5 +159,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--minutes", metavar="N", type=float, default=20.0, help="time budget (20)")
     add("--settings", metavar="LIST", help='only these, as "tf32,num_workers=2 pin_memory"')
     add("--apply", metavar="FILE", help="write the patched script to a new file")
-    add_common(found)
+    command.add_common(found)
     return found

@@ -6,10 +6,9 @@ import argparse
 import itertools
 import json
 import os
-import sys
 from pathlib import Path
 
-from stepscope.cli import app_process, number_type
+from stepscope.cli import CommandError, app_process, number_type
 from stepscope.remote.source import SOURCES, SshAddress, parse_source
 
 EXAMPLES = (
@@ -44,15 +43,14 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Become the server, so that signals and the exit code are its own; return 1 if it cannot."""
+    """Become the server, so that signals and the exit code are its own. Raises CommandError."""
     words = ["--server.port", str(options.port)] if options.port else []
     words += ["--server.headless", "true"] if options.no_browser else []
     given = list(itertools.takewhile(lambda word: word[:1] != "-", options.arguments))
     try:
         sources = [parse_source(text) for text in given]
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise CommandError(str(error), 2) from error
     if sources:
         # The server runs in another folder.
         absolute = [
@@ -67,17 +65,17 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return serve(words, root)
 
 
-def serve(words: list[str], root: Path, app: Path = app_process.APP) -> int:
-    """Become the server with these arguments of Streamlit; return 1 if a package is missing."""
-    reason = app_process.missing(app_process.PAGE, app)
-    if reason is None:
-        # The server runs in another folder, where a relative path would be wrong.
-        data = os.path.abspath(os.environ.get("STEPSCOPE_DATA") or "data")
-        variables = {"STEPSCOPE_RUNS": str(root.resolve()), "STEPSCOPE_DATA": data}
-        if (alerts := os.environ.get("STEPSCOPE_ALERTS", "")) not in {"", "off"}:
-            variables["STEPSCOPE_ALERTS"] = os.path.abspath(os.path.expanduser(alerts))
-        if workload := os.environ.get("STEPSCOPE_WORKLOAD"):
-            variables["STEPSCOPE_WORKLOAD"] = os.path.abspath(workload)
-        app_process.become_server(words, variables)
-    print(reason, file=sys.stderr)
-    return 1
+def serve(words: list[str], root: Path) -> int:
+    """Become the server with these arguments of Streamlit. Raises CommandError."""
+    reason = app_process.missing(app_process.PAGE)
+    if reason is not None:
+        raise CommandError(reason)
+    # The server runs in another folder, where a relative path would be wrong.
+    data = os.path.abspath(os.environ.get("STEPSCOPE_DATA") or "data")
+    variables = {"STEPSCOPE_RUNS": str(root.resolve()), "STEPSCOPE_DATA": data}
+    if (alerts := os.environ.get("STEPSCOPE_ALERTS", "")) not in {"", "off"}:
+        variables["STEPSCOPE_ALERTS"] = os.path.abspath(os.path.expanduser(alerts))
+    if workload := os.environ.get("STEPSCOPE_WORKLOAD"):
+        variables["STEPSCOPE_WORKLOAD"] = os.path.abspath(workload)
+    app_process.become_server(words, variables)
+    return 0

@@ -1,9 +1,8 @@
 """Differences between recorded runs, and intervals of the change between two sets of them. Pure.
 
-A run is one sample: its steps are not independent, and two runs of one script often differ by more
-than the steps of one. So an interval needs two runs on each side (Welch's t of logarithms). All
-intervals of a comparison share one error probability (Bonferroni). run.json is untrusted: a value
-of an unexpected type is text, a long one is cut.
+A run is one sample: two runs of one script often differ by more than the steps of one. So an
+interval needs two runs on each side (Welch's t of logarithms), and all share one error probability
+(Bonferroni). run.json is untrusted: a value of an unexpected type is text, a long one is cut.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ PARTS = {
     **{"figures": "Figures", "phases": "Step phases", "memory": "Memory by category"},
     **{"configuration": "Configuration", "environment": "Environment", "code": "Code"},
 }
-"""Titles of the parts of a comparison."""
 _NOT_TESTED = frozenset(("steps", "duration", "energy", "samples_per_s"))
 """Totals, which depend on the length of a run, and the reciprocal of the step time."""
 _PHASES = {key: (BY_KEY[key].label, format_short_time) for key in PHASES}
@@ -77,16 +75,12 @@ _MEMORY = {part.key: (part.label, format_bytes) for one in CATEGORIES.values() f
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """A setting or figure with one value per run, None where a run has none.
-
-    `changes` are fractions of the baseline's value, None without one and for a run on other
-    hardware; settings have none.
-    """
+    """A setting or figure with one value per run, None where a run has none."""
 
     key: str
     label: str
     values: tuple[Any, ...]
-    changes: tuple[float | None, ...] = ()
+    changes: tuple[float | None, ...] = ()  # Fractions of the baseline's value.
 
     def text(self, index: int) -> str | None:
         """Return the value of a run with its unit."""
@@ -109,8 +103,8 @@ class ComparisonRow:
 class Comparison:
     """Runs side by side; `runs` are their ids, `baseline` an index of them.
 
-    `obstacles` are the reasons why the runs are not comparable, `notes` the limits of a comparison.
-    Settings are rows only if they differ. Phases are in seconds per step, memory is in bytes.
+    `obstacles` are why runs are not comparable, `notes` the limits of a comparison. Settings are
+    rows only if they differ. Phases are in seconds per step, memory is in bytes.
     """
 
     runs: tuple[str, ...]
@@ -195,9 +189,9 @@ def obstacles(runs: Sequence[RunFigures]) -> tuple[str, ...]:
 class SideRow:
     """A figure of two sides: means, and the change as fractions; None where unknown.
 
-    The means are geometric, and arithmetic without a change if a value is not above 0.
-    `is_different`: the interval excludes 0; None without an interval. `is_equal`: the runs of each
-    side have one value, so that their spread is unknown.
+    The means are geometric, or arithmetic without a change if a value is not above 0.
+    `is_different`: the interval excludes 0. `is_equal`: the runs of a side have one value, with an
+    unknown spread.
     """
 
     key: str
@@ -237,10 +231,7 @@ def compare_sides(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> tupl
 def runs_needed(
     base: Sequence[RunFigures], new: Sequence[RunFigures], rows: Sequence[SideRow]
 ) -> str | None:
-    """Return how many runs would make the interval of the step time ±HALF_WIDTH.
-
-    Returns None without an interval, for a narrower one, and for more than FEW_RUNS runs.
-    """
+    """Return how many runs would make the step time's interval ±HALF_WIDTH; None if not needed."""
     few, key = min(len(base), len(new)), "step_time"
     if few > FEW_RUNS or not any(row.key == key and row.low is not None for row in rows):
         return None
@@ -366,10 +357,7 @@ def _rows(
     baseline: int,
     comparable: Sequence[bool],
 ) -> tuple[ComparisonRow, ...]:
-    """Return a row for each key that a run has, those of `order` first.
-
-    Runs that are not `comparable` with the baseline have no change.
-    """
+    """Return a row for each key, those of `order` first; with changes of `comparable` runs."""
     known = dict.fromkeys(key for values in each for key in values)
     rows = []
     for key in (*filter(known.__contains__, order), *(key for key in known if key not in order)):

@@ -1,7 +1,6 @@
 """The figures of one recorded run, from a few reduced reads of its store, however long the run.
 
-The figures of a job are those of rank 0; its samples/s are those of rank 0 times the number of
-ranks. `stepscope.recorder.final_values` has the functions that a run's own summary uses too.
+Those of a job are rank 0's; its samples/s are those of rank 0 times the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,16 +16,8 @@ from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
 from stepscope.memory.breakdown_series import ledger_source, read_moments
 from stepscope.metrics import BY_KEY, Stream
-from stepscope.recorder.final_values import (
-    bucket_for,
-    energy_of,
-    metrics_of,
-    peaks,
-    read_newest,
-    reduced,
-    samples_of_a_step,
-    typical,
-)
+from stepscope.recorder import final_values
+from stepscope.recorder.final_values import reduced, typical
 from stepscope.recorder.rows import LOSS, STEP_TIME
 from stepscope.run import RunInfo
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata, read_metadata
@@ -50,9 +41,8 @@ class RunFigures:
     """A run and its figures in SI units and bytes; a figure that was not recorded is absent.
 
     `values` has the figures of `stepscope.compare.comparison.FIGURES`, and `final KEY` and `best
-    KEY` of each metric of the training. `phases` are seconds per step by metric, `memory` bytes by
-    category when this process used most. `code_diff`: uncommitted changes, recorded by git.
-    `not_finite`: metrics whose last value is NaN or infinite. `problem`: why the store has no
+    KEY` of each metric of the training. `phases` are seconds per step, `memory` bytes by category
+    when this process used most. `code_diff`: uncommitted changes. `problem`: why the store has no
     figures.
     """
 
@@ -85,10 +75,7 @@ def read_figures(run: RunInfo) -> RunFigures:
 
 
 def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
-    """Return steps, seconds since the start and values of each metric, reduced.
-
-    Metrics of `gpu/` are those of the training GPU. Raises StoreError.
-    """
+    """Return steps, seconds and values of each metric, reduced; GPU: the one it trains on."""
     found = {}
     with StoreReader(run.folder) as reader:
         for info in reader.series():
@@ -102,15 +89,16 @@ def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
 
 
 def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
-    """Return the figures of the metadata with those of the store."""
     run_json = of_metadata.run.run_json
     series = {(info.stream, info.source): info for info in reader.series()}
     of_steps, gpu = series.get((Stream.STEPS.value, "")), training_gpu(run_json)
-    steps, newest = reduced(reader, of_steps), read_newest(reader, of_steps)
-    ranks, each = run_json.get("world_size") or 1, samples_of_a_step(newest)
+    steps, newest = reduced(reader, of_steps), final_values.read_newest(reader, of_steps)
+    ranks, each = run_json.get("world_size") or 1, final_values.samples_of_a_step(newest)
     samples = None if each is None else each * ranks
     times = {key: typical(steps, key) for key in (STEP_TIME, "perf/mfu", *PHASES)}
-    energy, watts = energy_of(reduced(reader, series.get((Stream.DEVICES.value, gpu or ""))))
+    energy, watts = final_values.energy_of(
+        reduced(reader, series.get((Stream.DEVICES.value, gpu or "")))
+    )
     step_time, mfu = times.pop(STEP_TIME), times.pop("perf/mfu")
     found = {"step_time": step_time, "mfu": mfu}
     if samples and step_time:
@@ -119,9 +107,9 @@ def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
         found["energy"] = energy
         if samples and step_time:
             found["energy_per_sample"] = watts * step_time / samples
-    found |= peaks(reduced(reader, series.get((Stream.SAMPLES.value, ""))))
+    found |= final_values.peaks(reduced(reader, series.get((Stream.SAMPLES.value, ""))))
     own = [key for key in steps.keys if key not in BY_KEY][:MAX_METRICS]
-    metrics = metrics_of(steps, newest, (LOSS, "val/loss", "val/accuracy", *own))
+    metrics = final_values.metrics_of(steps, newest, (LOSS, "val/loss", "val/accuracy", *own))
     for key, values in metrics.items():
         found |= {f"final {key}": values["last"], f"best {key}": values.get("best")}
     known = {name: float(value) for name, value in found.items() if value is not None}
@@ -141,7 +129,7 @@ def _memory(reader: StoreReader, gpu: str | None) -> Mapping[str, int]:
     if source is None:
         return {}
     rows = source.samples.rows
-    moments = read_moments(reader, source, 0, rows, bucket_for(rows, MEMORY_BUCKETS))
+    moments = read_moments(reader, source, 0, rows, final_values.bucket_for(rows, MEMORY_BUCKETS))
     return max(
         (moment.parts for moment in moments if moment.parts is not None),
         key=lambda parts: sum(size for key, size in parts.items() if key not in _FOREIGN),

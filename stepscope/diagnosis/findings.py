@@ -24,18 +24,16 @@ from stepscope.run.rank_status import RankState, rank_states
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
-FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}
-"""Kinds of findings by the kinds of their events."""
+FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}  # Findings by their events' kinds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One finding of a run.
 
-    `rank` is the global rank, None for several ranks. `phase` is the phase of a step, None if
-    unknown, or for the whole run. `share` is the fraction of the time or memory that the finding
-    explains, or None. `next` is a recommendation as a sentence, and `setting` its field and value
-    of RunConfig, or None.
+    `rank` is the global rank, None for several. `phase` is that of a step, or None. `share` is the
+    fraction of the time or memory that the finding explains, or None. `next` is a recommendation,
+    and `setting` its field and value of RunConfig, or None.
     """
 
     kind: str
@@ -55,8 +53,7 @@ class RankData:
     run_json: Mapping[str, Any]
     figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
-    times: RankStepPhases | None = None
-    """The phases of its newest steps, in a job of several ranks."""
+    times: RankStepPhases | None = None  # Phases of its newest steps, in a job of several ranks.
 
     @property
     def verdict(self) -> BottleneckDiagnosis:
@@ -79,10 +76,7 @@ class RunData:
 
     @cached_property
     def straggler(self) -> StragglerVerdict | None:
-        """Verdict on the ranks' steps; None for a single process.
-
-        Computed once: it permutes the ranks some thousand times.
-        """
+        """Verdict on the ranks' steps, or None; cached, as it permutes ranks many times."""
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
         return judged_ranks(times, self.run.run_json, busy) if self.has_steps else None
@@ -124,14 +118,9 @@ def end(recorded: RunData) -> Iterator[Finding]:
     if short is not None and short.report.ended:
         yield _out_of_memory(short, run.cause_rank)
         return
-    next_text, setting = _after(kind, recorded)
-    yield Finding(
-        kind=kind,
-        rank=run.cause_rank,
-        text=run.reason or "The run failed and gives no reason.",
-        next=next_text,
-        setting=setting,
-    )
+    text = run.reason or "The run failed and gives no reason."
+    advice = _advice(_after(kind, recorded))
+    yield Finding(kind=kind, rank=run.cause_rank, text=text, **advice)
 
 
 def caught_failures(recorded: RunData) -> Iterator[Finding]:
@@ -171,15 +160,13 @@ def bottlenecks(recorded: RunData) -> Iterator[Finding]:
         verdict = rank.verdict
         if not verdict.kind.names_a_cause:
             continue
-        step = verdict.next
         yield Finding(
             kind=verdict.kind.value,
             rank=_torch_rank(rank),
             phase=verdict.phase,
             share=None if verdict.share is None else round(verdict.share, 4),
             text=verdict.text,
-            next=None if step is None else step.text,
-            setting=_setting(step),
+            **_advice(verdict.next),
         )
 
 
@@ -206,14 +193,9 @@ def broken_losses(recorded: RunData) -> Iterator[Finding]:
     for rank in recorded.ranks:
         broken = [event for event in rank.events if event.kind == "nan"]
         if broken:
-            next_text, setting = _after(FAILURES["nan"], recorded)
-            yield Finding(
-                kind=FAILURES["nan"],
-                rank=_torch_rank(rank),
-                text=f"{broken[-1].text.rstrip('.')}.",
-                next=next_text,
-                setting=setting,
-            )
+            kind, text = FAILURES["nan"], f"{broken[-1].text.rstrip('.')}."
+            advice = _advice(_after(kind, recorded))
+            yield Finding(kind=kind, rank=_torch_rank(rank), text=text, **advice)
 
 
 def growing_memory(recorded: RunData) -> Iterator[Finding]:
@@ -243,7 +225,6 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
     broken_losses,
     growing_memory,
 )
-"""Each yields one kind of findings of a run."""
 
 
 def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
@@ -255,22 +236,21 @@ def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
 
 
 def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
-    verdict, step = short.verdict, next(iter(short.verdict.next), None)
     return Finding(
         kind=FAILURES["oom"],
         rank=rank,
         phase=short.report.last.phase,
-        share=verdict.share,
+        share=short.verdict.share,
         text=short.sentence,
-        next=None if step is None else step.text,
-        setting=_setting(step),
+        **_advice(next(iter(short.verdict.next), None)),
     )
 
 
-def _setting(step: Recommendation | None) -> dict[str, Any] | None:
-    if step is None or step.name is None:
-        return None
-    return {"field": step.name, "value": step.value}
+def _advice(step: Recommendation | None) -> dict[str, Any]:
+    if step is None:
+        return {}
+    setting = None if step.name is None else {"field": step.name, "value": step.value}
+    return {"next": step.text, "setting": setting}
 
 
 def _failure(rank: RankData) -> str:
@@ -283,8 +263,7 @@ def _failure(rank: RankData) -> str:
     return "failed"
 
 
-def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
-    """Return the recommendation after a failure, and its setting if any."""
+def _after(kind: str, recorded: RunData) -> Recommendation:
     setup = setup_of(recorded.run.run_json)
     field: str | None = None
     value: float = 0
@@ -294,20 +273,22 @@ def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
     if kind == FAILURES["nan"] and setup.own and isinstance(rate, float) and rate > 0:
         field, value = "learning_rate", rate / 10
     if kind == "crashed" and fatal_signal(recorded.run.folder, recorded.run.cause) is not None:
-        return _see_files(recorded.run), None  # the host's log has no more information
+        return _see_files(recorded.run)  # the host's log has no more information
     if kind in ("crashed", "rank-dead") and was_terminated(recorded.run.folder, recorded.run.cause):
-        return "Check what ended it: the launcher's output, or the scheduler's limits.", None
+        text = "Check what ended it: the launcher's output, or the scheduler's limits."
+        return Recommendation(text)
     if field is not None:
         shown = f"{value:.3g}" if isinstance(value, float) else value
-        return f"Try {setting_text(field, shown)}.", {"field": field, "value": value}
-    return _see_files(recorded.run) if kind == "failed" else _WORDS[kind], None
+        return Recommendation(f"Try {setting_text(field, shown)}.", name=field, value=value)
+    return _see_files(recorded.run) if kind == "failed" else Recommendation(_WORDS[kind])
 
 
-def _see_files(run: RunInfo) -> str:
-    """Return which files of the rank that caused the end have more information."""
+def _see_files(run: RunInfo) -> Recommendation:
+    """Name the files of the rank that caused the end with more information."""
     paths = [run.folder / rank_file(name, run.cause) for name in (TRACEBACK_FILE, "output.log")]
     found = [path.name for path in paths if path.is_file() and path.stat().st_size]
-    return f"See {' and '.join(found)} in the run folder." if found else "See the script's output."
+    where = f"{' and '.join(found)} in the run folder" if found else "the script's output"
+    return Recommendation(f"See {where}.")
 
 
 _WORDS = {

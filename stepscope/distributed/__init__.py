@@ -12,10 +12,10 @@ ONE_MACHINE = (
     "--rdzv-endpoint=localhost:0",
     "--local-addr=localhost",
 )
-"""torchrun's arguments for ranks on this machine; port 0 is any free port.
+"""torchrun's arguments for ranks on this machine, with any free port.
 
-Without a local address, as with --standalone, torchrun resolves the host name. It hangs if that
-name does not resolve to this machine."""
+Without a local address torchrun hangs if the host name does not resolve to this machine.
+"""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -1,9 +1,8 @@
 """Bytes and time of this rank's collectives, from torch's Flight Recorder.
 
-The training thread reads at a step boundary, where it captures no graph and steps are whole. A
-reading takes 1 to 20 ms and holds the GIL, so its period is 1 to 64 s: 0.2% of a core. The period
-is a power of two and counted in epoch seconds (`common/clock.py`), so ranks whose clocks agree read
-in the same step and do not delay each other one after another.
+The training thread reads at a step boundary. A reading takes 1 to 20 ms and holds the GIL, so its
+period is 1 to 64 s: 0.2% of a core. The period is a power of two and counted in epoch seconds, so
+ranks read in the same step and do not delay each other one after another.
 """
 
 from __future__ import annotations
@@ -49,8 +48,6 @@ _NAMES = {
 def bus_factor(operation: str, ranks: int) -> float | None:
     """Return bus bandwidth over algorithm bandwidth; None if undefined, as for one rank.
 
-    `operation` is torch's name.
-
     >>> bus_factor("all_reduce", 4), bus_factor("_all_gather_base", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)
     """
@@ -64,10 +61,7 @@ def bus_factor(operation: str, ranks: int) -> float | None:
 
 
 def algorithm_bytes(operation: str, input_bytes: int, output_bytes: int) -> int:
-    """Return the bytes of the whole array, as nccl-tests define the size of a collective.
-
-    One rank has the whole array after all_gather and gather, and before all others.
-    """
+    """Return the bytes of the whole array: the size of a collective as nccl-tests define it."""
     grows = _NAMES.get(operation, operation) in (ALL_GATHER, "gather")
     return output_bytes if grows else input_bytes
 
@@ -91,11 +85,7 @@ class Interconnect:
 
 
 def link_of(facts: DeviceProperties) -> Interconnect | None:
-    """Return a GPU's interconnect; None if unknown.
-
-    NVLink if links are up and their speed is known, else PCIe at its maximum: an idle GPU lowers
-    it. Assumes that every GPU is connected by NVLink.
-    """
+    """Return the NVLinks of a GPU (to every other one), or PCIe at its maximum; None if unknown."""
     if facts.nvlinks:
         if facts.nvlink_speed is None:
             return None
@@ -120,12 +110,10 @@ def rate_text(bytes_per_s: float) -> str:
     return f"{three_digits(bytes_per_s / 1e9)} GB/s"
 
 
-REST = 500
-"""Time until the next reading as a multiple of this one's CPU time: 0.2% of a core."""
+REST = 500  # Time until the next reading as a multiple of this one's CPU time: 0.2% of a core.
 LEAST_S, MOST_S = 1.0, 64.0
 EARLY_S = 0.05  # Half a tick of the sampler: the ranks' ticks differ by some milliseconds.
-LARGE_BYTES = 2**20
-"""Minimum size of a collective whose bandwidth is that of the link: smaller ones mostly wait."""
+LARGE_BYTES = 2**20  # Minimum size of a measured bandwidth: smaller collectives mostly wait.
 KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -179,10 +167,7 @@ class _Sums:
         return newest, ended
 
     def values(self, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the metrics over these seconds and steps, and why some are missing.
-
-        Overwritten collectives count as large and as long as the others.
-        """
+        """Return the metrics over these seconds and steps, and why some are missing."""
         mean_bytes = self.input_bytes / self.seen if self.seen else 0.0
         values = {
             "comm/bytes": mean_bytes * self.passed / steps,
@@ -200,10 +185,7 @@ class _Sums:
 
 
 class CollectiveMetrics:
-    """Metrics of the collectives of one run; no readings in a job of one process.
-
-    `read` belongs to the training thread, the rest is thread-safe. `step` returns the last step.
-    """
+    """Metrics of the collectives of one job. `read` is for the training thread alone."""
 
     def __init__(
         self,
@@ -217,10 +199,8 @@ class CollectiveMetrics:
         self._wall = wall
         self._cpu = cpu
         self._due = -math.inf
-        self._cursors: dict[str, tuple[int, int]] = {}
-        """The newest counted and the newest timed record of each recorder."""
-        self._before: tuple[float, int] | None = None
-        """Time and step of the last reading."""
+        self._cursors: dict[str, tuple[int, int]] = {}  # Newest counted and timed record.
+        self._before: tuple[float, int] | None = None  # Time and step of the last reading.
         self._values: dict[str, float] = {}
         self._reasons: dict[str, str] = {}
         self._lost = self._passed = 0

@@ -1,13 +1,11 @@
 """Read DistributedDataParallel's own times of a step: computation and exposed communication.
 
-DDP times every k-th iteration for its log (`torch/csrc/distributed/c10d/logger.cpp`): the start of
-forward and of backward(), the last ready gradient and the end of the gradient all-reduce. From
-outside, backward() takes equally long on all ranks, because each waits for the slowest. The
-interface is private.
+DDP times every k-th iteration for its log (`torch/csrc/distributed/c10d/logger.cpp`), a private
+interface: the start of forward and of backward(), the last ready gradient and the end of the
+gradient all-reduce. From outside, backward() takes equally long on all ranks.
 
-Cost: on a CPU the clocks are read either way. Reading the log takes 4 µs, 20 µs between steps that
-compute. On CUDA DDP waits, when the next forward begins, for the sampled backward of the iteration
-before, so iterations are sampled rarely there (by default DDP does it every 100).
+Reading the log takes 4 to 20 µs. On CUDA DDP waits, when the next forward begins, for the sampled
+backward before, so iterations are sampled rarely there (by default DDP does it every 100).
 """
 
 from __future__ import annotations
@@ -20,24 +18,20 @@ DDP_METRICS = "perf/forward_compute, perf/backward_compute and perf/comm_wait"
 """Metrics that are missing if the log cannot be read."""
 SAMPLE_EVERY_S, SAMPLE_EVERY_CUDA_S = 0.035, 0.2  # Minimum time between two samples.
 MAX_CPU = 243
-LEAST_CUDA, MOST_CUDA = 17, 153
-"""Bounds of the distance of samples on CUDA, in iterations: each sample waits for the device."""
+LEAST_CUDA, MOST_CUDA = 17, 153  # Iterations between samples: each waits for the device.
 GROWTH = 3
 """Distances are powers of it. Work that a script does every 4, 10 or 64 steps then falls on samples
 as often as on other steps, and ranks with different distances have common samples."""
-FIRST = 10
-"""Steps before the first sample: DDP rebuilds its buckets, and the step time is unknown."""
-JUDGE_EVERY = 256
-"""Steps after which the distance of samples is adjusted to the present step time."""
+FIRST = 10  # Steps before the first sample: DDP rebuilds its buckets, and the step time is unknown.
+JUDGE_EVERY = 256  # Steps after which the distance of samples is adjusted to the present step time.
 
 
 class DdpTiming:
     """Reader of the log of this process's DistributedDataParallel. Training thread only.
 
-    Samples are the iterations divisible by the distance, which is a power of three (times 17 on
-    CUDA), so that all ranks sample the same ones. A sample is recorded when the log has changed
-    since the step before. It belongs to the iteration before the latest one, because DDP writes it
-    when the next forward begins. Raises whatever torch raises.
+    Samples are the iterations divisible by the distance, a power of three (times 17 on CUDA), so
+    that all ranks sample the same ones. A sample is recorded when the log has changed. It is of the
+    iteration before the latest one, as DDP writes it when the next forward begins.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,7 @@
 
 A dump from Python queries CUDA events and holds the GIL, so a driver that does not answer would
 block the whole process. torch's heartbeat monitor, a thread without the GIL, makes the same dump
-when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). torch logs each dump, so a
-dump is requested only when the numbers of the collectives have changed.
+when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE), and logs it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ from stepscope.distributed.flight_recorder import FlightRecorderDump, counts, pa
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-MAX_BYTES = 64 * 2**20
-"""2,000 collectives with their stacks, which torch always writes here, take some 10 MiB."""
+MAX_BYTES = 64 * 2**20  # 2,000 collectives with their stacks take some 10 MiB.
 WAIT_S = 3.0  # Timeout of one `look`: the monitor reads its pipe once a second.
 LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
-OURS = "nccl-record-"
-"""Begin of the name of a dump in the run folder, to which torch appends the rank."""
+OURS = "nccl-record-"  # Name of a dump in the run folder, to which torch appends the rank.
 
 _capturing: set[int] = set()
 
@@ -40,8 +37,7 @@ _capturing: set[int] = set()
 def open_pipe(folder: Path) -> Callable[[], None] | None:
     """Make torch open its debug pipe when the ranks connect, and dump into `folder`.
 
-    Variables that the user has set stay. Returns a function that reverts it, or None if nothing was
-    set.
+    The user's variables stay. Returns a function that reverts it, or None if nothing was set.
     """
     if PIPE in os.environ:
         return None
@@ -105,10 +101,8 @@ class NcclRecord:
 
     def __init__(self) -> None:
         self._dump: FlightRecorderDump | None = None
-        self._counts: Any = None
-        """The numbers of the collectives when `_dump` was requested."""
-        self._requested: tuple[float, int, Any] | None = None
-        """When a dump was requested, the mtime of the file before, and the numbers then."""
+        self._counts: Any = None  # The collectives when `_dump` was requested.
+        self._requested: tuple[float, int, Any] | None = None  # Time, former mtime, counts.
 
     def look(self, rank: int) -> FlightRecorderDump | str:
         """Return the present dump, or the reason why it is missing; waits up to WAIT_S."""
@@ -143,7 +137,6 @@ class NcclRecord:
         return self._dump if self._requested is None and now == self._counts else None
 
     def _read(self, file: Path, began_s: float, before: int, numbers: Any) -> None:
-        """Read the requested dump if torch has completed it."""
         if modified_ns(file) not in (0, before):
             # Incomplete while torch writes it: the next poll reads it again.
             with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):

@@ -1,7 +1,6 @@
 """Parse the launcher's environment variables; let the ranks of a job find one run folder.
 
-Launchers: torchrun and all that use it, Accelerate, DeepSpeed, Lightning's own launcher (`RANK` or
-`LOCAL_RANK`), srun (`SLURM_*`) and Open MPI (`OMPI_*`).
+Launchers: torchrun, Accelerate, DeepSpeed, Lightning's own, srun and Open MPI.
 """
 
 from __future__ import annotations
@@ -26,17 +25,12 @@ from stepscope.run import is_run_id, new_run_folder, pid_namespace
 from stepscope.run.folder import folder_name
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-RUN_ID = "STEPSCOPE_RUN_ID"
-"""Name of the run folder, for ranks on several hosts that share a disk."""
+RUN_ID = "STEPSCOPE_RUN_ID"  # Name of the run folder, for ranks on several hosts that share a disk.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherEnv:
-    """Rank of a process and size of its job.
-
-    `local_world_size` is the number of processes on this host, or None if unknown. `restarts` is
-    torchrun's count of restarts.
-    """
+    """Rank and size of a job; `local_world_size` is None if unknown, `restarts` is torchrun's."""
 
     rank: int = 0
     local_rank: int = 0
@@ -46,10 +40,9 @@ class LauncherEnv:
 
 
 class _Variables(NamedTuple):
-    """Environment variables of a launcher, separated by spaces.
+    """Environment variables of a launcher, which has set all `marks`.
 
-    It has launched a process in which all `marks` are set. Of the other fields the first variable
-    that is set counts.
+    Of the other fields, separated by spaces, the first variable that is set counts.
     """
 
     marks: str
@@ -95,14 +88,11 @@ def launch(environ: Mapping[str, str]) -> LauncherEnv:
 
 
 def _own_launch(environ: Mapping[str, str]) -> LauncherEnv:
-    """Return the rank from the environment, or else from torch.distributed.
-
-    A script that starts its processes by multiprocessing may set ranks in torch alone: the local
-    rank is then the order of their start.
-    """
+    """Return the rank from the environment, or else from torch.distributed."""
     env, group = launch(environ), rank_and_size()
     if env.world_size == 1 and group is not None:
         env = LauncherEnv(rank=group[0], world_size=group[1])
+    # Processes of multiprocessing may have ranks in torch alone: the order of their start counts.
     started = getattr(multiprocessing.current_process(), "_identity", ())
     if env.world_size > 1 and "LOCAL_RANK" not in environ and started and not env.local_rank:
         env = replace(env, local_rank=started[-1] - 1)
@@ -133,10 +123,8 @@ class RankContext:
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int | None = None
-    """Number of processes on this host, or None if unknown."""
-    folder_of: str = "job"
-    """Whose ranks write here: those of the whole `job`, of this `host`, or this `process` alone."""
+    local_world_size: int | None = None  # On this host; None if unknown.
+    folder_of: str = "job"  # Whose ranks write here: of the `job`, `host` or `process`.
 
     @property
     def sharing(self) -> int:
@@ -157,8 +145,7 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext
 
     Ranks of several hosts share the folder that STEPSCOPE_RUN_ID names, unless an earlier run is in
     it. Otherwise each host has a folder with folder ranks from 0. A process that cannot see its
-    parent, such as the first one in a container, has a folder alone.
-    Raises OSError and RankEnvironmentError.
+    parent has a folder alone. Raises OSError and RankEnvironmentError.
     """
     env = _own_launch(environ)
     ranks = env.rank, env.local_rank, env.world_size, env.local_world_size
@@ -187,10 +174,7 @@ def _has_files(folder: Path, number: int) -> bool:
 
 
 def announce(place: RankContext, runs: Path | None) -> None:
-    """Print the run folder and the command that shows it, once per host, to stderr.
-
-    `runs` is the folder of all runs if that command needs it.
-    """
+    """Print the run folder, and how to see it in the folder `runs`, once per host to stderr."""
     if place.local_rank == 0:
         see = f"STEPSCOPE_RUNS={shlex.quote(str(runs))} " if runs else ""
         say(f"stepscope: recording into {place.folder}; to see it: {see}stepscope ui")

@@ -18,10 +18,7 @@ MIN_SHOWN_S = 0.05  # Half a tick of the sampler.
 
 
 def throttle_times(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the duration (s) of each throttle reason with a counter in both samples.
-
-    A counter that decreased was reset with the driver, so its value is the duration.
-    """
+    """Return the seconds of each throttle reason between samples; a reset counter counts from 0."""
     return {
         key: after[key] - before[key] if after[key] >= before[key] else after[key]
         for key in REASONS
@@ -62,10 +59,7 @@ _ALARMING = {
 
 
 def throttle_words(mask: int) -> list[str]:
-    """Return the names of the abnormal bits of `gpu/throttle_reasons`.
-
-    An idle GPU, a power cap at full load and clocks set by a user are normal.
-    """
+    """Return the names of the abnormal bits: idle, power cap and a user's clocks are normal."""
     return [word for bit, word in _ALARMING.items() if mask & bit]
 
 
@@ -112,10 +106,7 @@ class DeviceEventDetector:
         return events
 
     def health(self, values: Mapping[str, float], recovery: str | None) -> list[DeviceEvent]:
-        """Return errors since the last call, and a new recovery action of the driver.
-
-        The first call only stores the counters, to exclude errors from before the run.
-        """
+        """Return errors since the last call (none at the first), and a new recovery action."""
         events: list[DeviceEvent] = []
         for key, (kind, what) in _WORSE.items():
             if key in values:

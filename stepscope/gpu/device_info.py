@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,30 +12,21 @@ from stepscope.common.formatting import printable
 from stepscope.gpu.nvml_device import static
 from stepscope.gpu.nvml_queries import field_number
 
-ARCHITECTURES = dict(
-    enumerate(
-        ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell"],
-        start=2,
-    )
-) | {13: "Rubin"}
-"""NVML_DEVICE_ARCH_* (nvml.h)."""
-LINK_SPEEDS = (90, 164)
-"""NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, and NVML_FI_DEV_NVLINK_GET_SPEED of newer GPUs (nvml.h)."""
+_NAMES = "Kepler Maxwell Pascal Volta Turing Ampere Ada Hopper Blackwell"
+ARCHITECTURES = dict(enumerate(_NAMES.split(), 2)) | {13: "Rubin"}  # NVML_DEVICE_ARCH_* (nvml.h).
+LINK_SPEEDS = (90, 164)  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON; _GET_SPEED of newer GPUs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """Identity of a GPU or a MIG instance; memory in bytes.
-
-    `mig` is True for a GPU in MIG mode. An instance has its parent's `nvml_index`.
-    """
+    """Identity of a GPU, or of a MIG instance with its parent's `nvml_index`; memory in bytes."""
 
     uuid: str
     name: str
     nvml_index: int
     memory_total: int | None
     driver_version: str | None
-    mig: bool
+    mig: bool  # A GPU in MIG mode.
 
     @property
     def short_uuid(self) -> str:
@@ -46,10 +38,9 @@ class DeviceInfo:
 class DeviceProperties(DeviceInfo):
     """Properties of a GPU or a MIG instance; None if the driver does not report them.
 
-    Bytes, watts, degrees Celsius and MHz. `power_limit` is the enforced limit. `pcie_gen` and
-    `pcie_width` are current values, which an idle GPU lowers. `parent_uuid` and `mig_profile`
-    (such as "1g.10gb") are properties of an instance. `nvlinks` is the number of active NVLinks,
-    `nvlink_speed` that of one link in bytes/s per direction.
+    Bytes, watts, °C and MHz. `power_limit` is the enforced limit, `pcie_gen` and `pcie_width` the
+    current values, which an idle GPU lowers. `parent_uuid` and `mig_profile` ("1g.10gb") are those
+    of an instance. `nvlinks` counts active NVLinks, `nvlink_speed` is bytes/s of one per direction.
     """
 
     pci_bus_id: str | None
@@ -73,10 +64,7 @@ class DeviceProperties(DeviceInfo):
 
 
 def describe(handle: Any, info: DeviceInfo) -> DeviceProperties:
-    """Query all properties; about 20 calls, and 1 per NVLink.
-
-    On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
-    """
+    """Query all properties: about 20 calls, and 1 per NVLink. Newer GPUs may lack thresholds."""
     pci = static(pynvml.nvmlDeviceGetPciInfo, handle)
     nvlinks = _nvlinks(handle)
     return DeviceProperties(
@@ -121,13 +109,10 @@ def parent_uuid(handle: Any) -> str | None:
 
 def _nvlinks(handle: Any) -> int | None:
     """Return the number of active NVLinks; None if NVML does not report them."""
-    states = []
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        state = static(pynvml.nvmlDeviceGetNvLinkState, handle, link)
-        if state is None:  # no further link, or no NVLink
-            break
-        states.append(state)
-    return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    states = (static(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in links)
+    known = list(itertools.takewhile(lambda state: state is not None, states))
+    return known.count(pynvml.NVML_FEATURE_ENABLED) if known else None
 
 
 def _nvlink_speed(handle: Any) -> float | None:

@@ -1,7 +1,6 @@
-"""Read the activity of a GPU's units by NVML's GPM (Hopper and newer).
+"""Read the activity of a GPU's units by NVML's GPM (Hopper and newer): means between two samples.
 
-Two samples of the counters give the mean over the interval between. Reading disturbs other readers,
-such as a DCGM exporter, so GPM is disabled by default and after the first failure.
+Reading disturbs other readers, such as a DCGM exporter, so GPM is disabled by default.
 """
 
 from __future__ import annotations
@@ -13,13 +12,7 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_device import (
-    BINDING_ERRORS,
-    NOT_BY_DRIVER,
-    NOT_BY_GPU,
-    NvmlDevice,
-    driver_errors,
-)
+from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, NvmlDevice, driver_errors
 from stepscope.gpu.nvml_queries import FASTEST
 from stepscope.gpu.nvml_reader import ONE_READING
 
@@ -51,10 +44,7 @@ BEFORE_HOPPER = "not supported on this GPU (Hopper and newer have it)"
 
 
 class GpmReader:
-    """Reads the activity of one GPU or MIG instance; the first failure disables the reader.
-
-    Alternates between two sample buffers. `given` are the metrics of the latest response.
-    """
+    """Reads the activity of one GPU or MIG instance; the first failure disables the reader."""
 
     def __init__(self, gpu: NvmlDevice) -> None:
         self._gpu = gpu
@@ -64,7 +54,7 @@ class GpmReader:
         self._target: tuple[Any, int | None] = (None, None)
         self._buffers: list[Any] = []
         self._sampled_at: float | None = None
-        self.given: frozenset[str] = frozenset()
+        self.given: frozenset[str] = frozenset()  # The metrics of the latest response.
 
     def read(self) -> dict[str, float]:
         """Return the means since the last call; {} without a sample at least 0.1 s old."""
@@ -87,7 +77,7 @@ class GpmReader:
         """Free the buffers, unless other code has shut NVML down and so freed them."""
         buffers, self._buffers, self._sampled_at = self._buffers, [], None
         if self._opened == self._gpu.library.opened:
-            with contextlib.suppress(pynvml.NVMLError, *BINDING_ERRORS):
+            with contextlib.suppress(*driver_errors()):
                 for buffer in buffers:
                     pynvml.nvmlGpmSampleFree(buffer)
 

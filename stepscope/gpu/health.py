@@ -1,7 +1,6 @@
 """Determine the health of a GPU from its samples, properties and events. Pure; no I/O.
 
-Each function of RULES returns at most one issue. The text of the most severe issue is the status
-line; ties are resolved by the order of RULES. Thresholds are those of the driver, if available.
+Each function of RULES returns at most one issue; of equally severe ones the first is the status.
 """
 
 from __future__ import annotations
@@ -45,6 +44,9 @@ class HealthStatus(StrEnum):
         return list(HealthStatus).index(self)
 
 
+OK, NOTICE, WARNING, CRITICAL = HealthStatus
+
+
 @dataclass(frozen=True, slots=True)
 class HealthIssue:
     """One problem or remark, with its severity."""
@@ -75,11 +77,7 @@ class XidRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
-    """Newest values, first values and events of a GPU.
-
-    `missing` has the reasons for missing metrics by key. `lost` and `recovery` are texts of the
-    driver. `slow_links` counts the latest consecutive polls with a slow link under load.
-    """
+    """Newest values, first values and events of a GPU; `missing` has reasons by metric key."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     first: Mapping[str, float] = field(default_factory=dict)
@@ -89,7 +87,7 @@ class HealthInputs:
     lost: str | None = None
     recovery: str | None = None
     xids: tuple[XidRecord, ...] = ()
-    slow_links: int = 0
+    slow_links: int = 0  # Latest consecutive polls with a slow link under load.
 
     @property
     def reasons(self) -> int:
@@ -101,13 +99,13 @@ def health(evidence: HealthInputs) -> DeviceHealth:
     """Apply all rules to one GPU."""
     if evidence.lost is not None:
         text = f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. Retrying."
-        issue = HealthIssue(HealthStatus.CRITICAL, text)
+        issue = HealthIssue(CRITICAL, text)
         return DeviceHealth(issue.level, text, (issue,))
     issues = filter(None, (rule(evidence) for rule in RULES))
     signs = tuple(sorted(issues, key=lambda sign: -sign.level.rank))
-    if signs and signs[0].level is not HealthStatus.OK:
+    if signs and signs[0].level is not OK:
         return DeviceHealth(signs[0].level, signs[0].text, signs)
-    return DeviceHealth(HealthStatus.OK, _ok_text(evidence, signs), signs)
+    return DeviceHealth(OK, _ok_text(evidence, signs), signs)
 
 
 def _ok_text(evidence: HealthInputs, signs: tuple[HealthIssue, ...]) -> str:
@@ -123,7 +121,7 @@ def _ok_text(evidence: HealthInputs, signs: tuple[HealthIssue, ...]) -> str:
 def _recovery(evidence: HealthInputs) -> HealthIssue | None:
     if evidence.recovery is None:
         return None
-    return HealthIssue(HealthStatus.CRITICAL, f"Driver: {evidence.recovery}.")
+    return HealthIssue(CRITICAL, f"Driver: {evidence.recovery}.")
 
 
 def _uncorrected(evidence: HealthInputs) -> HealthIssue | None:
@@ -131,9 +129,9 @@ def _uncorrected(evidence: HealthInputs) -> HealthIssue | None:
     if count <= 0:
         return None
     new = count - evidence.first.get("gpu/ecc_uncorrected", count)
-    level, text = HealthStatus.WARNING, "since the driver was loaded, none while being watched."
+    level, text = WARNING, "since the driver was loaded, none while being watched."
     if new > 0:
-        level, count = HealthStatus.CRITICAL, new
+        level, count = CRITICAL, new
         text = "while being watched: results may be wrong. Restart the program."
     return HealthIssue(level, f"{_number(count, 'uncorrected memory error')} {text}")
 
@@ -145,7 +143,7 @@ def _xid(evidence: HealthInputs) -> HealthIssue | None:
     shown = min(new or evidence.xids, key=lambda xid: (-xid.level.rank, xid.age_s))
     more = f" ({len(evidence.xids)} in all)" if len(evidence.xids) > 1 else ""
     return HealthIssue(
-        shown.level if new else HealthStatus.NOTICE,
+        shown.level if new else NOTICE,
         f"{shown.text}, {format_duration(shown.age_s)} ago{more}. {shown.advice}",
     )
 
@@ -157,17 +155,15 @@ def _heat(evidence: HealthInputs) -> HealthIssue | None:
     limit = "" if slowdown is None else f", slowdown at {slowdown:.0f} °C"
     if mask & (SW_THERMAL | HW_THERMAL):
         who = "hardware" if mask & HW_THERMAL else "driver"
-        text = f"Thermal throttling now, by the {who}{degrees}{limit}."
-        return HealthIssue(HealthStatus.WARNING, text)
+        return HealthIssue(WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}.")
     if mask & SLOWDOWN and not mask & POWER_BRAKE:
-        text = f"Hardware slowdown now, for heat or power{degrees}{limit}."
-        return HealthIssue(HealthStatus.WARNING, text)
+        return HealthIssue(WARNING, f"Hardware slowdown now, for heat or power{degrees}{limit}.")
     margin = evidence.values.get("gpu/temp_margin")
     if margin is None and temperature is not None and slowdown is not None:
         margin = slowdown - temperature
     if margin is not None and margin <= HOT_MARGIN:
         near = f"{margin:.0f} °C below its slowdown" if margin > 0 else "at its slowdown"
-        return HealthIssue(HealthStatus.NOTICE, f"Hot{degrees}, {near}.")
+        return HealthIssue(NOTICE, f"Hot{degrees}, {near}.")
     return None
 
 
@@ -175,7 +171,7 @@ def _brake(evidence: HealthInputs) -> HealthIssue | None:
     if not evidence.reasons & POWER_BRAKE:
         return None
     text = "Power brake active: the machine's power supply or cooling requests it."
-    return HealthIssue(HealthStatus.WARNING, text)
+    return HealthIssue(WARNING, text)
 
 
 def _link(evidence: HealthInputs) -> HealthIssue | None:
@@ -185,7 +181,7 @@ def _link(evidence: HealthInputs) -> HealthIssue | None:
     now = link(facts.pcie_gen, facts.pcie_width)
     most = link(facts.pcie_max_gen, facts.pcie_max_width)
     text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."
-    return HealthIssue(HealthStatus.WARNING, text)
+    return HealthIssue(WARNING, text)
 
 
 def slow_link(facts: DeviceProperties, values: Mapping[str, float]) -> bool:
@@ -209,7 +205,7 @@ def _zombies(evidence: HealthInputs) -> HealthIssue | None:
     if not dead:
         return None
     who = "A dead process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
-    return HealthIssue(HealthStatus.WARNING, f"{who} {_held(dead)} Kill its parent.")
+    return HealthIssue(WARNING, f"{who} {_held(dead)} Kill its parent.")
 
 
 def _hidden(evidence: HealthInputs) -> HealthIssue | None:
@@ -218,7 +214,7 @@ def _hidden(evidence: HealthInputs) -> HealthIssue | None:
         return None
     who, hold = ("A process", "holds") if len(gone) == 1 else (f"{len(gone)} processes", "hold")
     where = "not visible from here (ended, or in another container)"
-    return HealthIssue(HealthStatus.NOTICE, f"{who} {where} {hold} {_held(gone)}")
+    return HealthIssue(NOTICE, f"{who} {where} {hold} {_held(gone)}")
 
 
 def _held(processes: list[GpuProcess]) -> str:
@@ -238,23 +234,21 @@ def _memory(evidence: HealthInputs) -> HealthIssue | None:
     if used < MEMORY_FULL * usable:
         return None
     free = format_bytes(max(0.0, usable - used))
-    text = f"Memory nearly full: {free} of {format_bytes(total)} free."
-    return HealthIssue(HealthStatus.NOTICE, text)
+    return HealthIssue(NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
 
 
 def _remapped(evidence: HealthInputs) -> HealthIssue | None:
     if evidence.values.get("gpu/remap_failed", 0) > 0:
         text = "A bad memory row could not be remapped: contact the GPU vendor."
-        return HealthIssue(HealthStatus.CRITICAL, text)
+        return HealthIssue(CRITICAL, text)
     if evidence.values.get("gpu/remap_pending", 0) > 0:
         text = "Bad memory rows are pending remap; takes effect after a GPU reset."
-        return HealthIssue(HealthStatus.WARNING, text)
+        return HealthIssue(WARNING, text)
     rows = evidence.values.get("gpu/remapped_rows", 0)
     if rows <= 0:
         return None
     are = "is" if rows == 1 else "are"
-    text = f"{_number(rows, 'row')} of memory {are} remapped to spare rows."
-    return HealthIssue(HealthStatus.NOTICE, text)
+    return HealthIssue(NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows.")
 
 
 def _capped(evidence: HealthInputs) -> HealthIssue | None:
@@ -266,10 +260,10 @@ def _capped(evidence: HealthInputs) -> HealthIssue | None:
     at = "" if limit is None else f" of {limit:.0f} W"
     if limit is not None and default is not None and limit < default - 1:
         text = f"Capped by a power limit{at} below its default {default:.0f} W."
-        return HealthIssue(HealthStatus.NOTICE, text)
+        return HealthIssue(NOTICE, text)
     if evidence.values.get("gpu/util", 100.0) < FULL_LOAD:
-        return HealthIssue(HealthStatus.OK, f"Clocks are capped by the power limit{at}.")
-    return HealthIssue(HealthStatus.OK, f"At its power limit{at}: normal at full load.")
+        return HealthIssue(OK, f"Clocks are capped by the power limit{at}.")
+    return HealthIssue(OK, f"At its power limit{at}: normal at full load.")
 
 
 def _number(count: float, what: str) -> str:

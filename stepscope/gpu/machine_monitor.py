@@ -20,7 +20,7 @@ from stepscope.gpu.health import HealthInputs, XidRecord, health, slow_link
 from stepscope.gpu.machine_state import DeviceState, EnergyMeter, HostState, MachineState
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
-from stepscope.gpu.source import DeviceSource, NullSource
+from stepscope.gpu.source import DeviceSource
 from stepscope.gpu.xid import XidEvent, XidLog
 from stepscope.host.environment import cpu_name
 from stepscope.host.usage import HostSampler
@@ -77,8 +77,7 @@ def torch_version() -> str | None:
     return None
 
 
-RARE_S = 10.0
-"""Period of the values that change rarely: error counters, properties and MIG instances."""
+RARE_S = 10.0  # Period of values that change rarely: error counters, properties, MIG instances.
 
 
 class DeviceMonitor:
@@ -156,8 +155,8 @@ class DeviceMonitor:
             xids=xids,
             slow_links=self._slow_links,
         )
-        before = {key: self.history.oldest(key) for key in REASONS}
-        known = {key: found for key, found in before.items() if found is not None}
+        oldest = self.history.oldest
+        known = {key: found for key in REASONS if (found := oldest(key)) is not None}
         return DeviceState(
             info=self.info,
             facts=self._facts,
@@ -179,15 +178,11 @@ class DeviceMonitor:
         return self if self.info.uuid == uuid else self._instances.get(uuid)
 
 
-RATE_S = 0.2
-"""Interval between the two readings of a poll; 32-bit PCIe counters wrap in a third of a second."""
+RATE_S = 0.2  # Between the readings of a poll: 32-bit PCIe counters wrap in a third of a second.
 
 
 class MachineMonitor:
-    """Polls this machine in one thread, with a separate source from `open_source`.
-
-    Without a GPU it retries later. The first poll opens NVML (tens of milliseconds).
-    """
+    """Polls this machine in one thread. The first poll opens NVML (tens of milliseconds)."""
 
     def __init__(
         self,
@@ -202,13 +197,11 @@ class MachineMonitor:
         self._wall_clock = wall_clock
         self._pause = pause
         self._source: DeviceSource | None = None
-        self._retry_at = -math.inf
         self._since: float | None = None
         self._devices: dict[str, DeviceMonitor] = {}
         self._host = HostSampler()
         self._xids = XidLog()
-        self.xid_reason: str | None = "they are not watched"
-        """Reason for unknown Xid events; None while they are passed to `note_xid`."""
+        self.xid_reason: str | None = "they are not watched"  # None if they are noted.
         self.xid_refused: Mapping[str, str] = {}  # The reasons for some GPUs, by UUID.
         self._armed = False
 
@@ -252,9 +245,8 @@ class MachineMonitor:
     @property
     def source(self) -> DeviceSource:
         """The source of the latest poll, opened now if there is none."""
-        if self._source is None or self._clock() >= self._retry_at:
+        if self._source is None or self._clock() >= self._source.retry_at:
             source = self._source = self._open_source()
-            self._retry_at = source.retry_at if isinstance(source, NullSource) else math.inf
             if self._armed:
                 source.arm_gpm(True)
             self._since = None  # sums begin at the next poll

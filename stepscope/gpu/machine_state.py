@@ -11,16 +11,12 @@ from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
 from stepscope.gpu.health import DeviceHealth, XidRecord
 from stepscope.gpu.processes import GpuProcess
 
-MAX_GAP_S = 3.0
-"""Maximum interval between two samples of the power that is integrated linearly."""
+MAX_GAP_S = 3.0  # Maximum interval between two samples of the power that is integrated linearly.
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyUse:
-    """Joules within the `seconds` measured; `from_counter` is False for an estimate.
-
-    The driver's counter is exact over gaps. An estimate is the integral of the power samples.
-    """
+    """Joules within `seconds`, by the driver's counter or as an integral of the power samples."""
 
     joules: float
     seconds: float
@@ -60,10 +56,10 @@ def _plus(so_far: EnergyUse, joules: float, seconds: float) -> EnergyUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """State of one GPU or MIG instance; metrics by key, in stored units.
+    """State of one GPU or MIG instance; metrics by key, in stored units, `ages` in seconds.
 
-    `ages` has the age of each value in seconds, `missing` the reason for each missing metric, also
-    "processes" and "xid". `throttled` (at most ten minutes) and `energy` begin at the first poll.
+    `missing` has the reasons for missing metrics, also "processes" and "xid". `throttled` (of the
+    last ten minutes at most) and `energy` begin at the first poll.
     """
 
     info: DeviceInfo

@@ -19,8 +19,7 @@ NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this dr
 NOT_UNDER_WSL = "not supported on this GPU or under WSL2"
 NO_DATA, PERMISSION = "no data", "permission"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0
-"""After SLOW_CALLS consecutive calls longer than SLOW_S, the query's minimum period."""
+SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0  # After three such calls, a query's minimum period.
 
 
 class ErrorAction(Enum):
@@ -49,10 +48,7 @@ _POLICY: dict[int, tuple[ErrorAction, str]] = {
 
 @dataclass(slots=True)
 class QueryState:
-    """State of one query of one GPU: the selected reader, the time of the next call, the failure.
-
-    `readers` is the number of alternatives, `rest_s` the period of the query.
-    """
+    """State of one query of one GPU; `readers` counts its alternatives, `rest_s` is its period."""
 
     what: str
     readers: int = 1
@@ -113,15 +109,11 @@ def driver_errors() -> tuple[type[Exception], ...]:
 
 
 class NvmlLibrary:
-    """The initialized NVML that the GPUs of one source share.
-
-    `driver` is the driver's version, `major` its first number. `opened` counts initializations,
-    because a shutdown by other code invalidates all handles.
-    """
+    """The initialized NVML that the GPUs of one source share."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.opened = 1
+        self.opened = 1  # Initializations: a shutdown by other code invalidates all handles.
         self._open = True
         self.driver = static(pynvml.nvmlSystemGetDriverVersion)
         self._wsl = under_wsl()
@@ -129,12 +121,10 @@ class NvmlLibrary:
         self.major = int(major) if major.isdecimal() else None
 
     def judge(self, code: int, answered: bool) -> tuple[ErrorAction, str]:
-        """Return the reaction to NVML's return code, with the reason to show.
-
-        `answered`: this call has succeeded before, so not an argument but the handle is invalid.
-        """
+        """Return the reaction to a return code, and the reason; `answered`: it succeeded before."""
         step, reason = _POLICY.get(code, (ErrorAction.PAUSE, "error"))
         if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+            # An argument that was valid before: the handle is invalid.
             step = ErrorAction.LOST if answered else ErrorAction.ALTERNATIVE
             reason = "lost" if answered else NOT_BY_GPU
         return step, NOT_UNDER_WSL if self._wsl and reason == NOT_BY_GPU else reason
@@ -153,16 +143,13 @@ class NvmlLibrary:
 
 
 class NvmlDevice:
-    """NVML device (GPU or MIG instance) addressed by UUID. Not thread-safe.
-
-    `found` counts the acquisitions of the handle; query states of an earlier one are invalid.
-    """
+    """NVML device (GPU or MIG instance) addressed by UUID. Not thread-safe."""
 
     def __init__(self, uuid: str, library: NvmlLibrary) -> None:
         self.uuid = uuid
         self.library = library
         self.lost: str | None = None
-        self.found = 0
+        self.found = 0  # Acquisitions of the handle; query states of earlier ones are invalid.
         self._handle: Any = None
         self._opened = 0
         self._look_at = -math.inf
@@ -201,8 +188,7 @@ class NvmlDevice:
     def ask(self, asking: QueryState, calls: Sequence[Callable[[Any], T]]) -> T | None:
         """Call the driver if the query is due; return None, with `asking.reason`, on failure.
 
-        `calls` are the alternatives, each with the handle as its only argument. One alternative
-        is tried immediately.
+        `calls` are the alternatives for a handle, of which one more is tried immediately.
         """
         clock = self.library.clock
         for _ in range(2):

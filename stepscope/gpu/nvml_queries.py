@@ -1,8 +1,7 @@
 """NVML queries with their metrics and sampling tiers.
 
 A reader is a function of a device handle that returns the values of the query's keys in stored
-units, or a `FieldValueReader`; all field values that are due are read in one call. Names of pynvml
-are resolved at the call, so that a wrong or old package does not break the import.
+units, or a `FieldValueReader`. Names of pynvml are resolved at the call, as the package may be old.
 """
 
 from __future__ import annotations
@@ -34,13 +33,9 @@ NvmlGetter = Callable[[Any], QueryValues]
 
 @dataclass(frozen=True, slots=True)
 class FieldValueReader:
-    """A value of nvmlDeviceGetFieldValues, times `scale`.
+    """A value of nvmlDeviceGetFieldValues, times `scale`."""
 
-    `ids` are pairs (first driver major, field id), newest first. R580 has renumbered some fields,
-    so an older driver would return another quantity for the new number.
-    """
-
-    ids: tuple[tuple[int, int], ...]
+    ids: tuple[tuple[int, int], ...]  # (First driver major, field id), newest first.
     scale: float = 1.0
     scope: int = 0
 
@@ -56,9 +51,8 @@ QueryReader = NvmlGetter | FieldValueReader
 class NvmlQuery:
     """One query: metric keys, and `readers` in the order of preference.
 
-    `rate`: the reader returns a byte counter, of which the metric is the rate over a second.
-    `wraps`: the counter may have 32 bits. `rest_s`: minimum period, for calls that take the driver
-    a millisecond or more (docs/gpu/h100.md).
+    `rate`: the metric is the rate of a byte counter, which for `wraps` may have 32 bits. `rest_s`:
+    minimum period, for calls that take a millisecond or more (docs/gpu/h100.md).
     """
 
     tier: SamplingTier
@@ -115,8 +109,7 @@ def _remapped_rows(handle: Any) -> QueryValues:
 
 _FAST, _MEDIUM, _SLOW, _RARE = SamplingTier
 _ECC = "TotalEccErrors"
-SELDOM_S, ENERGY_S = 5.0, 2.0
-"""Periods of slow calls; runs and trials of some seconds need two samples of the energy."""
+SELDOM_S, ENERGY_S = 5.0, 2.0  # Periods of slow calls; a run of some seconds has two energies.
 
 
 def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValueReader:
@@ -221,10 +214,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def number_in(answer: Any) -> float | None:
-    """Return the value of a field by its value type; None for an unknown type.
-
-    Raises NVMLError for the field's return code, as fields can fail in a successful call.
-    """
+    """Return a field's value, None for an unknown type. Raises NVMLError for its return code."""
     if answer.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(answer.nvmlReturn)
     known = answer.valueType < len(_MEMBERS)

@@ -1,7 +1,4 @@
-"""Read the metrics of one GPU that are due, drop implausible values and compute rates.
-
-Runs for each GPU ten times a second.
-"""
+"""Read the metrics of one GPU that are due, drop implausible values and compute rates."""
 
 from __future__ import annotations
 
@@ -11,36 +8,22 @@ from typing import Any
 
 import pynvml
 
+from stepscope.gpu import nvml_queries
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NvmlDevice, QueryState, driver_errors
-from stepscope.gpu.nvml_queries import (
-    COUNTERS,
-    FASTEST,
-    FIELDS,
-    PLAUSIBLE,
-    FieldValueReader,
-    NvmlQuery,
-    QueryValues,
-    SamplingTier,
-    number_in,
-)
+from stepscope.gpu.nvml_queries import FieldValueReader, NvmlQuery, QueryValues, SamplingTier
 
 WRAP = 2**32  # PCIe's byte counters "can be wrapped" (nvml.h): some have 32 bits.
-UNWATCHED_S = 0.25
-"""Maximum interval between readings of a 32-bit counter: at 34 GB/s it wraps twice within."""
+UNWATCHED_S = 0.25  # Maximum interval for a 32-bit counter: at 34 GB/s it wraps twice within.
 
 ONE_READING = "needs two readings"
 MAY_HAVE_WRAPPED = "the counter may wrap between readings this far apart"
 IMPLAUSIBLE = "implausible value dropped"
-DIGITS = 3
-"""Of values in mW, mJ and ns: milliseconds of throttling; more would only fill the store."""
+DIGITS = 3  # Of values in mW, mJ and ns: milliseconds of throttling.
 
 
 @dataclass(slots=True)
 class CounterRate:
-    """Mean rate of one counter between two calls of `take`, over the valid intervals.
-
-    `wraps`: the counter may have 32 bits.
-    """
+    """Mean rate of a counter between calls of `take`; with `wraps` it may have 32 bits."""
 
     wraps: bool = True
     reason: str | None = ONE_READING
@@ -64,7 +47,7 @@ class CounterRate:
                 self.reason = MAY_HAVE_WRAPPED
                 return
             more %= WRAP
-        if 0 <= more <= FASTEST * seconds:  # a counter that decreases was reset
+        if 0 <= more <= nvml_queries.FASTEST * seconds:  # a counter that decreases was reset
             self._counted += more
             self._seconds += seconds
 
@@ -102,10 +85,9 @@ class NvmlReader:
                 QueryState(", ".join(entry.keys), len(entry.readers), entry.rest_s),
                 CounterRate(wraps=entry.wraps) if entry.rate else None,
             )
-            for entry in FIELDS
+            for entry in nvml_queries.FIELDS
         ]
-        self.left_out: frozenset[str] = frozenset()
-        """Rates that are not read, because GPM is cheaper."""
+        self.left_out: frozenset[str] = frozenset()  # Rates not read, as GPM is cheaper.
 
     def read(self, tiers: tuple[SamplingTier, ...]) -> dict[str, float]:
         """Return the values that are due in these tiers. Never raises NVMLError."""
@@ -179,7 +161,7 @@ class NvmlReader:
             return
         for (known, reader), answer in zip(due, answers, strict=True):
             try:
-                number = number_in(answer)
+                number = nvml_queries.number_in(answer)
                 if number is None:
                     raise ValueError(f"value of the unknown type {answer.valueType}")
             except (pynvml.NVMLError, ValueError) as error:
@@ -198,7 +180,6 @@ class NvmlReader:
                 self._call(known, values)
 
     def _accept(self, known: _Known, raw: QueryValues, values: dict[str, float]) -> None:
-        """Keep the plausible values of a response."""
         if known.rate is not None:
             known.rate.add(self._gpu.library.clock(), int(raw[0] or 0))
             if known.rate.wide:  # no wraparound within a second
@@ -206,10 +187,10 @@ class NvmlReader:
             return
         known.lacking.clear()
         for key, value in zip(known.entry.keys, raw, strict=True):
-            low, high = PLAUSIBLE[key]
+            low, high = nvml_queries.PLAUSIBLE[key]
             if value is None:
                 known.lacking[key] = NOT_BY_DRIVER
-            elif low <= value <= high and (key not in COUNTERS or _rises(known, key, value)):
+            elif low <= value <= high and _rises(known, key, value):
                 values[key] = float(value)  # not NaN, which is in no range
             else:
                 known.lacking[key] = IMPLAUSIBLE
@@ -229,6 +210,8 @@ class NvmlReader:
 
 def _rises(known: _Known, key: str, value: float) -> bool:
     """Return False for a counter that decreased, as at a reload of the driver."""
+    if key not in nvml_queries.COUNTERS:
+        return True
     falls = value < known.last.get(key, value)
     known.last[key] = value
     return not falls

@@ -1,4 +1,7 @@
-"""List the processes on a GPU, by NVML and, with this user's permissions, the OS."""
+"""List the processes on a GPU, and attribute its memory to this process and to others.
+
+In a container the driver may not list all. Then the memory of others is missing, never 0.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 import pynvml
 
 from stepscope.gpu.nvml_device import NOT_BY_GPU, NvmlDevice
+
+if TYPE_CHECKING:
+    from stepscope.gpu.source import DeviceSource
 
 COMMAND_LIMIT = 200  # Maximum number of characters of a command.
 
@@ -27,11 +33,10 @@ ProcessState = Literal["running", "zombie", "gone"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """One process with a context on a GPU.
+    """One process with a context on a GPU; `memory` in bytes, None if the driver hides it.
 
-    `memory` is in bytes, None if the driver hides it. `sm` is the percentage of the SM time since
-    the last reading. `yours`: the process has the user of this process. A process that is `gone`
-    has ended, or is hidden by another container or user.
+    `sm` is the percentage of the SM time since the last reading. `yours`: of this process's user. A
+    process that is `gone` has ended, or is hidden by another container or user.
     """
 
     pid: int
@@ -58,10 +63,7 @@ class ProcessInfo:
 
 
 class ProcessInfoCache:
-    """Caches process information by pid, so that an ended process keeps its name.
-
-    A process is queried at most twice a second, because it may use several GPUs.
-    """
+    """Caches process information by pid; a process that has ended keeps its name."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -128,11 +130,7 @@ _PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # Options of Py
 def sm_shares(
     samples: Iterable[Any], pids: Collection[int], last_seen: int
 ) -> tuple[dict[int, float], int]:
-    """Return the newest SM utilization (%) by pid, and the newest time stamp (us).
-
-    Omits values above 100%, old entries and unknown processes, which some drivers return. A process
-    without an entry in a fresh response has 0%.
-    """
+    """Return the newest SM utilization (%) by pid and the time stamp (us), of valid entries."""
     newest: dict[int, tuple[int, float]] = {}
     stamp, fresh = last_seen, False
     for sample in samples:
@@ -223,3 +221,94 @@ class GpuProcessList:
         memory = None if one.usedGpuMemory is None else int(one.usedGpuMemory)
         kind: Literal["compute", "graphics"] = "compute" if is_compute else "graphics"
         return GpuProcess(pid=pid, memory=memory, sm=share, kind=kind, **info)
+
+
+OTHERS, OWN = "gpu/mem_others", "memory/process_used"
+DESCRIBED_S = 5.0  # Minimum interval between two lists of processes in run.json.
+MOVED = 256 * 2**20  # Minimum change (bytes) of a process's memory that updates the list.
+UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20  # Maximum memory of the driver itself.
+
+OWN_NOT_LISTED = "the driver does not list this process (in a container it may not)"
+NO_MEMORY = "the driver does not report the memory of processes"
+HIDDEN = "more memory is in use than that of the processes that the driver lists"
+
+
+def shares(
+    processes: Sequence[GpuProcess], pid: int, *, used: float | None, total: float | None
+) -> tuple[int | None, int | None, dict[str, str]]:
+    """Return the bytes of this process and of all others, and the reasons for None by metric."""
+    reasons: dict[str, str] = {}
+    mine = next((one for one in processes if one.pid == pid), None)
+    own = None if mine is None else mine.memory
+    if own is None:
+        reasons[OWN] = OWN_NOT_LISTED if mine is None else NO_MEMORY
+    memories = [one.memory for one in processes]
+    others = sum(memory for memory in memories if memory is not None) - (own or 0)
+    if None in memories:
+        reasons[OTHERS] = NO_MEMORY
+    elif used is not None:
+        unlisted = max(UNLISTED_BYTES, UNLISTED_SHARE * (total or 0))
+        if used - others - (own or 0) > unlisted:
+            reasons[OTHERS] = HIDDEN
+    return own, None if OTHERS in reasons else others, reasons
+
+
+class ProcessMemoryTracker:
+    """Tracks the processes on a run's GPUs, once a second and for the list in run.json."""
+
+    def __init__(self, source: DeviceSource, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._clock = clock
+        self.training: str | None = None  # The GPU for which this process's memory is recorded.
+        self._own: float | None = None
+        self._reasons: dict[str, dict[str, str]] = {}
+        self._lists: dict[str, tuple[GpuProcess, ...]] = {}
+        self._described: dict[str, list[tuple[Any, ...]]] = {}
+        self._describe_at = 0.0
+
+    def look(self, uuid: str, values: Mapping[str, float]) -> dict[str, float]:
+        """Query the processes of a GPU with these values; return the metrics derived from them."""
+        processes = self._source.processes(uuid)
+        if processes is None:
+            self._lists.pop(uuid, None)
+            hidden = self._source.reasons(uuid).get("processes", "no data")
+            self._reasons[uuid] = {OTHERS: hidden, OWN: hidden}
+            return {}
+        self._lists[uuid] = processes
+        used, total = values.get("gpu/mem_used"), values.get("gpu/mem_total")
+        own, others, self._reasons[uuid] = shares(processes, os.getpid(), used=used, total=total)
+        if uuid == self.training:
+            self._own = None if own is None else float(own)
+        return {} if others is None else {OTHERS: float(others)}
+
+    def take_own(self) -> dict[str, float]:
+        """Return the memory of this process on the training GPU, once for each query."""
+        own, self._own = self._own, None
+        return {} if own is None else {OWN: own}
+
+    def reasons(self, uuid: str) -> dict[str, str]:
+        """Return the reasons for missing values of a GPU; OWN only for the training GPU."""
+        reasons = self._reasons.get(uuid, {})
+        return {key: text for key, text in reasons.items() if key != OWN or uuid == self.training}
+
+    def changed(self) -> dict[str, list[dict[str, Any]]] | None:
+        """Return `gpu_processes` of run.json after a change, at most every 5 s."""
+        now = self._clock()
+        keys = {uuid: list(map(_change_key, found)) for uuid, found in self._lists.items()}
+        if now < self._describe_at or keys == self._described:
+            return None
+        self._described, self._describe_at = keys, now + DESCRIBED_S
+        return {uuid: list(map(_entry, found)) for uuid, found in self._lists.items()}
+
+
+def _change_key(process: GpuProcess) -> tuple[Any, ...]:
+    """Return a key that differs after a change to record, which excludes small memory changes."""
+    memory = None if process.memory is None else process.memory // MOVED
+    return process.pid, process.name, process.state, memory
+
+
+def _entry(process: GpuProcess) -> dict[str, Any]:
+    """Return the entry in run.json, without arguments because the file may be shared."""
+    keys = ("pid", "user", "name", "memory", "sm", "yours", "state")
+    command = program_of(process.command) if process.yours else process.name
+    return {key: getattr(process, key) for key in keys} | {"command": command}

@@ -29,8 +29,10 @@ LINK = "The GPU has to be reset; if it comes again, check the NVLink connection.
 ECC = "The memory error cannot be corrected: see Xid 94 or 95 for the affected programs."
 FOLLOW = "Follow the advice of the errors before it."
 VENDOR = "Ask the GPU's vendor if it comes again."
+RECOVERY = "The Hardware page and nvidia-smi -q name it."
 
-
+_COPY_ENGINE = (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
+_VIDEO = (60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142)
 _CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (  # Codes, text, NVIDIA's advice.
     ((8,), "the GPU stopped processing", RESTART_APP),
     ((11, 25), "invalid commands were sent to the GPU", CHECK_APP),
@@ -38,22 +40,14 @@ _CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (  # Codes, text, NVIDIA'
     ((31,), "a program accessed GPU memory that is not mapped", CHECK_APP),
     ((32,), "commands to the GPU were corrupted", CHECK_APP),
     ((37, 38), "error of the GPU's firmware", IGNORE_ONCE),
-    (
-        (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
-        "a copy engine failed",
-        RESTART_APP,
-    ),
+    (_COPY_ENGINE, "a copy engine failed", RESTART_APP),
     ((43,), "the GPU stopped processing a program, which ended", IGNORE_ONCE),
     ((44,), "fault while the GPU changed between programs", IGNORE_ONCE),
     ((45,), "programs were taken off the GPU after an earlier error", FOLLOW),
     ((46,), "the GPU stopped processing", RESET),
     ((48,), "a memory error that ECC cannot correct", ECC),
     ((54,), "the GPU's power cable is not connected", "Connect the power cable."),
-    (
-        (60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142),
-        "an engine for video or pictures failed",
-        RESTART_APP,
-    ),
+    (_VIDEO, "an engine for video or pictures failed", RESTART_APP),
     ((62,), "the GPU's power controller halted", RESET),
     ((63,), "a bad row of memory was recorded to be replaced", IGNORE),
     ((64,), "a bad row of memory could not be replaced", RESET),
@@ -79,14 +73,11 @@ _CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (  # Codes, text, NVIDIA'
     ((141,), "error on CUDA's fast path", IGNORE_ONCE),
     ((143,), "the GPU could not be started", RESET),
     ((151,), "the encryption key could not be changed", "Restart the virtual machine."),
-    (
-        (154,),
-        "the driver has changed its recovery action for the GPU",
-        "The Hardware page and nvidia-smi -q name it.",
-    ),
+    ((154,), "the driver has changed its recovery action for the GPU", RECOVERY),
     ((156,), "a part of the GPU was put out of use", RESET),
     ((157,), "a part of the GPU could not be put out of use", IGNORE_ONCE),
     ((158,), "the GPU did not answer in time", RESET),
+    ((999,), "the driver cannot name the error", VENDOR),
 )
 _KNOWN = {code: (text, advice) for codes, text, advice in _CATALOG for code in codes}
 _UNKNOWN = ("an error that NVIDIA's catalog does not explain", VENDOR)
@@ -97,7 +88,6 @@ WAIT_MS = 500  # Timeout of a wait for events, and maximum duration of `stop`.
 LOOK_AGAIN_S = 5.0  # Retry interval for missing GPUs, and after a failed event set.
 NO_INSTANCE = 0xFFFFFFFF
 FALLEN_OFF_THE_BUS = 79
-UNKNOWN = 999  # The driver's code for an unknown error.
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +106,9 @@ class UnsupportedError(Exception):
 
 
 class XidWatcher:
-    """Watches for Xid events in the thread `stepscope-xid`, from the construction to `stop`.
+    """Watches for Xid events in the thread `stepscope-xid`, which calls `on_event`, until `stop`.
 
-    `on_event` is called in that thread. `uuids` defaults to every GPU of `source`; GPUs in MIG mode
-    are always watched. A lost GPU is registered again when it is found.
+    `uuids` defaults to every GPU of `source`; GPUs in MIG mode are always watched.
     """
 
     def __init__(
@@ -217,8 +206,6 @@ class XidWatcher:
 def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
     """Return the event of a code; `gpu_instance` is NO_INSTANCE for a whole GPU."""
     text, advice = _KNOWN.get(code, _UNKNOWN)
-    if code == UNKNOWN:
-        text = "the driver cannot name the error"
     instance = gpu_instance if gpu_instance != NO_INSTANCE else None
     return XidEvent(uuid, code, f"Xid {code}: {text}", advice, instance)
 

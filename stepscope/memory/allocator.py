@@ -1,8 +1,7 @@
 """Torch's CUDA caching allocator of this process, read without importing torch or calling CUDA.
 
-Torch is found in `sys.modules`. Nothing is read before the program has started CUDA, so no context
-is created here. A read takes about 5 us. It holds the GIL while it waits for the allocator's lock,
-so while the allocator waits for the driver or the device, a read stops every Python thread.
+Nothing is read before the program has started CUDA. A read takes about 5 us. It holds the GIL while
+it waits for the allocator's lock, so it may stop every Python thread.
 """
 
 from __future__ import annotations
@@ -23,20 +22,15 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "memory/alloc_retries": ("num_alloc_retries",),
     "memory/ooms": ("num_ooms",),
 }
-COUNTS = ("memory/alloc_retries", "memory/ooms")
-"""Counters of the whole process, which may have had runs before this one."""
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of the allocator; the first that is set counts."""
+COUNTS = ("memory/alloc_retries", "memory/ooms")  # Of the process, also of earlier runs.
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # The first counts.
 NO_SPLIT = "torch does not count the split of expandable segments (expandable_segments:True)"
 _ENTRY = re.compile(r"([a-z_0-9]+)\s*:\s*(\[[\w:,>. ]*\]|[\w.]+)", re.ASCII)
 """An entry of PYTORCH_ALLOC_CONF: a name and one value, or several in brackets."""
 
 
 def read(device_index: int) -> dict[str, float]:
-    """Return the allocator's counters of CUDA device `device_index`; {} if `reason()` is set.
-
-    Raises RuntimeError (torch's own) for an index that does not exist.
-    """
+    """Return the counters of a CUDA device; {} if `reason()` is set. Raises RuntimeError."""
     if reason() is not None:
         return {}
     stats = sys.modules["torch"].cuda.memory_stats_as_nested_dict(device_index)
@@ -102,10 +96,7 @@ def expandable_segments(settings: dict[str, str]) -> bool:
 
 
 def split_reason() -> str | None:
-    """Return why `inactive_split_bytes` is not the free part of blocks in use; None if it is.
-
-    Torch omits expandable segments from that counter, so it is near 0 however much is split.
-    """
+    """Return why `inactive_split_bytes` omits the free parts of blocks; None if it has them."""
     return NO_SPLIT if expandable_segments(in_force()) else None
 
 

@@ -1,10 +1,7 @@
 """Estimate the batch size that fits from the memory of a script's first steps; pure, no I/O.
 
 Weights, gradients and optimizer state do not depend on the batch. All other bytes of the peak are
-assumed to grow in proportion to it, also those kept after an update, such as the batch and its
-results. If the batch has to shrink, kept bytes are assumed to stay. So a factor is rather too small
-than too large. There is no estimate if activations are too small or too uneven, or if several
-optimizers or devices alternate.
+assumed to grow in proportion to it, and kept bytes not to shrink: a factor is rather too small.
 """
 
 from __future__ import annotations
@@ -16,10 +13,8 @@ from typing import Any
 from stepscope.common.formatting import format_bytes
 
 HEADROOM = 0.10  # Fraction of the memory that the larger batch leaves free.
-MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02
-"""Minimum bytes that depend on the batch, absolute and as a fraction of the peak."""
-MAX_DIFFERENCE = 0.25
-"""Maximum difference between the steps, as a fraction of the largest, for comparable steps."""
+MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02  # That depend on the batch.
+MAX_DIFFERENCE = 0.25  # Between comparable steps, as a fraction of the largest.
 MAX_FACTOR = 1000.0
 
 
@@ -41,10 +36,8 @@ class StepMemory:
     waiting: int = 0  # Optimizers of other parameters that were not stepped yet.
     peak: int
     reserved: int | None
-    reserved_now: int | None
-    """After the update; less than the peak if the allocator has returned memory."""
-    kept: int
-    """Right after the update: weights, gradients, state, data, and on a CPU the whole process."""
+    reserved_now: int | None  # After the update; less if the allocator has returned memory.
+    kept: int  # After the update: weights, gradients, state, data; on a CPU the whole process.
     parameters: int
     gradients: int
     state: int

@@ -1,17 +1,9 @@
 """Divide a device's memory, or the host's, at one moment into categories; pure, no I/O.
 
-The categories always sum to the total, to the byte, and none is negative. Values are sampled one
-after another, so they can contradict each other. Then the earlier in this order counts, and each is
-cut to the bytes that those before it leave:
-
-1. the total; the used memory; the driver's reserve; free is the rest;
-2. of the used memory: the allocator's reserved memory, then the driver's value for this process,
-   then its value for others; the rest is not attributed;
-3. of the reserved memory: allocated, then the free parts of blocks in use; the rest is cached;
-4. of the allocated memory (on the CPU, of the process): parameters, optimizer state, gradients.
-
-If a value is missing, the categories that cannot be separated without it are merged, and the notes
-give the reason.
+The categories sum to the total, to the byte, and none is negative. Values that are sampled one
+after another can contradict each other: each is cut to the bytes that the earlier ones leave, in
+the order of docs/memory.md. Categories that cannot be separated without a missing value are merged,
+and the notes give the reason.
 """
 
 from __future__ import annotations
@@ -182,10 +174,7 @@ def notes(
 
 
 class _Note(NamedTuple):
-    """Applies to a breakdown with the parts `present` and without `absent`.
-
-    `keys` are the metrics whose absence is the reason.
-    """
+    """A sentence for parts with `present` and without `absent`, caused by the metrics `keys`."""
 
     sentence: str
     keys: tuple[str, ...]
@@ -257,10 +246,7 @@ CategoryBytes = dict[str, int]
 
 
 def divide(values: Values, place: MemoryDomain) -> CategoryBytes | None:
-    """Return the bytes of each category by its key; None if not even this process's are known.
-
-    `values` are bytes by metric; a value that is absent, None, negative or not finite is missing.
-    """
+    """Return bytes by category; None if not even this process's are known. Omits invalid values."""
     known = {
         key: round(value)
         for key, value in values.items()
@@ -285,7 +271,6 @@ def _device(known: CategoryBytes) -> CategoryBytes | None:
 
 
 def _in_use(known: CategoryBytes, held: int | None, used: int) -> CategoryBytes:
-    """Divide the used memory of a device."""
     own, others = known.get(_OWN), known.get(_OTHERS)
     reserved = min(held or 0, used)
     if own is not None:
@@ -303,7 +288,6 @@ def _in_use(known: CategoryBytes, held: int | None, used: int) -> CategoryBytes:
 
 
 def _reserved(known: CategoryBytes, reserved: int) -> CategoryBytes:
-    """Divide the reserved memory of PyTorch's allocator."""
     allocated = min(known.get("memory/allocated", 0), reserved)
     split, cache = known.get("memory/inactive_split"), reserved - allocated
     if split is None:

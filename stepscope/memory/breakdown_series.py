@@ -21,8 +21,7 @@ from stepscope.store.blocks import Floats
 HOLD_S = 5.0  # Maximum age of a value: most are read once a second, and a tick may be late.
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
 """Maximum age of values that are read less often: many workers, tensors between long steps."""
-ROWS_BEFORE, BUCKETS_BEFORE = 640, 4
-"""Rows (64 s at 10 Hz) and minimum buckets that are read before the requested rows."""
+ROWS_BEFORE, BUCKETS_BEFORE = 640, 4  # Read before the requested rows (64 s at 10 Hz).
 NEWEST_ROWS = 8  # Newest rows of which at least one has consistent values.
 
 _AT_ONCE = {
@@ -48,10 +47,7 @@ class BreakdownSample:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownSource:
-    """The series of a run's breakdown: of its process, and of the GPU it trains on.
-
-    The metrics `left_out` are unreliable: they count as missing.
-    """
+    """The series of a process and of its GPU; the metrics `left_out` count as missing."""
 
     place: MemoryDomain
     samples: SeriesInfo
@@ -62,10 +58,7 @@ class BreakdownSource:
 def ledger_source(
     series: Iterable[SeriesInfo], gpu: str | None, left_out: frozenset[str] = frozenset()
 ) -> BreakdownSource | None:
-    """Return the source of the breakdown; None before anything was sampled.
-
-    `gpu` is the UUID of the GPU that the run trains on, None for a run on the CPU.
-    """
+    """Return the source of the breakdown, None before any sample; `gpu` is None for the CPU."""
     by_source = {(info.stream, info.source): info for info in series}
     samples = by_source.get((Stream.SAMPLES.value, ""))
     if samples is None:
@@ -78,10 +71,7 @@ def ledger_source(
 def read_moments(
     reader: StoreReader, source: BreakdownSource, start: int, stop: int, bucket: int
 ) -> list[BreakdownSample]:
-    """Return the moments of the process's rows from start to stop, in buckets of `bucket` rows.
-
-    Raises StoreError.
-    """
+    """Return the moments of these rows, in buckets of `bucket` rows. Raises StoreError."""
     start -= start % bucket
     before = max(0, start - max(-(-ROWS_BEFORE // bucket), BUCKETS_BEFORE) * bucket)
     samples = reader.read(source.samples.id, before, stop, bucket)
@@ -122,11 +112,7 @@ PEAK_METRICS: Mapping[MemoryDomain, Mapping[str, tuple[str, ...]]] = {
 
 
 def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
-    """Return the peak of each category over the run, in bytes; each has its own time.
-
-    Categories that are a difference of metrics have none, and gradients that no reading found:
-    zero_grad() freed them before. Raises StoreError.
-    """
+    """Return each category's own peak in bytes; differences have none. Raises StoreError."""
     highs = highest(reader, source.samples) | highest(reader, source.device)
     if highs.get("memory/gradients") == 0:
         del highs["memory/gradients"]
@@ -142,9 +128,8 @@ def _moments(
 ) -> list[BreakdownSample]:
     """Return the breakdown at each row of `samples` from the row `first` on.
 
-    Earlier rows only give values that are held. `device` has the rows of the GPU around them. A row
-    without a value that recent rows have is no moment: lines continue over it. If the value stays
-    missing, its categories are merged with others.
+    Earlier rows, and those of the GPU around them, only give values that are held. A row without a
+    value that recent rows have is no moment: lines continue over it.
     """
     place = source.place
     hold_s = max(HOLD_S, 3 * _interval(samples.ts))
@@ -172,10 +157,7 @@ def _moments(
 
 
 def _process_used(samples: SeriesBlock, reserved: Floats, hold_s: float) -> Floats:
-    """Return the driver's value for this process.
-
-    Between its samples, once a second, it moves with the allocator's, ten times a second.
-    """
+    """Return the driver's value for this process; between samples it follows `reserved`."""
     known = _column(samples, "memory/process_used")
     moved = reserved - reserved[_latest(known)]
     held = _hold(known, samples.ts, hold_s)
@@ -185,11 +167,7 @@ def _process_used(samples: SeriesBlock, reserved: Floats, hold_s: float) -> Floa
 def _of_the_gpu(
     device: SeriesBlock | None, ts: Floats, own: Floats, hold_s: float
 ) -> dict[str, Floats]:
-    """Return the GPU's values at the times `ts`; `own` is this process's memory on it.
-
-    Between the samples of other processes, once a second, they move with the used memory of the
-    device without this process.
-    """
+    """Return the GPU's values at the times `ts`; `own` is this process's memory on it."""
     if device is None or not len(device):
         return {key: np.full(len(ts), np.nan) for key in _OF_THE_GPU}
     at = _nearest(device.ts, ts)

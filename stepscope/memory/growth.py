@@ -1,13 +1,12 @@
 """Detect memory growth from step to step in samples at equal points of the steps; pure, no I/O.
 
-A sample is the minimum of a short time. The shape is judged on the *floor*: the rolling minimum of
-all later samples. With a leak it rises in each of eight stretches of about equal length, by similar
-amounts. Stationary noise, a step (a validation's workspace, another batch size), the sawtooth of a
-garbage collector or of epochs, and a cache that fills up do not look like that.
+The shape is judged on the *floor*: the rolling minimum of all later samples. With a leak it rises
+in each of eight stretches by similar amounts. Noise, a step, a sawtooth and a cache that fills do
+not.
 
 Rate and interval are Sen's slope (Sen 1968, the median of the slopes of all pairs) and the interval
-of Kendall's test, widened for samples that resemble the one before: the variance grows by
-(1 + r) / (1 - r), r being the correlation of neighboring residuals.
+of Kendall's test, widened for samples that resemble the one before: the variance grows by (1 + r) /
+(1 - r), r being the correlation of neighboring residuals.
 """
 
 from __future__ import annotations
@@ -24,23 +23,17 @@ from stepscope.store.blocks import Floats
 STRETCHES = 8
 MIN_SAMPLES = 4 * STRETCHES
 MIN_STEPS = 64
-MAX_RATE = 2.0
-"""Maximum rate of a stretch, as a multiple of the mean: above, it was a single step in memory."""
-MIN_LATE_RATE = 0.6
-"""Minimum rate of the last three rises, as a fraction of the first three: below, a cache fills."""
-SURE, SHOWN = 3.291, 1.960
-"""Normal quantiles: memory grows if the 99.9% interval is above zero; the 95% one is shown."""
+MAX_RATE = 2.0  # Of a stretch, as a multiple of the mean: above, it was a single step in memory.
+MIN_LATE_RATE = 0.6  # Last three rises, as a fraction of the first three: below, a cache fills.
+SURE, SHOWN = 3.291, 1.960  # Normal quantiles: the 99.9% interval decides, the 95% one is shown.
 MIN_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}
-MIN_FRACTION = {"allocated": 0.01, "process": 0.02}
-"""Minimum growth within the window, in bytes and as a fraction of the level before it."""
+MIN_FRACTION = {"allocated": 0.01, "process": 0.02}  # Minimum growth, also of the level before it.
 EARLY_S = {"allocated": 60.0, "process": 300.0}
 MIN_EARLY_FRACTION = {"allocated": 0.05, "process": 0.15}
 """The same in windows shorter than EARLY_S: caches and pools fill, garbage is not collected yet."""
 UNCOLLECTED = 2.0  # Factor of MIN_EARLY_FRACTION before the garbage collector's first full run.
-MIN_FILLING_FRACTION = 0.25
-"""The same for a process in its first epoch, when a data set may still be filling its cache."""
-MIN_BATCH_GROWTH = 0.5
-"""Minimum growth of a step's temporary memory, as a fraction of the floor's, of longer batches."""
+MIN_FILLING_FRACTION = 0.25  # Of a process in its first epoch, when a cache may fill.
+MIN_BATCH_GROWTH = 0.5  # Of a step's temporary memory, as a fraction of the floor's.
 
 
 class GrowthSource(StrEnum):
@@ -80,10 +73,8 @@ class MemoryGrowth:
 
     where: GrowthSource
     trend: GrowthTrend
-    collections: int | None = None
-    """Full runs of Python's garbage collector in the window; None if unknown."""
-    workers: float | None = None
-    """Bytes of the worker processes at the window's end, of a process that has some."""
+    collections: int | None = None  # Full runs of the garbage collector in the window, if known.
+    workers: float | None = None  # Bytes of the worker processes at the window's end.
     workers_grown: float | None = None  # Bytes of the growth in the worker processes.
 
     @property
@@ -157,8 +148,7 @@ def is_material(
 ) -> bool:
     """Return True if the growth in a window of `seconds` is large enough to report.
 
-    `kind` is "allocated" or "process". `filling`: this is the first epoch. `collected`: Python's
-    garbage collector has had a full run in the window.
+    `filling`: this is the first epoch. `collected`: Python's garbage collector has run in full.
     """
     fraction = MIN_FRACTION[kind]
     if seconds < EARLY_S[kind]:
@@ -169,10 +159,7 @@ def is_material(
 
 
 def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
-    """Return the rise of `values` (bytes) over their steps; None if no rise is certain.
-
-    Both have one length and are in the order of time; steps do not fall.
-    """
+    """Return the rise of `values` (bytes) over rising steps; None if no rise is certain."""
     if len(steps) < MIN_SAMPLES or steps[-1] - steps[0] < MIN_STEPS:
         return None
     evenness = _evenness(steps, values)
@@ -193,10 +180,7 @@ def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
 
 
 def _evenness(steps: Floats, values: Floats) -> float | None:
-    """Return the slowest stretch of the floor as a fraction of the mean; None without growth.
-
-    The floor has to rise in each stretch, never by far the most in one, and at the end as well.
-    """
+    """Return the slowest stretch as a fraction of the mean; None unless all rise and none jumps."""
     floor = np.minimum.accumulate(values[::-1])[::-1]
     if floor[0] == floor[len(floor) // 4]:  # most series end here, in a few microseconds
         return None
@@ -252,9 +236,8 @@ def _variance_factor(residuals: Floats) -> float:
 def batches_grow(steps: Floats, floors: Floats, peaks: Floats) -> bool:
     """Return True if a step's temporary memory grows with the floor, as with longer batches.
 
-    The last batch is still there at a boundary, so longer ones raise the floor as well. Memory kept
-    from step to step raises floor and peak alike: then their distance stays constant. The distance
-    has to grow in both halves: a single large step is no sign.
+    The last batch is still there at a boundary, so longer ones raise the floor. Memory that is kept
+    raises floor and peak alike. Their distance has to grow in both halves, not in one large step.
     """
     quarters = np.array_split(np.arange(len(steps)), 4)
 

@@ -1,9 +1,8 @@
 """Measure the model states at a step boundary: parameters, gradients, optimizer state.
 
 The training thread measures at a boundary that the sampler requests, together with the allocator's
-counters: only there the two are consistent. Between boundaries nothing is recorded. Gradients are
-those held at that moment: all of them if the boundary is inside `optimizer.step()`, as in a watched
-script, and none after `zero_grad()`, as in the built-in loop.
+counters: only there the two are consistent. Gradients are those held then: all if the boundary is
+inside `optimizer.step()`, as in a watched script, none after `zero_grad()`, as in the built-in one.
 """
 
 from __future__ import annotations
@@ -22,23 +21,17 @@ log = logging.getLogger(__name__)
 
 MAX_DEPTH = 4  # Maximum nesting of lists and dicts within the state of a parameter.
 INTERVAL_S = 1.0  # Minimum interval between two measurements.
-COOLDOWN = 500
-"""Minimum time to the next measurement, in multiples of its duration: 0.2% of the time."""
-SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
-"""Interval between two searches for optimizers and models; the second while there are none."""
+COOLDOWN = 500  # Minimum time to the next measurement, in multiples of its duration: 0.2%.
+SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0  # Between two searches; the second before one has found.
 _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
 
 
 class StorageBytes:
-    """Adds up storages on one device: `cuda_index`, or the host's memory for None.
-
-    A storage that is already in `other` is not counted again.
-    """
+    """Adds up storages on `cuda_index` (None: the host) that are not already in `other`."""
 
     def __init__(self, cuda_index: int | None, other: StorageBytes | None = None) -> None:
         self.bytes = 0
-        self.seen: set[int] = set()
-        """Addresses of the storages, as torch's C++ side has them."""
+        self.seen: set[int] = set()  # Addresses of the storages, as torch's C++ side has them.
         self._elsewhere: Collection[int] = other.seen if other is not None else ()
         self._index = cuda_index
         self._plain: dict[type[Any], bool] = {}
@@ -128,11 +121,7 @@ def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
 
 
 def search() -> tuple[list[Any], list[Any]]:
-    """Return the optimizers, and the models that no other module holds. Training thread only.
-
-    The training could not free an object that another thread held meanwhile. After gc.freeze()
-    older objects are not found.
-    """
+    """Return optimizers and outermost models, except frozen objects. Training thread only."""
     optimizer_kinds = _with_subclasses("torch.optim.optimizer", "Optimizer")
     module_kinds = _with_subclasses("torch.nn.modules.module", "Module")
     kinds = optimizer_kinds | module_kinds
@@ -186,10 +175,7 @@ def _with_subclasses(module: str, name: str) -> set[type[Any]]:
 
 
 class ModelStateTracker:
-    """The optimizers and models of a run, and their bytes. Training thread only.
-
-    Both are held by weak references: what the script drops is not kept alive.
-    """
+    """The optimizers and models of a run, by weak references. Training thread only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -246,10 +232,7 @@ class ModelStateTracker:
         return took_s
 
     def read(self, cuda_index: int | None) -> dict[str, float]:
-        """Return the bytes on this device (None: the host) by metric key; {} without parameters.
-
-        Never raises: after an error nothing more is measured, and `reason` returns the error.
-        """
+        """Return bytes on a device (None: the host) by metric; {} if unknown. Never raises."""
         try:
             return self._read(cuda_index)
         except Exception as error:  # of the script's classes, which may raise anything

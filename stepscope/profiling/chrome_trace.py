@@ -33,14 +33,11 @@ _INVALID = re.compile(
 
 
 class EventArgs(msgspec.Struct, gc=False):
-    """Arguments of an event: `link` is an operator's id, `call` the id of a CUDA call.
-
-    `size` is the bytes allocated (positive) or freed (negative) on a device type.
-    """
+    """Arguments of an event: `link` is an operator's id, `call` the id of a CUDA call."""
 
     link: int = msgspec.field(default=NONE, name="External id")
     call: int = msgspec.field(default=NONE, name="correlation")
-    size: int = msgspec.field(default=0, name="Bytes")
+    size: int = msgspec.field(default=0, name="Bytes")  # Allocated, or freed (negative).
     device_type: int = msgspec.field(default=NONE, name="Device Type")
 
 
@@ -69,10 +66,7 @@ _Threads = defaultdict[int, list[TraceSpan]]
 
 
 class ChromeTrace:
-    """Events of a trace by thread and in order of time: an enclosing span before its parts.
-
-    Raises ValueError if the file is malformed. Malformed events are skipped.
-    """
+    """Events by thread and time, without malformed ones. Raises ValueError for a malformed file."""
 
     def __init__(self, data: bytes) -> None:
         # torch does not escape control characters in names.
@@ -85,8 +79,7 @@ class ChromeTrace:
         self.operators, self.frames, self.annotations = (_Threads(list) for _ in range(3))
         self.allocations = _Threads(list)
         self.gpu: list[TraceSpan] = []
-        self.launches: dict[int, float] = {}
-        """Start of each CUDA call in microseconds, by its id."""
+        self.launches: dict[int, float] = {}  # Start of each CUDA call in microseconds, by its id.
         kinds = {OPERATOR: self.operators, FRAME: self.frames, ANNOTATION: self.annotations}
         decode = msgspec.json.Decoder(TraceSpan).decode
         for raw in events:
@@ -107,10 +100,7 @@ class ChromeTrace:
                 spans.sort(key=lambda span: (span.start_us, -span.duration_us))
 
     def leave_out_own(self, thread: int) -> list[tuple[float, float]]:
-        """Remove Stepscope's own work at step boundaries from a thread; return its spans.
-
-        The work is identified by its frames, so a trace without frames stays unchanged.
-        """
+        """Remove Stepscope's own work, found by its frames, from a thread; return its spans."""
         frames = self.frames.get(thread, ())
         own = [(span.start_us, span.end_us) for span in frames if _OWN(span.name)]
         starts = [start_us for start_us, _ in own]
@@ -137,10 +127,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def parents(spans: list[TraceSpan]) -> list[int]:
-    """Return the index of the enclosing span of each span of one thread, or -1.
-
-    `spans` are in order of time, an enclosing span before its parts.
-    """
+    """Return the index of the enclosing span of each of the ordered spans of a thread, or -1."""
     outer, around = [], list[int]()
     for index, span in enumerate(spans):
         while around and spans[around[-1]].end_us <= span.start_us:

@@ -1,8 +1,7 @@
-"""Name the phases of a step in a profile, and as NVTX ranges on a GPU.
+"""Name the phases of a step in a profile, as NVTX ranges on a GPU, and in an allocation history.
 
-An allocation history has them too (`stepscope/memory/snapshots/recording.py`). `span` is called in
-every step and does nothing without a recording. Nsight Systems shows NVTX ranges as rows; they are
-emitted during a profile on CUDA and under Nsight itself.
+`span` is called in every step and does nothing without a recording. NVTX ranges, which are rows in
+Nsight Systems, are emitted during a profile on CUDA and under Nsight itself.
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ def under_nsight() -> bool:
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Name the code within, such as `with span(BACKWARD): loss.backward()`.
+    """Name the outermost code within, such as `with span(BACKWARD): loss.backward()`."""
+    return _OFF if _ranges is None and _labels is None else _emitted(name)
 
-    Of nested spans the outer one counts.
-    """
-    ranges, labels = _ranges, _labels
-    if ranges is None or labels is None:
-        emit = ranges or labels
-        return _OFF if emit is None else emit(name)
-    return _both(labels(name), ranges(name))
+
+@contextmanager
+def _emitted(name: str) -> Iterator[None]:
+    with _labels(name) if _labels else _OFF, _ranges(name) if _ranges else _OFF:
+        yield
 
 
 def begin(*, nvtx: bool) -> None:
@@ -79,14 +77,6 @@ def label(emit: _Emit | None) -> None:
     """Make `span` call `emit` in addition to the ranges of this thread; None ends it."""
     global _labels
     _labels = None if emit is None else _outermost(emit)
-
-
-@contextmanager
-def _both(
-    outer: AbstractContextManager[None], inner: AbstractContextManager[None]
-) -> Iterator[None]:
-    with outer, inner:
-        yield
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 """The command PROFILE: record the next steps of a training with torch's profiler.
 
-    command ─> some unprofiled steps ─> profiled steps ─> files written by a child ─> result
-
-The unprofiled steps show how much slower the profiled ones are.
+command ─> unprofiled steps to compare with ─> profiled steps ─> files by a child ─> result
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,13 +28,11 @@ from stepscope.recorder.recorder import Command, Recorder
 log = logging.getLogger(__name__)
 
 STEPS, STEPS_LIMIT = 5, 50  # Default and maximum number of profiled steps.
-BEFORE_STEPS, BEFORE_S = 5, 1.0
-"""Number of unprofiled steps to compare with, or fewer once they have taken BEFORE_S."""
+BEFORE_STEPS, BEFORE_S = 5, 1.0  # Unprofiled steps to compare with, or fewer after BEFORE_S.
 PROFILE_S = 10.0
 """Maximum duration, after which a profile ends at the first step boundary: Python code causes up to
 300,000 events a second, which are 80 MB of trace."""
-CLOSE_WAIT_S = 5.0
-"""Longest wait of a run's end for the files, which are written without it as well."""
+CLOSE_WAIT_S = 5.0  # Longest wait of a run's end for the files, which are written anyway.
 _NOT_BEGUN = "Profile: the run ended before it began"
 
 
@@ -101,27 +96,21 @@ class _Profile:
 class ProfileCommand:
     """Executes one profile at a time. Training thread only, except `active`.
 
-    `step` returns the last step, `on_gpu` True if training is on CUDA. The thread that started a
-    profile must stop it. `ended_here`: the training thread always calls `close`; otherwise only the
-    main thread can profile.
+    The thread that started a profile must stop it. `ended_here`: the training thread always calls
+    `close`; otherwise only the main thread can profile.
     """
 
     recorder: Recorder
     step: Callable[[], int]
     on_gpu: Callable[[], bool]
     ended_here: bool
-    active: bool = False
-    """While it is True, each step boundary calls `reach` and `leave`."""
+    active: bool = False  # While it is True, each step boundary calls `reach` and `leave`.
     _profile: _Profile | None = None
     _next: deque[Command] = field(default_factory=deque)
     _left_s: float = 0.0
 
     def ask(self, command: Command) -> None:
-        """Begin a profile, or refuse the command with a reason.
-
-        In a job it begins once the previous one is written. Ranks finish that at different times,
-        and all must have the same result.
-        """
+        """Begin a profile, in a job after the previous one, or refuse the command."""
         if self._profile is not None and self.recorder.job is not None:
             self._next.append(command)
             return
@@ -209,7 +198,9 @@ class ProfileCommand:
         raw = self.recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
         try:
             capture.save(raw)
-            profile.writer = _writer(self.recorder, raw, profile, capture)
+            numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
+            arguments = map(str, (self.recorder.folder, raw, *numbers, self.recorder.number))
+            profile.writer = start_module("stepscope.profiling.summary", arguments)
         except BaseException:
             raw.unlink(missing_ok=True)
             raise
@@ -231,7 +222,6 @@ class ProfileCommand:
         self._finish(profile, text, ok=True, path=name, summary=summary, bytes=size)
 
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
-        """Finish the command, and begin the next profile."""
         self._profile, self.active = None, False
         self.recorder.finish(
             profile.command,
@@ -258,12 +248,3 @@ class ProfileCommand:
             with contextlib.suppress(Exception):  # what failed once may fail again
                 if profile.capture is not None:
                     profile.capture.stop()
-
-
-def _writer(
-    recorder: Recorder, raw: Path, profile: _Profile, capture: ProfilerCapture
-) -> subprocess.Popen[bytes]:
-    """Start the process that compresses and summarizes the trace. Raises OSError."""
-    numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
-    arguments = map(str, (recorder.folder, raw, *numbers, recorder.number))
-    return start_module("stepscope.profiling.summary", arguments)

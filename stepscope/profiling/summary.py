@@ -1,7 +1,4 @@
-"""Summarize a profile's trace in a child process; write and parse the summary file.
-
-A summary file is untrusted, so `parse` validates all sizes and types.
-"""
+"""Summarize a profile's trace in a child process; write and parse the untrusted summary file."""
 
 from __future__ import annotations
 
@@ -19,54 +16,40 @@ import msgspec
 
 from stepscope.common.files import atomic_replace, atomic_write
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.profiling import summary_name, trace_name
+from stepscope.profiling import summary_name, trace_name, trace_stats
 from stepscope.profiling.chrome_trace import ChromeTrace
 from stepscope.profiling.phase_ranges import OTHER, PHASES
-from stepscope.profiling.trace_stats import (
-    NAME_LIMIT,
-    NODES_LIMIT,
-    Count,
-    FlameGraph,
-    OperatorStats,
-    PhaseTimes,
-    fold,
-    operators,
-    phases,
-)
+from stepscope.profiling.trace_stats import NODES_LIMIT, Count, FlameGraph
 
 OPERATORS_LIMIT = 300  # Maximum number of operators; the others are in `operators_left`.
 BYTES_LIMIT = 8 * 2**20  # Three times a summary with all nodes and operators.
 
 
 class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
-    """Summary of a profile for the page; times in microseconds, memory in bytes.
+    """Summary of the steps `first` to `last`; times in microseconds, memory in bytes.
 
-    `first` and `last` are steps. Without `cuda` no kernels were recorded, and all CUDA times are
-    zero. `operators_left` counts further operators, which took less time.
+    Without `cuda` all CUDA times are zero. `operators_left` counts further operators.
     """
 
     first: Count
     last: Count
     cuda: bool
     stacks: bool
-    operators: Annotated[list[OperatorStats], msgspec.Meta(max_length=OPERATORS_LIMIT)]
+    operators: Annotated[list[trace_stats.OperatorStats], msgspec.Meta(max_length=OPERATORS_LIMIT)]
     operators_left: Count
-    phases: PhaseTimes
+    phases: trace_stats.PhaseTimes
     flame: FlameGraph
 
 
 def summarize(
     trace: ChromeTrace, *, first: int, last: int, cuda: bool, thread: int | None
 ) -> ProfileSummary:
-    """Return the summary of a trace of these steps, recorded with CUDA activities or not.
-
-    Raises ValueError if it has no operators.
-    """
+    """Return the summary of a trace of these steps. Raises ValueError without operators."""
     trains = trace.main_thread(thread)
     if trains is None:
         raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
     own = trace.leave_out_own(trains)
-    found = operators(trace)
+    found = trace_stats.operators(trace)
     return ProfileSummary(
         first=first,
         last=last,
@@ -74,8 +57,8 @@ def summarize(
         stacks=bool(trace.frames.get(trains)),
         operators=found[:OPERATORS_LIMIT],
         operators_left=max(0, len(found) - OPERATORS_LIMIT),
-        phases=phases(trace, trains, own),
-        flame=fold(trace, trains),
+        phases=trace_stats.phases(trace, trains, own),
+        flame=trace_stats.fold(trace, trains),
     )
 
 
@@ -116,24 +99,18 @@ def _check(flame: FlameGraph) -> None:
 
 
 def _shown(name: str) -> str:
-    return printable(name[:NAME_LIMIT])
+    return printable(name[: trace_stats.NAME_LIMIT])
 
 
-RAW_LIMIT = 512 * 2**20
-"""Maximum size of a trace: some two million events, for which Perfetto needs gigabytes."""
-LEVEL = 4
-"""gzip's level: a fourteenth of the size at 200 MB/s; 9 takes five times as long for 10% less."""
+RAW_LIMIT = 512 * 2**20  # Of a trace: two million events, for which Perfetto needs gigabytes.
+LEVEL = 4  # Of gzip: a fourteenth at 200 MB/s; 9 takes five times as long for 10% less.
 NICENESS = 10
 
 
 def write_profile(
     folder: Path, raw: Path, *, first: int, last: int, cuda: bool, thread: int | None, rank: int = 0
 ) -> None:
-    """Write the compressed trace `raw`, and then its summary, into `folder`.
-
-    Raises OSError, and ValueError if `raw` is too large or malformed; a compressed trace may then
-    exist without a summary.
-    """
+    """Write the compressed trace `raw` and its summary to `folder`. Raises OSError, ValueError."""
     size = raw.stat().st_size
     if size > RAW_LIMIT:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""Time and memory by operator and by phase of a step, and the flame graph. Pure; no I/O.
-
-Operators are counted as torch's `key_averages` does.
-"""
+"""Time and memory by operator (as `key_averages`) and by phase, and the flame graph. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +33,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 class OperatorStats:
     """All calls of one operator; times in microseconds, memory in bytes.
 
-    "Self" excludes the operators within it. Memory is allocated less freed bytes while the operator
-    itself ran, so it may be negative.
+    "Self" excludes the operators within it, and so does memory: allocated less freed bytes.
     """
 
     name: str
@@ -124,8 +120,7 @@ _CALL = re.compile(
 class FlameGraph:
     """Nodes, each after its parent.
 
-    Node i has the name `names[name[i]]` and the parent `parent[i]` (-1: none). Its `calls[i]` calls
-    took `total_us[i]` microseconds, callees included.
+    Node i is `names[name[i]]` below `parent[i]` (-1: none), with `calls[i]` calls of `total_us[i]`.
     """
 
     names: list[str] = field(default_factory=list)
@@ -139,8 +134,8 @@ class FlameGraph:
 def fold(trace: ChromeTrace, thread: int, limit: int = NODES_LIMIT) -> FlameGraph:
     """Return the `limit` largest nodes of the training thread and of torch's threads.
 
-    Stacks are Python frames with operators at their ends. A thread of torch, such as that in which
-    `backward()` runs on a GPU, has operators alone, in a separate root node.
+    Stacks are Python frames with operators at their ends. Another thread of torch, such as that of
+    `backward()` on a GPU, has operators alone, in a separate root node.
     """
     nodes: dict[tuple[int, str], int] = {}
     total_us, calls = defaultdict[int, float](float), defaultdict[int, int](int)
@@ -203,8 +198,7 @@ def phases(
 ) -> PhaseTimes:
     """Return the phases of the training thread, without the spans `left_out`.
 
-    Of nested phases the outer one counts. An exception is `Optimizer.step`, which may call a
-    closure that computes the loss, as in Lightning: there the inner phases count.
+    Of nested phases the outer one counts, except `Optimizer.step`, which may call a closure.
     """
     spans = [group.get(thread, []) for group in (trace.annotations, trace.frames, trace.operators)]
     named = ((phase_of(span.name), span) for span in (*spans[0], *spans[1]))
@@ -220,8 +214,7 @@ def phases(
     extent = {at_us for group in spans for span in group for at_us in (span.start_us, span.end_us)}
     limits = (min(extent), max(extent)) if extent else ()
     edges = sorted({*limits, *(at_us for part in parts for at_us in part[1:])})
-    phase_at = [OTHER] * len(edges)
-    """The phase from each edge to the next one."""
+    phase_at = [OTHER] * len(edges)  # The phase from each edge to the next one.
     for phase, start_us, end_us in parts:
         first, last = bisect_left(edges, start_us), bisect_left(edges, end_us)
         phase_at[first:last] = [phase] * (last - first)
@@ -258,8 +251,7 @@ def _outermost(marks: Iterable[_Part]) -> list[_Part]:
 def _cuda_us(trace: ChromeTrace, edges: list[float], phase_at: list[str]) -> dict[str, float]:
     """Return GPU time by the phase in which any thread started the work.
 
-    The work starts with its CUDA call, or else with its operator: a compiled model, or a replayed
-    graph, starts kernels without an operator.
+    A compiled model, or a replayed graph, starts kernels by CUDA calls without an operator.
     """
     operators = (span for spans in trace.operators.values() for span in spans)
     started = {span.args.link: span.start_us for span in operators if span.args.link != NONE}

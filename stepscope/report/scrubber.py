@@ -47,9 +47,8 @@ _COMMON = re.compile(
 class Scrubber:
     """Function that replaces names and places in a text by words in brackets.
 
-    `paths` are folders with spaces or unusual characters that no pattern finds. A path of a file
-    becomes the name of the file. Names in prose that the run did not record remain, and so do
-    names of less than MIN_NAME characters and common words.
+    `paths` are folders that no pattern finds. A path of a file becomes its name. Names in prose
+    that the run did not record remain, and names of less than MIN_NAME characters and common words.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -57,7 +56,6 @@ class Scrubber:
     paths: frozenset[str] = frozenset()
 
     def __call__(self, text: str) -> str:
-        """Return the text without names, addresses and paths."""
         text = _URL.sub("[url]", text)
         for path in sorted(self.paths, key=len, reverse=True):
             if len(path) > 1:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stepscope.distributed.collective_metrics import CollectiveMetrics
 from stepscope.gpu.device_events import DeviceEventDetector
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.process_memory import ProcessMemoryTracker
+from stepscope.gpu.processes import ProcessMemoryTracker
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.gpu.xid import XidEvent, XidWatcher
 from stepscope.host.usage import HostSampler

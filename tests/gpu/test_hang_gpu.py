@@ -16,9 +16,8 @@ import torch
 
 from stepscope.distributed import debug_pipe, flight_recorder
 from stepscope.distributed.debug_pipe import note_captures
-from stepscope.distributed.hangs.capture import capture
 from stepscope.distributed.hangs.job_state import HangCause
-from stepscope.distributed.hangs.record import HangRecord
+from stepscope.distributed.hangs.record import HangRecord, capture
 from stepscope.run import RunStatus
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED

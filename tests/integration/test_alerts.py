@@ -22,7 +22,7 @@ from dashboard import crash_watch
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_index import RunIndex
 from stepscope.alerts import notifier
-from stepscope.alerts.crash import MARKER
+from stepscope.alerts.monitor import MARKER
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import AlertLevel, AlertState
 from stepscope.alerts.settings import AlertSettings, CommandChannel, WebhookChannel

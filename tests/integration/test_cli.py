@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.cli import CommandError
 from stepscope.cli.record import record
 from stepscope.gpu.source import NullSource, open_source
 from stepscope.run import RunStatus, read_run, run_folders
@@ -39,8 +40,8 @@ def test_a_refusal_prints_the_reason(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(out.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    assert record(tmp_path / "file", seconds=1, host_alone=True, source=NO_GPU) == 1
-    assert "STEPSCOPE_RUNS" in capsys.readouterr().err
+    with pytest.raises(CommandError, match="STEPSCOPE_RUNS"):
+        record(tmp_path / "file", seconds=1, host_alone=True, source=NO_GPU)
 
 
 def test_it_records_every_gpu_and_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import HangCause
-from stepscope.report.run_report import run_report
+from stepscope.report.reports import run_report
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreReader
 from tests.support.hanging_job import NAMED_S, STARTS_S, hanging

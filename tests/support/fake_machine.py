@@ -150,7 +150,7 @@ class Gpu:
 
 
 @dataclass
-class FakeSource:
+class FakeSource(DeviceSource):
     """A `DeviceSource`; `reads` counts the tiers that were asked for."""
 
     gpus: list[Gpu] = field(default_factory=list)

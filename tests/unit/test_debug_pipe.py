@@ -17,9 +17,8 @@ import pytest
 from stepscope.distributed import debug_pipe, flight_recorder
 from stepscope.distributed.debug_pipe import FILES, PIPE, NcclRecord, note_captures, open_pipe
 from stepscope.distributed.flight_recorder import FlightRecorderDump, dump, parsed
-from stepscope.distributed.hangs import capture as hang_capture
-from stepscope.distributed.hangs.capture import capture
-from stepscope.distributed.hangs.record import HangRecord
+from stepscope.distributed.hangs import record as hang_capture
+from stepscope.distributed.hangs.record import HangRecord, capture
 from tests.support.flight_recorder import content, entry
 
 RANK = 3

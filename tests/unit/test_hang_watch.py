@@ -14,18 +14,21 @@ import pytest
 from dashboard.run_look import EVERY_S, REST, RunLook
 from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs import watchdog
-from stepscope.distributed.hangs.capture import (
-    DOING,
-    PENDING,
-    PHASES,
-    frames_of,
-    kept,
-    newest,
-    word_of,
-)
 from stepscope.distributed.hangs.diagnose import judge
 from stepscope.distributed.hangs.job_state import Hang, RankObservation
-from stepscope.distributed.hangs.record import KEPT, HangRecord, hang_name, parse
+from stepscope.distributed.hangs.record import (
+    DOING,
+    KEPT,
+    PENDING,
+    PHASES,
+    HangRecord,
+    frames_of,
+    hang_name,
+    kept,
+    newest,
+    parse,
+    word_of,
+)
 from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, HangWatchdog, StallTimer, Told
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus

@@ -29,7 +29,7 @@ from dashboard.run_files import ProfileFiles, file_content, profile_summary, tai
 from dashboard.run_index import RunIndex
 from dashboard.run_rows import row
 from dashboard.sweeps import Sweeps
-from stepscope.alerts.crash import tell_crash
+from stepscope.alerts.monitor import tell_crash
 from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
 from stepscope.commands.consensus import Proposal

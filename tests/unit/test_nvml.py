@@ -17,9 +17,8 @@ from stepscope.gpu.nvml_queries import (
     SamplingTier,
 )
 from stepscope.gpu.nvml_reader import ONE_READING
-from stepscope.gpu.nvml_source import NvmlSource
-from stepscope.gpu.process_memory import OTHERS
-from stepscope.gpu.source import NullSource, open_source
+from stepscope.gpu.processes import OTHERS
+from stepscope.gpu.source import NullSource, NvmlSource, open_source
 from stepscope.metrics import METRICS, Stream
 from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 

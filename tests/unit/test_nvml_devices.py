@@ -17,8 +17,8 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.nvml_device import NOT_BY_GPU, NOT_UNDER_WSL, PERMISSION
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.nvml_reader import ONE_READING
-from stepscope.gpu.nvml_source import NvmlSource
 from stepscope.gpu.processes import NOT_LISTED, SM_S, GpuProcess
+from stepscope.gpu.source import NvmlSource
 from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
 
 A, B, SLICE = "GPU-aaaa", "GPU-bbbb", "MIG-1111"

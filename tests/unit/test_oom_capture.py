@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.gpu.process_memory import NO_MEMORY, NOT_LISTED
-from stepscope.gpu.processes import GpuProcess, ProcessState
-from stepscope.memory.oom import call_stack, capture
+from stepscope.gpu.processes import NO_MEMORY, OWN_NOT_LISTED, GpuProcess, ProcessState
+from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import bytes_in, shared_out
 from stepscope.memory.oom.observer import OomObserver
-from stepscope.memory.oom.reader import read_report
-from stepscope.memory.oom.record import MemoryKind, ProcessMemory
+from stepscope.memory.oom.record import MemoryKind, ProcessMemory, read_report
 from stepscope.run import RunStatus
 from stepscope.run.status import RunOutcome, failed, outcome, with_case
 from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
@@ -49,7 +47,7 @@ def test_the_requested_size_in_a_message_is_read(message: str, size: int | None)
 
 
 def here(*args: Any, **kwargs: Any) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**call_stack.here(*args, **kwargs))
+    return types.SimpleNamespace(**capture.stack_here(*args, **kwargs))
 
 
 class Probe(nn.Module):
@@ -130,7 +128,7 @@ def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None
 def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(call_stack, "_is_python_thread", lambda: False)
+    monkeypatch.setattr(capture, "_is_python_thread", lambda: False)
     place = here()
     assert place.phase == "backward"
 
@@ -156,11 +154,11 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
     try:
         nn.Sequential(Probe(fail))(torch.zeros(2))
     except MemoryError as error:
-        place = types.SimpleNamespace(**call_stack.of_traceback(error.__traceback__))
+        place = types.SimpleNamespace(**capture.stack_of(error.__traceback__))
     assert place.phase == "forward"
     assert place.inputs == ("2",)
     assert place.stack[0].endswith(" fail")
-    assert not any(call_stack.of_traceback(None).values())
+    assert not any(capture.stack_of(None).values())
 
 
 # --- the device -----------------------------------------------------------------------------------
@@ -177,7 +175,7 @@ def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     assert shared_out([mine], 7) == alone
     both = shared_out([mine, process(8, 3, "gone")], 7)
     assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3),))
-    assert shared_out([process(1, 5)], 7) == {"others_reason": NOT_LISTED}
+    assert shared_out([process(1, 5)], 7) == {"others_reason": OWN_NOT_LISTED}
     hidden = shared_out([mine, process(1, None)], 7)
     assert (hidden["others"], hidden["others_reason"]) == (None, NO_MEMORY)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import stepscope
-from stepscope.distributed.hangs import capture
+from stepscope.distributed.hangs import record
 from stepscope.host import child_process
-from stepscope.memory.oom import call_stack
+from stepscope.memory.oom import capture
 from stepscope.profiling import chrome_trace, phase_ranges, trace_stats
 from stepscope.session import command_server
 from trainer.training import train
@@ -22,8 +22,8 @@ def test_a_failed_allocation_of_loading_is_known_by_its_files() -> None:
 
 
 def test_the_packages_own_frames_are_known_by_its_folder() -> None:
-    assert Path(call_stack._PACKAGE) == PACKAGE
-    assert f"{PACKAGE}/" in capture._LIBRARIES
+    assert Path(capture._PACKAGE) == PACKAGE
+    assert f"{PACKAGE}/" in record._LIBRARIES
     assert (child_process.PACKAGES / "stepscope").samefile(PACKAGE)
 
 

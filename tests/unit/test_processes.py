@@ -13,24 +13,22 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from stepscope.gpu.process_memory import (
-    DESCRIBED_S,
-    HIDDEN,
-    MOVED,
-    NO_MEMORY,
-    NOT_LISTED,
-    OTHERS,
-    OWN,
-    ProcessMemoryTracker,
-    shares,
-)
 from stepscope.gpu.processes import (
     COMMAND_LIMIT,
+    DESCRIBED_S,
+    HIDDEN,
     LOOK_AGAIN_S,
+    MOVED,
+    NO_MEMORY,
+    OTHERS,
+    OWN,
+    OWN_NOT_LISTED,
     GpuProcess,
     ProcessInfo,
     ProcessInfoCache,
+    ProcessMemoryTracker,
     program_of,
+    shares,
     sm_shares,
 )
 from stepscope.gpu.source import DeviceSource
@@ -161,9 +159,9 @@ def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
     [
         ([process(ME), process(5, 2 * GIB)], 3.1 * GIB, (GIB, 2 * GIB, {})),
         ([process(ME)], GIB, (GIB, 0, {})),
-        ([], 0.0, (None, 0, {OWN: NOT_LISTED})),
-        ([process(5)], GIB, (None, GIB, {OWN: NOT_LISTED})),
-        ([process(5)], None, (None, GIB, {OWN: NOT_LISTED})),
+        ([], 0.0, (None, 0, {OWN: OWN_NOT_LISTED})),
+        ([process(5)], GIB, (None, GIB, {OWN: OWN_NOT_LISTED})),
+        ([process(5)], None, (None, GIB, {OWN: OWN_NOT_LISTED})),
         ([process(ME), process(5, None)], 2 * GIB, (GIB, None, {OTHERS: NO_MEMORY})),
         ([process(ME, None)], 2 * GIB, (None, None, {OWN: NO_MEMORY, OTHERS: NO_MEMORY})),
         # In a container the driver may leave out processes of others; 2 % are the driver's.
@@ -215,7 +213,7 @@ def test_reasons_follow_the_training_gpu_and_the_driver(
     sharing.look(A, {})
     assert sharing.take_own() == sharing.reasons(A) == {}
     sharing.training = A
-    assert sharing.reasons(A) == {OWN: NOT_LISTED}
+    assert sharing.reasons(A) == {OWN: OWN_NOT_LISTED}
     source.listed[A], source.why = None, {"processes": "permission"}
     assert sharing.look(A, {"gpu/mem_used": GIB}) == {}
     assert sharing.reasons(A) == {OTHERS: "permission", OWN: "permission"}

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -34,11 +35,12 @@ class Writer:
     stderr: Any = None
     started: list[Path] = field(default_factory=list)
 
-    def start(self, folder: Path, raw: Path, made: Any, capture: Any) -> Writer:
-        assert b"traceEvents" in raw.read_bytes()
-        self.started.append(raw)
+    def start(self, module: str, arguments: Iterable[str]) -> Writer:
+        _, raw, first, last, *_ = arguments
+        assert b"traceEvents" in Path(raw).read_bytes()
+        self.started.append(Path(raw))
         self.stderr = io.BytesIO(self.said)
-        (self.folder / trace_name(made.first, made.last)).write_bytes(b"packed")
+        (self.folder / trace_name(int(first), int(last))).write_bytes(b"packed")
         return self
 
     def poll(self) -> int | None:
@@ -56,7 +58,7 @@ class Bench:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorder = FakeRecorder(folder)
         self.writer = Writer(folder)
-        monkeypatch.setattr(profile_command, "_writer", self.writer.start)
+        monkeypatch.setattr(profile_command, "start_module", self.writer.start)
         recorder = cast("Recorder", self.recorder)
         sampler = Sampler(recorder, allocator_index=None)
         self.server = CommandServer(recorder, sampler, {}, closed_here=True)

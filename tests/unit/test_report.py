@@ -22,16 +22,16 @@ from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name
 from stepscope.memory.oom.record import OomReport
 from stepscope.report.page import MAX_BYTES, ReportError
-from stepscope.report.run_report import (
+from stepscope.report.reports import (
     _CHARTS,
     MAX_COLUMNS,
     MAX_ROWS,
     _thinned,
     run_report,
+    sweep_report,
     values_of,
 )
 from stepscope.report.scrubber import Scrubber
-from stepscope.report.sweep_report import sweep_report
 from stepscope.run import RunError, process_identity, read_run, write_run_json
 from tests.support.fake_sweep import sweep
 from tests.support.oom_records import FULL

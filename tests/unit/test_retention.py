@@ -229,7 +229,7 @@ def test_a_run_that_becomes_live_meanwhile_stays(
         (folder / "run.json").write_text(json.dumps(run_json | process_identity()))
         return decisions
 
-    monkeypatch.setattr(gc, "decide", decided)
+    monkeypatch.setattr(gc.retention, "decide", decided)
     assert main(["gc", "--keep-days", "0"]) == 0
     assert names(runs) == {"again"}
 
@@ -331,7 +331,7 @@ def test_two_deletions_at_once_are_no_error(
             raise FileNotFoundError(2, "no such file", str(path / "best.pt"))
         rmtree(path)
 
-    monkeypatch.setattr(gc, "decide", decided)
+    monkeypatch.setattr(gc.retention, "decide", decided)
     monkeypatch.setattr(retention.shutil, "rmtree", remove)
     assert main(["gc", "--keep-days", "0"]) == 0
     out, err = capsys.readouterr()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stepscope.memory.snapshots import load as loading
 from stepscope.memory.snapshots.load import MemorySnapshot, SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary, by_module, summarize
-from stepscope.memory.snapshots.trace import ALLOC, FREE_COMPLETED, MISSING
+from stepscope.memory.snapshots.timeline import ALLOC, FREE_COMPLETED, MISSING
 from tests.support.snapshots import REAL, action, live_block, segment, snapshot
 
 MEMORY = 2**31

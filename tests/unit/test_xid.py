@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from stepscope.gpu import xid
-from stepscope.gpu.nvml_source import NvmlSource
+from stepscope.gpu.source import NvmlSource
 from stepscope.gpu.xid import NO_INSTANCE, VENDOR, XidEvent, XidWatcher, xid_event
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 from tests.support.waiting import wait_until

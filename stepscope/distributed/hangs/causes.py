@@ -1,8 +1,4 @@
-"""Find the cause of a hang: lost processes, collectives, messages, stacks. Pure; no I/O.
-
-Lost: a process that crashed, is stopped, does not respond, ended, or never started. Collectives:
-the rank that has not entered one, or has entered another. Messages: point-to-point operations.
-"""
+"""Find the cause of a hang: lost processes, collectives, messages, stacks. Pure; no I/O."""
 
 from __future__ import annotations
 
@@ -93,7 +89,6 @@ _LOST = {
 
 
 def _words(lost_ranks: Sequence[RankObservation]) -> dict[str, object]:
-    """Return the values of the placeholders in _LOST."""
     who, first = [one.rank for one in lost_ranks], lost_ranks[0]
     return {
         "who_is": subject(who, "is", "are"),
@@ -107,10 +102,8 @@ def _words(lost_ranks: Sequence[RankObservation]) -> dict[str, object]:
     }
 
 
-PATIENCE_S = 60.0
-"""Time for which a rank may do other work, such as a validation, while others wait for it."""
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-"""Operations with several names in torch."""
+PATIENCE_S = 60.0  # For which a rank may do other work, such as a validation.
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # With several names in torch.
 EQUAL_SIZES = ("all_reduce", "reduce_scatter", "broadcast", "all_gather_base", "into_tensor")
 """Parts of the names of operations whose tensors have the same size on all ranks."""
 
@@ -154,7 +147,8 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     for rank, one in blocked.entered.items():
         equal = any(part in one.operation for part in EQUAL_SIZES)
         size = one.input_bytes if equal else None
-        forms.setdefault((_plain(one.operation), size), []).append(rank)
+        kind = next((name for name in KINDS if name in one.operation), one.operation)
+        forms.setdefault((kind, size), []).append(rank)
     if len(forms) < 2:
         return None
     # The smallest group of ranks is wrong; of equal ones that without the lowest rank.
@@ -172,11 +166,6 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     return job.hang(
         HangCause.MISMATCH, sorted(odd), right, what, next_text, "communication", blocked
     )
-
-
-def _plain(operation: str) -> str:
-    """Return the operation of a variant: "_all_gather_base" is an all_gather."""
-    return next((name for name in KINDS if name in operation), operation)
 
 
 def _not_entered(job: JobObservation, blocked: BlockedCollective, late: Sequence[int]) -> Hang:
@@ -203,10 +192,7 @@ def _different_order(job: JobObservation, chained: Sequence[BlockedCollective]) 
 
 
 def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
-    """Return the hang caused by live ranks without a record: they do other work.
-
-    Returns None before PATIENCE_S, as others may wait for a validation.
-    """
+    """Return the hang by live ranks without a record, after PATIENCE_S: it may be a validation."""
     unknown = [one for one in job.ranks if one.rank in blocked.unknown]
     busy = [one for one in unknown if one.condition is RankLiveness.ALIVE]
     if len(busy) < len(blocked.unknown) or job.silent_s < PATIENCE_S:
@@ -223,10 +209,7 @@ def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
 
 
 def messages(job: JobObservation) -> Hang | None:
-    """Return the hang in point-to-point operations.
-
-    Returns None while the other rank may still write its record, which shows if it waits as well.
-    """
+    """Return the hang in point-to-point operations, once the other rank may have its record."""
     waits: dict[int, Collective] = {}
     for rank, record in job.records.items():
         one = next((one for one in record.pending if one.sequence is None), None)

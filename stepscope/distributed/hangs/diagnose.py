@@ -3,14 +3,6 @@
 A collective has the same number on all ranks of its group, so the cause is a rank that has not
 entered the collective in which others wait. A rank that waits in another group's collective is not
 the cause, but the rank at the end of the chain. If a necessary record is missing, no rank is named.
-
-| file           | content                                                            |
-|----------------|--------------------------------------------------------------------|
-| `watchdog.py`  | detection in each rank that steps have stopped                     |
-| `capture.py`   | stack and collectives of a rank                                    |
-| `record.py`    | the file that each rank writes                                     |
-| `job_state.py` | the records of all ranks together, and messages                    |
-| `causes.py`    | lost processes, collectives, point-to-point operations, stacks     |
 """
 
 from __future__ import annotations
@@ -31,12 +23,17 @@ from stepscope.distributed.hangs.job_state import (
     RankLiveness,
     RankObservation,
 )
-from stepscope.distributed.hangs.record import BYTES_LIMIT, REFRESH_S, HangRecord, hang_name, parse
+from stepscope.distributed.hangs.record import (
+    BYTES_LIMIT,
+    COMPILING,
+    REFRESH_S,
+    HangRecord,
+    hang_name,
+    parse,
+)
 from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
 from stepscope.run.rank_info import now_of, wall_offset_of
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
-
-COMPILING = "compiling"  # `doing` of a record that is slow work and no hang.
 
 
 def judge(
@@ -46,10 +43,7 @@ def judge(
     *,
     ended: bool = False,
 ) -> Hang | None:
-    """Return the hang of a job at `now`; None if it makes steps, or the cause is unknown.
-
-    `ended`: the job is over, and its records are those of its last hang.
-    """
+    """Return the hang of a job at `now`, or its last one (`ended`); None if it makes steps."""
     job = JobObservation(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
     if not job.records or any(one.paused for one in ranks):
         return None
@@ -73,17 +67,12 @@ def _makes_steps(job: JobObservation) -> bool:
     )
 
 
-FRESH_S = 4 * REFRESH_S
-"""Maximum age of the file of a rank that hangs: it is written every REFRESH_S, and the clocks of
-hosts differ."""
+FRESH_S = 4 * REFRESH_S  # Maximum age of the file of a rank that hangs: hosts' clocks differ.
 RANKS_LIMIT = 1024  # Maximum number of ranks that are read.
 
 
 def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
-    """Return the hang of a run, now or when it ended; None if it did not hang.
-
-    Lists the folder if no rank hangs, otherwise reads two small files per rank.
-    """
+    """Return the hang of a run, now or when it ended, or None; lists the folder if none hangs."""
     try:
         if not any(name.startswith("hang-rank") for name in os.listdir(run.folder)):
             return None
@@ -113,7 +102,6 @@ def read_record(folder: Path, number: int) -> HangRecord | None:
 def _job_rank(
     run: RunInfo, standing: RankInfo, now: float, *, ended: bool
 ) -> RankObservation | None:
-    """Return the observation of a rank; None if its state is unknown."""
     condition = _CONDITIONS.get(standing.state)
     if condition is None:
         return None

@@ -40,10 +40,7 @@ class HangCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """State of one rank of a job by its global `rank`.
-
-    `beat_age_s` is the time since its last heartbeat. `record` is its present record of a hang.
-    """
+    """State of one rank of a job by its global `rank`; `record` is that of a present hang."""
 
     rank: int
     condition: RankLiveness = RankLiveness.ALIVE
@@ -60,9 +57,9 @@ class RankObservation:
 class Hang:
     """A hang and its cause. `ranks` are the ranks to check, `waiting` wait for these.
 
-    `phase` is that of the first of `ranks`: input, forward, backward, optimizer or communication;
-    None if unknown. `group`, `sequence` and `operation` name a collective in which ranks wait.
-    `since` is in epoch seconds. `what` is the cause as a sentence, `text` includes the duration.
+    `phase` is that of the first of `ranks`. `group`, `sequence` and `operation` name a collective
+    in which ranks wait. `since` is in epoch seconds. `what` is the cause, `text` has the duration
+    too.
     """
 
     cause: HangCause
@@ -159,10 +156,7 @@ class JobObservation:
         *,
         now: str | None = None,
     ) -> Hang:
-        """Return a hang with its messages: `what` begins a sentence, `next` is a sentence.
-
-        `now` is `what` with present values, such as ages.
-        """
+        """Return a hang; `what` begins a sentence, `now` is `what` with present values."""
         step, silent_s = min(record.step for record in self.records.values()), self.silent_s
         begin = "It had made no step for" if self.ended else "No step for"
         silence = f"{begin} {format_duration(silent_s)} (the last was step {step:,})"

@@ -1,8 +1,7 @@
 """Detect that a rank makes no step, and write `hang-rankK.json`.
 
-The writer thread checks once a second whether a step is overdue, which takes microseconds. If so,
-the thread `stepscope-hang` reads torch's Flight Recorder and the stack of the training thread. It
-may wait for a lock of torch, and never blocks another thread.
+The writer thread checks once a second whether a step is overdue. If so, the thread `stepscope-hang`
+reads torch's Flight Recorder and the stack; it may wait for a lock, and blocks no other thread.
 """
 
 from __future__ import annotations
@@ -24,10 +23,15 @@ from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
 from stepscope.distributed.debug_pipe import note_captures
-from stepscope.distributed.hangs.capture import capture
 from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
 from stepscope.distributed.hangs.job_state import Hang
-from stepscope.distributed.hangs.record import REFRESH_S, DiagnosedCause, HangRecord, hang_name
+from stepscope.distributed.hangs.record import (
+    REFRESH_S,
+    DiagnosedCause,
+    HangRecord,
+    capture,
+    hang_name,
+)
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import torch_rank
@@ -35,8 +39,7 @@ from stepscope.run.rank_info import torch_rank
 WARM_STEPS = 5  # Number of first steps that compile and allocate.
 USUAL_STEPS = 10.0  # Minimum duration of a hang, in usual step times.
 LEAST_S = 5.0  # Minimum duration of a hang.
-PATIENCE = 1.5
-"""Minimum duration of a hang as a multiple of the longest pause so far, as for a checkpoint."""
+PATIENCE = 1.5  # Minimum duration of a hang in longest pauses so far, as for a checkpoint.
 LOOKS = 30  # Number of updates with a step, of which the median is the usual step time.
 
 
@@ -45,8 +48,7 @@ class StallTimer:
     """Detector of overdue steps, updated about once a second; times in seconds of one clock."""
 
     longest_s: float = 0.0
-    since: float | None = None
-    """Time of the last step, or other sign of work; None before the first update."""
+    since: float | None = None  # Time of the last step or other work; None at first.
     _step: int = 0
     _sign: int = 0
     _seen: int = 0
@@ -66,10 +68,9 @@ class StallTimer:
         return max(LEAST_S, USUAL_STEPS * usual_s, PATIENCE * self.longest_s)
 
     def moved(self, now: float, ago_s: float, *, waited: bool) -> None:
-        """Count a sign of work detected late: a collective entered `ago_s` ago.
+        """Count a collective entered `ago_s` ago as a sign of work.
 
-        `waited`: it ended a wait. Otherwise earlier ones may have been missed, and a long
-        validation must not count as one long wait.
+        `waited`: it ended a wait. Otherwise earlier ones may have been missed, as in a validation.
         """
         if self.since is None:
             return
@@ -101,19 +102,14 @@ class StallTimer:
 
 log = logging.getLogger(__name__)
 
-NAMED, OVER = "hang", "hang_over"
-"""Event kinds: the cause of a hang is found; steps or collectives continue after it."""
+NAMED, OVER = "hang", "hang_over"  # Event kinds: a cause is found; steps or collectives go on.
 SOON_S = 1.5  # Time until the first diagnosis: other ranks write their files within a second.
 
 Told = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
 
 
 class HangWatchdog:
-    """Watchdog of the steps of one rank, created by its training thread.
-
-    `busy` returns True while Stepscope delays the training. The writer thread calls `look` about
-    once a second.
-    """
+    """Watchdog of the steps of one rank; the writer thread calls `look` about once a second."""
 
     def __init__(
         self, recorder: Recorder, number: int, *, clock: Callable[[], float] = time.monotonic
@@ -126,8 +122,7 @@ class HangWatchdog:
         self._pace = StallTimer()
         self._events: deque[Told] = deque()
         self._hung: _Hung | None = None
-        self._entered_s = 0.0
-        """Epoch seconds at which the newest collective that is a sign of work was entered."""
+        self._entered_s = 0.0  # When the newest collective that is a sign of work was entered.
         self._broken = False
 
     @property
@@ -201,15 +196,13 @@ class HangWatchdog:
         return hung
 
     def _on_cause(self, hang: Hang) -> None:
-        """Queue the event of a diagnosed hang."""
         self._events.append((NAMED, hang.text, {**asdict(hang), "rank": hang.rank}))
 
 
 class _Hung:
     """The record of one hang, written by a separate thread until `end`.
 
-    The thread also ends if this rank enters a collective after `known_s`: at `moved_s`, in epoch
-    seconds. `on_cause` is called when the diagnosis changes.
+    The thread also ends if this rank enters a collective after `known_s`: at `moved_s` (epoch s).
     """
 
     def __init__(

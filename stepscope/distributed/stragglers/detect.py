@@ -18,7 +18,7 @@ Without such a rank: different ranks are late in turn (UNEVEN), or all ranks wai
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from stepscope.common.formatting import format_short_time
 from stepscope.distributed import ranks_text
-from stepscope.distributed.stragglers.messages import UNEVEN_NEXT, next_step, text_of, waits, where
 from stepscope.distributed.stragglers.step_phases import (
     BLOCKS,
     EXPLAINED,
@@ -46,14 +45,12 @@ from stepscope.store.blocks import Floats
 RankIndices = NDArray[np.intp]
 
 MIN_STEPS = 20  # Minimum number of common steps.
-LEAST_S = 1.0
-"""Minimum time span of the steps: a rank may lose its core for some tenths of a second."""
+LEAST_S = 1.0  # Minimum span of the steps: a rank may lose its core for some tenths of a second.
 NAMED = 0.05
 """Minimum lateness of a straggler as a fraction of the step. A relevant delay is 10% (TraceML's
 limit), which was measured as 6 to 8% of the steps of a busy host, where all else takes longer."""
 P_LIMIT = 0.01
-UNEVEN_FROM = 0.2
-"""Minimum fraction of the step that is lost to different ranks, or to communication."""
+UNEVEN_FROM = 0.2  # Minimum fraction of the step lost to different ranks, or to communication.
 
 
 class StragglerKind(StrEnum):
@@ -67,10 +64,9 @@ class StragglerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StragglerVerdict:
-    """Verdict on the steps of all ranks.
+    """Verdict on the steps of all ranks; `ranks` are the stragglers, the latest first.
 
-    `ranks` are the stragglers, the latest first. `phase` is None if unknown, and OTHER between two
-    steps. `share` is the lost fraction of the step. `text` is a sentence, for NONE the reason.
+    `phase` is OTHER between two steps. `share` is the lost fraction. For NONE `text` is the reason.
     """
 
     kind: StragglerKind
@@ -85,11 +81,7 @@ class StragglerVerdict:
 def judge(
     ranks: Sequence[RankStepPhases], *, world_size: int | None = None, busy_host: bool = False
 ) -> StragglerVerdict:
-    """Return the verdict on the newest steps of all ranks of a job.
-
-    `world_size` includes ranks that are recorded elsewhere. `busy_host`: all cores of the host are
-    in use.
-    """
+    """Return the verdict on all ranks' newest steps; `world_size` includes unrecorded ranks."""
     if (missing := _missing(ranks)) is not None:
         return _nothing(missing)
     steps = functools.reduce(np.intersect1d, [one.steps for one in ranks])
@@ -121,8 +113,7 @@ def _nothing(text: str, steps: int = 0) -> StragglerVerdict:
 class _Table:
     """The common steps: `wait` and `late` are (ranks, steps), `excess` is (ranks, 5, steps).
 
-    `excess` is the additional time of a rank compared to the others by phase, NaN if unknown.
-    `step_time` is the mean step, as a lateness is a mean, and `usual_step` the median.
+    `excess` is the additional time of a rank by phase, NaN if unknown. `step_time` is the mean.
     """
 
     ranks: tuple[int, ...]
@@ -298,3 +289,81 @@ def _missing(ranks: Sequence[RankStepPhases]) -> str | None:
         whose = f"{ranks_text(sorted(silent))} {'is' if len(silent) == 1 else 'are'}"
         return f"The waiting time of {whose} unknown, so ranks cannot be compared."
     return None
+
+
+_WHERE = {
+    StepPhase.INPUT: "to get a batch",
+    StepPhase.FORWARD: "in forward",
+    StepPhase.BACKWARD: "in backward computation",
+    StepPhase.OPTIMIZER: "in the optimizer's step",
+    StepPhase.OTHER: "between the optimizer's step and the next batch",
+}
+_NEXT = {
+    StepPhase.INPUT: "Check this rank's loading: its data shard, its disk or network storage, "
+    "other programs on its cores; give its DataLoader more workers.",
+    StepPhase.FORWARD: "Compare this rank's forward with another's: larger or longer samples, code "
+    "that only this rank runs (prints, checks, metrics), lower clocks or another program on its "
+    "GPU or cores. A profile of both ranks shows the difference.",
+    StepPhase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, other "
+    "programs, sample sizes. Gradient hooks also run in backward.",
+    StepPhase.OPTIMIZER: "Check what this rank does between backward() and the end of "
+    "optimizer.step(): clipping, logging, reading values, or weights that only it updates.",
+    StepPhase.OTHER: "Check what only this rank does between steps, such as logging, saving or "
+    "validation; share it among ranks, or do it less often.",
+    StepPhase.COMMUNICATION: "Reduce gradients less often (no_sync over several batches), send "
+    "fewer bytes (a bf16 compression hook), try larger buckets, and check that the backend uses "
+    "the fast link (NCCL_DEBUG=INFO names it).",
+}
+_WITHOUT_LOADER = "before it calls its model"
+_NEXT_WITHOUT_LOADER = (
+    "Check what only this rank does between optimizer.step() and the next model call: building "
+    "its batch, logging, saving, validation. Without a DataLoader these cannot be separated."
+)
+UNEVEN_NEXT = (
+    "Give all ranks the same amount of work each step: sort or bucket samples by length, pad to "
+    "the same size, or balance the batches by tokens."
+)
+
+
+def where(phases: Sequence[StepPhase], *, has_loader: bool) -> str:
+    """Return the text of the phases; without a DataLoader the input is all before the model."""
+    return " and ".join(
+        _WHERE[phase] if has_loader or phase is not StepPhase.INPUT else _WITHOUT_LOADER
+        for phase in phases
+    )
+
+
+def next_step(phase: StepPhase, *, has_loader: bool = True) -> str:
+    """Return the recommendation for a phase."""
+    return _NEXT[phase] if has_loader or phase is not StepPhase.INPUT else _NEXT_WITHOUT_LOADER
+
+
+def waits(waiting: int | None) -> str:
+    """Return the begin of a sentence about the waiting rank; None for several ranks."""
+    return "The others wait" if waiting is None else f"Rank {waiting} waits"
+
+
+def text_of(
+    ranks: Sequence[int],
+    phases: Sequence[StepPhase],
+    share: float,
+    excess: Mapping[str, float],
+    *,
+    waiting: int | None = None,
+    has_loader: bool = True,
+) -> str:
+    """Return the evidence as the begin of a sentence: the ranks, the time, the phases.
+
+    `excess` is the additional time by phase. `waiting` is the waiting rank, None for several.
+
+    >>> text_of([2], [StepPhase.FORWARD], 0.1, {"forward": 0.002})
+    'The others wait for rank 2, 10% of each step: it takes 2.00 ms longer in forward than they do'
+    """
+    longer = " and ".join(
+        f"{format_short_time(excess[phase.value])} longer {where([phase], has_loader=has_loader)}"
+        for phase in phases
+    )
+    who = f"rank {ranks[0]}" if len(ranks) > 1 else "it"
+    they = "they do" if waiting is None else f"rank {waiting} does"
+    late = f"{waits(waiting)} for {ranks_text(sorted(ranks))}, {share:.0%} of each step"
+    return f"{late}: {who} takes {longer} than {they}"

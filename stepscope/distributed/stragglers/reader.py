@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.bottleneck.classify import BUSY_HOST
-from stepscope.bottleneck.step_window import (
-    FIRST_STEPS,
-    WINDOW_S,
-    recent_figures,
-    setup_of,
-    training_gpu,
-)
+from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, setup_of
 from stepscope.distributed.stragglers.detect import MIN_STEPS, StragglerVerdict, judge
 from stepscope.distributed.stragglers.step_phases import KEYS, RankStepPhases, rank_times
 from stepscope.metrics import Stream
@@ -26,8 +20,7 @@ from stepscope.store import SeriesBlock, StoreError, StoreReader, store_name
 
 log = logging.getLogger(__name__)
 
-ROWS = 512
-"""Number of newest steps read first: sufficient if every fourth step is sampled."""
+ROWS = 512  # Number of newest steps read first: sufficient if every fourth step is sampled.
 MOST_ROWS = 8192  # Maximum number, if samples are rare: 16 frames, read in some 10 ms.
 
 
@@ -38,10 +31,7 @@ def in_job(run_json: Mapping[str, Any]) -> bool:
 
 
 def judged_run(run: RunInfo) -> StragglerVerdict | None:
-    """Return the verdict on a job from its stores; None for a single process.
-
-    A rank whose store cannot be read is skipped. Takes 2 ms per rank.
-    """
+    """Return the verdict on a job from the stores that can be read; None for a single process."""
     times, host_cpu = [], None
     for number in rank_numbers(run.folder):
         own = run_json_of(run, number)
@@ -60,10 +50,7 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
 def judged_ranks(
     times: Sequence[RankStepPhases], run_json: Mapping[str, Any], host_cpu: float | None
 ) -> StragglerVerdict | None:
-    """Return the verdict on the steps of a job; None for a single process or simulated GPUs.
-
-    `host_cpu` is the utilization of all cores, 0 to 1.
-    """
+    """Return the verdict on a job; None for a single process or simulated GPUs."""
     if not in_job(run_json) or setup_of(run_json).simulated:
         return None
     busy = (host_cpu or 0.0) >= BUSY_HOST
@@ -71,14 +58,11 @@ def judged_ranks(
 
 
 def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) -> RankStepPhases:
-    """Return the phases of the newest steps of a folder rank, of the last 30 s if sufficient.
-
-    Raises StoreError.
-    """
+    """Return the phases of the newest steps of a folder rank. Raises StoreError."""
     rank = torch_rank(run_json, number)
     infos = {(info.stream, info.source): info for info in reader.series()}
     info = infos.get((Stream.STEPS.value, ""))
-    on_gpu = training_gpu(run_json) is not None
+    on_gpu = setup_of(run_json).on_gpu
     if info is None:
         return _times(SeriesBlock.from_rows([]), rank, on_gpu)
     rows = ROWS

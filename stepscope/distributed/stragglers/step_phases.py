@@ -1,8 +1,7 @@
 """The phases of one rank's newest steps, which `detect.py` compares. Pure; no I/O.
 
-A step lasts from one gradient all-reduce to the next, where all ranks synchronize. In between a
-rank runs its optimizer, waits for a batch and computes forward and backward. The rank that takes
-longest arrives last, and the others wait for it.
+A step lasts from one gradient all-reduce to the next, where all ranks synchronize. The rank whose
+optimizer, input, forward and backward take longest arrives last, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ KEYS = (
     "perf/ddp_iteration",
     "perf/ddp_models",
 )
-"""Metrics of the steps that are read."""
 LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "perf/ddp_iteration")
 """DDP's metrics of a step, recorded in the row after it."""
 
@@ -58,10 +56,9 @@ class RankStepPhases:
     """The steps of a rank with a known wait; seconds, NaN if a phase is not recorded.
 
     `steps` are rising numbers (n,): DDP's iterations if recorded. `wait` (n,) is the exposed time
-    of the gradient all-reduce. `own` (5, n) has the phases of OWN. `timed` counts the steps with a
-    step time. Gradients are reduced `per_step` times per step: `wait` is that of one of these times
-    `per_step`. `has_loader`: the wait for a batch is recorded. `models` is the number of models in
-    DDP; the wait is unknown for more than one.
+    of the gradient all-reduce, times the `per_step` of a step. `own` (5, n) has the phases of OWN.
+    `timed` counts the steps with a step time. `has_loader`: the wait for a batch is recorded. The
+    wait is unknown for more than one of the `models` in DDP.
     """
 
     rank: int
@@ -81,8 +78,8 @@ def rank_times(
 ) -> RankStepPhases:
     """Return the phases of consecutive steps (n,) from their rows.
 
-    The optimizer's step of the row before precedes this step's wait, and DDP's metrics of this step
-    are in the row after it. On a GPU forward is DDP's time on the device, if recorded.
+    The optimizer's step is in the row before, and DDP's metrics are in the row after it. On a GPU
+    forward is DDP's time on the device, if recorded.
     """
     row = {key: columns.get(key, np.full(len(steps), np.nan)) for key in KEYS}
     timed = np.flatnonzero((row[STEP_TIME] > 0) & np.isfinite(row[STEP_TIME]))
@@ -131,10 +128,7 @@ def _rising(numbers: Floats) -> slice:
 
 
 def _per_step(steps: Floats, numbers: Floats) -> int:
-    """Return the number of DDP's iterations per step: the median over quarters of the steps.
-
-    A validation through DDP with gradients changes one quarter only.
-    """
+    """Return DDP's iterations per step: the median over quarters, of which one may validate."""
     apart = max(1, len(steps) // 4)
     passed = steps[apart:] - steps[:-apart]
     ratios = (numbers[apart:] - numbers[:-apart])[passed > 0] / passed[passed > 0]
@@ -173,27 +167,20 @@ def _own(
     return np.array([made, computed, backward, optimizer, other])
 
 
-PERMUTATIONS, FEWER, MANY = 1999, 499, 8
-"""Number of permutations for up to MANY ranks, and for more: 64 take some 20 ms then."""
+PERMUTATIONS, FEWER, MANY = 1999, 499, 8  # For up to MANY ranks, and for more (20 ms for 64).
 BLOCKS = 10  # Number of parts of the window.
 EXPLAINED = 0.8  # Minimum fraction of the lateness that the phases explain.
 TRIM = 0.05  # Fraction of the steps excluded at either end: a checkpoint is no straggler.
 
 
 def lateness(late: Floats) -> Floats:
-    """Return each rank's mean lateness (ranks,) less the median of the others', if positive.
-
-    `late` is (ranks, steps or blocks), in seconds.
-    """
+    """Return each rank's mean lateness (ranks,) less the median of the others', if positive."""
     means = np.array([trimmed(row) for row in late])
     return np.asarray(means - np.maximum(others(means[:, None])[:, 0], 0))
 
 
 def chance(late: Floats) -> float:
-    """Return the permutation-test p-value of the largest mean lateness.
-
-    Null hypothesis: ranks are exchangeable within each block. `late` is (ranks, steps) in seconds.
-    """
+    """Return the p-value of the largest mean lateness, permuting ranks within blocks of steps."""
     blocks = np.array([[trimmed(part) for part in np.array_split(r, BLOCKS)] for r in late])
     # Sorted, so that the result does not depend on the order of the ranks.
     blocks = blocks[np.argsort(blocks.sum(axis=1))]
@@ -216,10 +203,7 @@ def _latest(blocks: Floats) -> Floats:
 
 
 def explained(excess: Mapping[str, float], late: float) -> tuple[StepPhase, ...]:
-    """Return the phases to name for a lateness, the longest first; () if they do not explain it.
-
-    All phases explain EXPLAINED of it; the named ones half of it, or are half as long as the first.
-    """
+    """Return the phases to name for a lateness, longest first; () if all explain too little."""
     longer = sorted(((value, name) for name, value in excess.items() if value > 0), reverse=True)
     if not longer or sum(value for value, _ in longer) < EXPLAINED * late:
         return ()
@@ -244,10 +228,7 @@ def others(values: Floats) -> Floats:
 
 
 def late_steps(wait: Floats) -> Floats:
-    """Return the fraction of the steps in which each rank is late.
-
-    A rank is late if it waits less than the mean of shortest and longest. `wait` is (ranks, steps).
-    """
+    """Return the fraction of steps (ranks,) in which a rank waits less than the mid-range."""
     least, most = wait.min(axis=0), wait.max(axis=0)
     return np.asarray((wait - least < (most - least) / 2).mean(axis=1))
 

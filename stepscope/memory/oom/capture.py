@@ -2,28 +2,33 @@
 
 The record is built at the allocation itself, or else from its error. Each part is read separately:
 if one fails, its fields are missing and the record has the reason. Reading allocates no GPU memory
-and calls no CUDA function: counters and settings are those of torch's allocator.
+and calls no CUDA function: counters and settings are those of torch's allocator. Of the stack only
+local variables of torch's frames are read, never those of the script, and no frame is kept.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import psutil
 
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
-from stepscope.gpu.process_memory import NOT_LISTED, OTHERS, OWN, shares
-from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.processes import OTHERS, OWN, OWN_NOT_LISTED, GpuProcess, shares
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
-from stepscope.memory.oom import call_stack
 from stepscope.memory.oom.record import (
     AllocatorSettings,
     HostMemory,
@@ -33,6 +38,7 @@ from stepscope.memory.oom.record import (
     RecentSamples,
 )
 from stepscope.metrics import Stream
+from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER
 from stepscope.recorder.recorder import Recorder
 
 MAX_ROWS = 300  # Maximum number of samples in a record, the newest.
@@ -40,8 +46,7 @@ MAX_MESSAGE_CHARS, MAX_TEXT_CHARS, MAX_NAME_CHARS = 1500, 300, 80
 MAX_PROCESSES = 20
 MAX_BYTES = 2**62  # Maximum size that is read from a message.
 COUNTERS = ("allocated", "reserved", "peak_allocated")
-METRICS = ("memory/allocated", "memory/peak_allocated")
-"""Metrics whose samples are in a record: a verdict needs them."""
+METRICS = ("memory/allocated", "memory/peak_allocated")  # Needed for a verdict.
 Fields = dict[str, Any]  # Values of a record by the names of its fields.
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _REQUEST = re.compile(r"[Tt]ried to allocate ([0-9]{1,20}(?:\.[0-9]+)?) (bytes|[KMGT]iB)")
@@ -92,7 +97,7 @@ def at_allocation(
     builder.read("counters", _counters, device)
     builder.read("device", _device, device)
     builder.read("settings", _settings)
-    builder.read("stack", call_stack.here, run.own_parts)
+    builder.read("stack", stack_here, run.own_parts)
     builder.read("processes", _holders, builder.fields.get("uuid"))
     builder.read("samples", _samples, run)
     return builder.record()
@@ -102,7 +107,7 @@ def at_error(run: FailureContext, error: BaseException, memory: MemoryKind) -> O
     """Return the record of a failure from its exception: the stack has unwound since."""
     message = to_text(error)[:MAX_MESSAGE_CHARS]
     builder = _RecordBuilder(run, memory=memory, message=message, requested=bytes_in(message))
-    builder.read("stack", call_stack.of_traceback, error.__traceback__, run.own_parts)
+    builder.read("stack", stack_of, error.__traceback__, run.own_parts)
     if memory is not MemoryKind.GPU:
         builder.read("host", _host, run)
     return builder.record()
@@ -129,7 +134,6 @@ def _device(device: int) -> Fields:
 
 
 def _settings() -> Fields:
-    """Return the settings in force, by torch and by the environment."""
     in_force = allocator.in_force()
     text = allocator.environment_text() or ",".join(f"{k}:{v}" for k, v in in_force.items())
     settings = AllocatorSettings(
@@ -148,7 +152,7 @@ def _holders(uuid: str | None) -> Fields:
     processes = source.processes(uuid)
     if processes is None:
         reason = source.reason or source.lost(uuid) or source.reasons(uuid).get("processes")
-        return {"others_reason": reason or NOT_LISTED}
+        return {"others_reason": reason or OWN_NOT_LISTED}
     return shared_out(processes, os.getpid())
 
 
@@ -172,10 +176,7 @@ def shared_out(processes: Iterable[GpuProcess], own_pid: int) -> Fields:
 
 
 def _samples(run: FailureContext) -> Fields:
-    """Return the recorder's samples of the last seconds.
-
-    Samples carry the recorder's step, which may be some steps behind the loop's.
-    """
+    """Return the recorder's samples of the last seconds, by the loop's step."""
     ahead = max(0, run.step() - run.recorder.step)
     rows = [row for row in list(run.recorder.recent) if row.stream == Stream.SAMPLES][-MAX_ROWS:]
     samples = RecentSamples(
@@ -198,3 +199,122 @@ def _host(run: FailureContext) -> Fields:
         kills=kills_since(run.first_kills),
     )
     return {"host": host}
+
+
+MAX_FRAMES = 40  # Maximum number of frames in a record, the innermost.
+MAX_DEPTH = 400  # Maximum number of frames that are read.
+MAX_INPUTS = 8
+_PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
+_OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_grad.py")
+
+
+def stack_here(own_parts: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the stack fields of a record for the calling thread.
+
+    In a thread of autograd the stack continues with the thread that waits in `backward()`. There
+    autocast is unknown: its state is that of the thread, not of the forward pass.
+    """
+    frames = _frames(sys._getframe(1))
+    if _is_python_thread():
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return _place(frames, own_parts)
+        modes = {"grad": torch.is_grad_enabled(), "autocast": _is_in_autocast(torch)}
+        return _place(frames, own_parts) | modes
+    return _place([*frames, *_waiting_in_backward()], own_parts) | {"phase": BACKWARD}
+
+
+def _is_in_autocast(torch: Any) -> bool:
+    """Return True in `torch.autocast` for CUDA, also where autocast itself is running."""
+    torch.autocast_increment_nesting()
+    if torch.autocast_decrement_nesting() == 0:  # the usual case: nothing is searched
+        return False
+    contexts = (one for one in gc.get_objects() if issubclass(type(one), torch.autocast))
+    return any(context._enabled and context.device == "cuda" for context in contexts)
+
+
+def stack_of(
+    trace: TracebackType | None, own_parts: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the stack fields of a record for the origin of an exception."""
+    frames = [frame for frame, _ in islice(traceback.walk_tb(trace), MAX_DEPTH)]
+    return _place(frames[::-1], own_parts)
+
+
+def _place(frames: Sequence[FrameType], own_parts: Mapping[str, str] | None) -> dict[str, Any]:
+    # Without frames of this package, and of Python's start of a program.
+    shown = [frame for frame in frames if not _file(frame).startswith((_PACKAGE, "<frozen "))]
+    calls = [frame.f_locals for frame in shown if _is_model_call(frame)]
+    training = getattr(calls[-1].get("self"), "training", None) if calls else None
+    return {
+        "phase": _phase(shown, own_parts or {}),
+        "training": training if isinstance(training, bool) else None,
+        "inputs": tuple(_shapes(calls[-1])) if calls else (),
+        "stack": tuple(
+            to_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")[-300:]
+            for frame in shown[:MAX_FRAMES]
+        ),
+    }
+
+
+def _frames(frame: FrameType) -> list[FrameType]:
+    return [outer for outer, _ in islice(traceback.walk_stack(frame), MAX_DEPTH)]
+
+
+def _is_python_thread() -> bool:
+    """Return True if Python started this thread: those of autograd start in C++."""
+    own = [thread for thread in threading.enumerate() if thread.ident == threading.get_ident()]
+    return any(not isinstance(thread, threading._DummyThread) for thread in own)
+
+
+def _waiting_in_backward() -> list[FrameType]:
+    """Return the stack of another thread that waits in `backward()`; [] without one."""
+    for thread, frame in sys._current_frames().items():
+        frames = _frames(frame)
+        if thread != threading.get_ident() and any(map(_is_backward, frames)):
+            return frames
+    return []
+
+
+def _phase(frames: Sequence[FrameType], own_parts: Mapping[str, str]) -> str | None:
+    """Return the phase of the step: the innermost, or a backward pass around a forward pass."""
+    phases = [phase for phase in (_frame_phase(frame, own_parts) for frame in frames) if phase]
+    is_recomputed = phases[:1] == [FORWARD] and BACKWARD in phases
+    return BACKWARD if is_recomputed else next(iter(phases), None)
+
+
+def _frame_phase(frame: FrameType, own_parts: Mapping[str, str]) -> str | None:
+    file = _file(frame)
+    if any(part in file for part in _OPTIMIZING):
+        return OPTIMIZER if frame.f_code.co_name != "scale" else None
+    if _is_backward(frame):
+        return BACKWARD
+    if _is_model_call(frame):
+        return FORWARD
+    if "/torch/utils/data/" in file:
+        return DATA
+    return next((part for end, part in own_parts.items() if file.endswith(end)), None)
+
+
+def _is_backward(frame: FrameType) -> bool:
+    names = ("_engine_run_backward", "backward", "grad")
+    return "/torch/autograd/" in _file(frame) and frame.f_code.co_name in names
+
+
+def _is_model_call(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "_call_impl" and _file(frame).endswith("nn/modules/module.py")
+
+
+def _shapes(call: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the shapes of a module's input tensors, from the local variables of its call."""
+    args, kwargs = call.get("args"), call.get("kwargs")
+    values = list(args) if isinstance(args, tuple | list) else []
+    values += kwargs.values() if isinstance(kwargs, dict) else ()
+    for value in values[:MAX_INPUTS]:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple):  # as torch.Size is
+            yield " × ".join(str(int(length)) for length in shape) or "scalar"
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename.replace("\\", "/")

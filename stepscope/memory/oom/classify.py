@@ -23,22 +23,13 @@ from typing import Any
 
 from stepscope.bottleneck.recommendations import Recommendation, RunSetup
 from stepscope.common.formatting import format_bytes
+from stepscope.memory.oom import evidence
 from stepscope.memory.oom import recommendations as advice
-from stepscope.memory.oom.evidence import (
-    FIRST_STEPS,
-    OomFigures,
-    OomTrend,
-    evidence_of,
-    figures_of,
-    trend,
-    usual_peak,
-)
+from stepscope.memory.oom.evidence import FIRST_STEPS, OomFigures, OomTrend, usual_peak
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
 
-MIN_FRAGMENTED = 0.10
-"""Minimum fraction of the reserved memory in pieces: with less, the next allocation fails too."""
-MIN_OTHERS = 0.10
-"""Minimum fraction of the device that other processes hold: a desktop takes a few percent."""
+MIN_FRAGMENTED = 0.10  # Of the reserved memory, in pieces: with less, the next one fails too.
+MIN_OTHERS = 0.10  # Of the device, held by other processes: a desktop takes a few percent.
 MIN_GROWN = 0.10  # Minimum growth of a trend that is the cause, as a fraction of the device.
 MAX_UNKNOWN = 0.25
 """Maximum fraction of the device held outside torch by unknown processes for a definite cause: a
@@ -90,18 +81,17 @@ def judge(
 ) -> OomVerdict:
     """Return the cause of a failed allocation, or abstain.
 
-    `setup` has the run's settings: a run of the trainer gets settings as recommendations. `growth`
-    is the data of the run's last `memory_growth` event. `allowed(field, value)` returns True if a
-    setting is possible on this host.
+    `growth` is the data of the run's last `memory_growth` event. `allowed(field, value)` returns
+    True if a setting is possible on this host.
     """
     figures = grown = None
     if record.memory is not MemoryKind.GPU:
         found = _host_cause(record)
-    elif (figures := figures_of(record)) is None:
+    elif (figures := evidence.figures_of(record)) is None:
         text = "The allocator's counters were not recorded, so the cause is unknown."
         found = _Conclusion(OomCause.UNKNOWN, text, advice.smaller)
     else:
-        grown = trend(record, growth)
+        grown = evidence.trend(record, growth)
         found = (
             _growth(figures, grown)
             or _fragmentation(record, figures)
@@ -113,7 +103,7 @@ def judge(
     return OomVerdict(
         case=found.case,
         text=found.text,
-        evidence=evidence_of(record, figures, grown),
+        evidence=evidence.evidence_of(record, figures, grown),
         next=advice.steps_to_take(
             found.advice, record, setup, allowed, has_pieces=found.has_pieces
         ),
@@ -136,8 +126,7 @@ def _growth(figures: OomFigures, trend: OomTrend | None) -> _Conclusion | None:
 def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     """Return fragmentation if only the place of free memory can have refused the allocation.
 
-    In a step of a kind that was never completed free pieces prove nothing: the step frees and
-    allocates more before it has its peak. The process must have held the demand before.
+    The process must have held the demand before: a step that was never completed has no known peak.
     """
     missing = figures.requested - figures.room
     done = record.steps_done or 0

@@ -12,22 +12,17 @@ import numpy as np
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.oom.record import HostMemory, OomRecord
 
-FIRST_STEPS = 2
-"""Number of steps with atypical memory: optimizer state and library workspaces are allocated."""
+FIRST_STEPS = 2  # With atypical memory: optimizer state and workspaces are allocated.
 MAX_GROUPS = 60  # Maximum number of groups of steps that are compared in pairs.
 MIN_TREND_STEPS = 6  # Minimum number of different steps of a trend.
 MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of steps in which the later step has more.
-MIN_CONFIRMED_FRACTION = 0.5
-"""Minimum slope of the last samples, as a fraction of an event's rate; below, growth has ended."""
+MIN_CONFIRMED_FRACTION = 0.5  # Of an event's rate; below, growth has ended by the samples.
 MAX_EVENT_VALUE = 1e15  # Maximum number of bytes or steps in a valid event.
 
 
 @dataclass(frozen=True, slots=True)
 class OomTrend:
-    """Growth of allocated memory: bytes per step, the number of steps, and bytes in total.
-
-    Steps without samples do not count.
-    """
+    """Growth of allocated memory: bytes per step, number of steps with samples, bytes in total."""
 
     per_step: float
     steps: int
@@ -42,11 +37,7 @@ class _GrowthEvent(msgspec.Struct):
 
 
 def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTrend | None:
-    """Return the growth of allocated memory, from the run's growth event or the last samples.
-
-    `growth` is the event's untrusted data. The event may be old: it counts unless the last samples
-    contradict it.
-    """
+    """Return the growth of allocated memory, by the untrusted event `growth` or last samples."""
     points = _at_boundaries(record)
     # The lowest of each group: every third point of a periodic series would mislead.
     size = max(1, -(-len(points) // MAX_GROUPS))
@@ -66,6 +57,7 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
     except msgspec.ValidationError:
         return sampled
     grown = int(event.bytes_per_step * int(event.steps))
+    # The event may be old: it counts unless the last samples contradict it.
     is_over = len(slopes) > 0 and slope < MIN_CONFIRMED_FRACTION * event.bytes_per_step
     if is_over or (sampled is not None and sampled.grown >= grown):
         return sampled
@@ -73,10 +65,7 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
 
 
 def _at_boundaries(record: OomRecord) -> list[tuple[int, float]]:
-    """Return (step, allocated bytes) at the end of the last steps.
-
-    A sample inside a long step includes that step's tensors: the lowest of a step counts.
-    """
+    """Return (step, allocated bytes) at the end of the last steps: the lowest sample of each."""
     lowest: dict[int, float] = {}
     first = record.step - (record.steps_done or 0)  # not 0 for a resumed run
     for step, value in _column(record, "memory/allocated"):
@@ -86,13 +75,10 @@ def _at_boundaries(record: OomRecord) -> list[tuple[int, float]]:
 
 
 def usual_peak(record: OomRecord) -> int | None:
-    """Return the peak of the completed steps in bytes; None without a sample.
-
-    The peak that is read after step n may include the step in progress, so only samples before the
-    last boundary count.
-    """
+    """Return the peak of the completed steps in bytes; None without a sample."""
     if record.steps_done is None or record.steps_done < FIRST_STEPS:
         return None
+    # The peak that is read after step n may include the step in progress.
     samples = _column(record, "memory/peak_allocated")
     return max((int(value) for step, value in samples if step < record.step), default=None)
 

@@ -1,9 +1,8 @@
 """Record failed allocations before their error unwinds the stack.
 
 Torch calls its out-of-memory observers between a failed allocation and the throw, in the same
-thread, with the allocator's lock released. Stepscope's observer builds a record (`capture.py`) and
-writes `oom.json`. It makes no CUDA call, allocates nothing on the device and never raises. It is
-not called for an allocation that succeeds at torch's own second try.
+thread, with the allocator's lock released. Stepscope's observer writes `oom.json`, makes no CUDA
+call, allocates nothing on the device and never raises.
 
 An observer can be attached once CUDA runs, and never detached. So each process has one, attached
 by torch itself as the last part of starting CUDA, which passes failures to the current run.
@@ -42,8 +41,7 @@ class OomObserver(capture.FailureContext):
 
     def __init__(self, recorder: Recorder, rank: int = 0, first_kills: Any = None) -> None:
         super().__init__(recorder=recorder, step=lambda: recorder.step, first_kills=first_kills)
-        self.pending = False
-        """True after a failure, until the run ends or completes another step."""
+        self.pending = False  # True after a failure, until the run ends or completes another step.
         self._name = oom_name(rank)
         self._pid = os.getpid()
         self._lock = threading.Lock()  # acquired without blocking: a second thread may fail as well
@@ -52,10 +50,7 @@ class OomObserver(capture.FailureContext):
         self._counted = 0
 
     def attach(self) -> None:
-        """Receive failed allocations from the start of CUDA on.
-
-        Starts nothing itself. Does nothing before torch is imported: call it again then.
-        """
+        """Receive failed allocations from the start of CUDA on; needs torch to be imported."""
         if self not in _observers:
             _observers.append(self)
         torch = sys.modules.get("torch")
@@ -74,11 +69,7 @@ class OomObserver(capture.FailureContext):
             call_at_start(try_to_attach)
 
     def look_for_torch(self, values: Mapping[str, float] | None = None) -> None:
-        """Attach once torch is imported; called by the sampler's thread with its `values`.
-
-        Does nothing once CUDA runs: torch takes the observer without a lock, and the training
-        thread may be failing at that moment. The next step attaches it then.
-        """
+        """Attach once torch is imported, unless CUDA runs: torch takes it without a lock."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if self in _observers and not getattr(cuda, "_initialized", True):
             self.attach()
@@ -180,8 +171,7 @@ class OomObserver(capture.FailureContext):
 
 
 _observers: list[OomObserver] = []
-_attached: set[int] = set()
-"""Pids in which torch's observer is attached: a forked child has another pid."""
+_attached: set[int] = set()  # Pids with torch's observer: a forked child has another pid.
 
 
 @contextlib.contextmanager

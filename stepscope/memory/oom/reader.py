@@ -10,28 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.bottleneck.step_window import setup_of
-from stepscope.common.files import read_regular_file
 from stepscope.host.usage import kills_since
 from stepscope.memory.growth_detector import EVENT as GROWTH
 from stepscope.memory.oom.classify import OomVerdict, judge
 from stepscope.memory.oom.recommendations import Allowed
-from stepscope.memory.oom.record import (
-    MAX_FILE_BYTES,
-    HostMemory,
-    MemoryKind,
-    OomRecord,
-    OomReport,
-    oom_name,
-    parse,
-)
+from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, OomReport, read_report
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import wall_offset_of
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 
-MAX_SILENCE_S = 300.0
-"""Maximum age of a heartbeat for using the kernel's kill counter: later, any other process may have
-been killed."""
+MAX_SILENCE_S = 300.0  # Maximum age of a heartbeat: later kills may be another process's.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +37,13 @@ class OomAnalysis:
 
 
 def judged(run: RunInfo, rank: int = 0, allowed: Allowed | None = None) -> OomAnalysis | None:
-    """Return a run's report of failed allocations with its verdict; None without failures.
-
-    `rank` is the folder rank. Raises OSError, and ValueError with the name of a malformed file.
-    """
+    """Return a rank's failed allocations with a verdict, or None. Raises OSError and ValueError."""
     report = read_report(run.folder, rank) or _killed(run)
     if report is None:
         return None
     growth = growth_told(run.folder, rank)
     verdict = judge(report.last, setup_of(run.run_json), growth=growth, allowed=allowed)
     return OomAnalysis(report, verdict)
-
-
-def read_report(folder: Path, rank: int = 0) -> OomReport | None:
-    """Return a rank's report; None without one. Raises ValueError and OSError."""
-    path = folder / oom_name(rank)
-    try:
-        return parse(read_regular_file(path, MAX_FILE_BYTES))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from error
 
 
 def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
@@ -82,10 +57,7 @@ def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
 
 
 def _killed(run: RunInfo) -> OomReport | None:
-    """Return a report for a crashed run if the kernel killed a process for lack of memory.
-
-    The counter is this host's present one: runs of other hosts and old runs have no report.
-    """
+    """Return a report for a crashed run of this host if the kernel killed a process, or None."""
     run_json, beat = run.run_json, run.run_json.get("heartbeat")
     if run.status is not RunStatus.CRASHED or run_json.get("host") != socket.gethostname():
         return None

@@ -1,7 +1,6 @@
 """Recommend what to change after an out-of-memory error, the best first; pure, no I/O.
 
-A run of the trainer gets settings, a script gets text and code. A setting that is already in force,
-of the run or of the allocator, is never recommended.
+A run of the trainer gets settings, a script text and code; none is already in force.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stepscope.bottleneck.recommendations import (
-    BF16_FROM,
-    FP16_FROM,
     Recommendation,
     RunSetup,
+    half_precision,
     setting_text,
 )
 from stepscope.memory.allocator import with_expandable
@@ -122,11 +120,8 @@ def _smaller_by_settings(setup: RunSetup, divisor: int) -> Steps:
     yield from _smaller_batch(setup, divisor)
     if setup.config.get("activation_checkpointing") is False:
         yield _setting("activation_checkpointing", True)
-    if setup.text("precision", "fp32") in ("fp32", "tf32"):
-        if setup.capability is None or setup.capability >= BF16_FROM:
-            yield _setting("precision", "bf16")
-        elif setup.capability >= FP16_FROM:
-            yield _setting("precision", "fp16")
+    if (precision := half_precision(setup)) is not None:
+        yield _setting("precision", precision)
     yield from _off(setup, "dataset_on_device")
 
 
@@ -150,10 +145,7 @@ def pieces(record: OomRecord, setup: RunSetup) -> Steps:
 
 
 def _allocator(record: OomRecord) -> Steps:
-    """Yield expandable segments unless they are in force.
-
-    With expandable segments no other setting is left: max_split_size_mb does not act on them.
-    """
+    """Yield expandable segments unless in force; max_split_size_mb does not act on them."""
     settings = record.settings
     if settings.backend == "native" and settings.expandable_segments is not True:
         yield Recommendation(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+from stepscope.common.files import read_regular_file
 from stepscope.common.json_values import parsed
 
 SCHEMA = 1
@@ -114,10 +116,7 @@ class OomRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
-    """The first and the last failed allocation of a process, and their number.
-
-    `ended`: the last failure ended the run; otherwise the script caught it and continued.
-    """
+    """The first and the last failed allocation of a process; `ended`: the last ended the run."""
 
     first: OomRecord
     last: OomRecord
@@ -138,3 +137,14 @@ def parse(text: str | bytes) -> OomReport:
     """Return the report in a file. Raises ValueError if it is malformed."""
     report: OomReport = parsed(OomReport, text, SCHEMA, "report")
     return report
+
+
+def read_report(folder: Path, rank: int = 0) -> OomReport | None:
+    """Return a rank's report; None without one. Raises ValueError and OSError."""
+    path = folder / oom_name(rank)
+    try:
+        return parse(read_regular_file(path, MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error

@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 from stepscope.common.files import open_regular_file
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
-from stepscope.memory.snapshots.trace import AllocatorTrace, read_trace
+from stepscope.memory.snapshots.timeline import AllocatorTrace, read_trace
 
-MAX_FILE_BYTES = 250 * 2**20
-"""Maximum size of a file; its Python objects need up to nine times as much memory."""
+MAX_FILE_BYTES = 250 * 2**20  # Its Python objects need up to nine times as much memory.
 CHUNK = 2**20  # Bytes read at once.
 MAX_DEVICES = 64  # Maximum number of devices with a trace.
 MAX_LABEL_CHARS = 60
@@ -55,10 +54,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load(path: Path) -> MemorySnapshot:
-    """Return a snapshot without calling any function named in it.
+    """Return a snapshot without calling any function named in it. Raises SnapshotError.
 
-    An untrusted file may need any amount of memory: `open_snapshot` limits it in a child process.
-    Raises SnapshotError.
+    A file may need any amount of memory: `open_snapshot` limits it in a child process.
     """
     try:
         descriptor = open_regular_file(path, follow_links=True)

@@ -1,7 +1,6 @@
 """Open an untrusted snapshot file in a resource-limited subprocess and cache its summary.
 
-`python -m stepscope.memory.snapshots.open_snapshot` is that subprocess. The cache is written next
-to the file, or to a spare folder if that folder is read-only.
+This module is that subprocess. The cache is next to the file, or in a spare folder.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ from stepscope.memory.snapshots.stacks import MAX_TEXT_CHARS
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
 SCHEMA = 3
-MAX_BYTES = 16 * 2**20
-"""Maximum size of an unpacked summary: 2000 stacks of 64 frames and ten histories are smaller."""
-MAX_LISTS = 400_000
-"""Maximum number of lists and objects in a summary: each takes more memory than its text."""
+MAX_BYTES = 16 * 2**20  # Of an unpacked summary: 2000 stacks and ten histories are smaller.
+MAX_LISTS = 400_000  # Lists and objects in a summary: each takes more memory than its text.
 MAX_MEMORY = 4 * 10**9  # Bytes of address space: a file of 250 MB needs 2.2 GB of memory.
 MAX_CPU_S = 120
 MAX_RESULT_BYTES = 128 * 2**20
@@ -73,10 +70,7 @@ def write_summary(path: Path, summary: SnapshotSummary, modified_ns: int) -> Non
 
 
 def read_summary(path: Path, file_size: int, modified_ns: int) -> SnapshotSummary | None:
-    """Return the summary of the snapshot with this size and modification time.
-
-    Returns None if the file is absent or invalid: a summary can be created again.
-    """
+    """Return the current summary of a snapshot; None if the file is absent, old or invalid."""
     try:
         with gzip.open(io.BytesIO(read_regular_file(path, MAX_BYTES))) as file:
             data = file.read(MAX_BYTES + 1)
@@ -148,18 +142,13 @@ def _fail(text: str) -> int:
 
 
 class SnapshotLoadTask:
-    """Opens one snapshot; call `poll` until it returns True. Not thread-safe.
-
-    `summary` is the result of `kept_summary`. Raises OSError if the file cannot be read or no
-    process can be started.
-    """
+    """Opens one snapshot; call `poll` until it returns True. Not thread-safe. Raises OSError."""
 
     def __init__(self, path: Path, spare: Path, summary: SnapshotSummary | None = None) -> None:
         found = path.stat()
         self.path = path
         self.summary = summary
-        self.error: str | None = None
-        """Why the file could not be opened, as a sentence."""
+        self.error: str | None = None  # Why the file could not be opened, as a sentence.
         self._state = (found.st_size, found.st_mtime_ns)
         self._deadline = time.monotonic() + MAX_WALL_S
         self._result = _place(path, spare)
@@ -194,13 +183,10 @@ class SnapshotLoadTask:
 
     def close(self) -> None:
         """End the process if it still runs."""
-        process = self._process
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # waits for it and closes its pipes
+                pass
 
 
 def kept_summary(path: Path, spare: Path) -> SnapshotSummary | None:

@@ -18,17 +18,13 @@ log = logging.getLogger(__name__)
 
 PREFIX = "phase="  # Begins each label, such as "phase=forward".
 STEPS, STEPS_LIMIT = 1, 50  # Number of recorded steps: the default, and the maximum.
-MAX_ENTRIES = 100_000
-"""Maximum number of the newest actions, some KB each; torch's own default has no bound."""
+MAX_ENTRIES = 100_000  # The newest actions, some KB each; torch's default has no bound.
 _AFTER = {DATA: FORWARD, FORWARD: FORWARD, BACKWARD: OPTIMIZER, OPTIMIZER: FORWARD}
 """The label after a phase, until the next one begins: a script names only data and backward."""
 
 
 class AllocationLabeler:
-    """Labels allocations from now on until `end`. Training thread only.
-
-    The end restores a label that the script has set.
-    """
+    """Labels allocations until `end`, which restores the script's label. Training thread only."""
 
     def __init__(self) -> None:
         memory: Any = sys.modules["torch"].cuda.memory
@@ -107,10 +103,7 @@ class SnapshotRecording:
             )
 
     def write(self, path: Path) -> None:
-        """Write the history as a file for https://pytorch.org/memory_viz, and stop recording.
-
-        The write is atomic: an error, such as a full disk, leaves no file.
-        """
+        """Write the history for https://pytorch.org/memory_viz, atomically; stop recording."""
         try:
             with atomic_replace(path, durable=False) as part:
                 self._memory._dump_snapshot(part.name)

@@ -1,8 +1,7 @@
 """Summarize how the allocator's memory is split up, by segment, stream and pool; no I/O.
 
-The functions take the list `segments` of `torch.cuda.memory_snapshot()` or of a snapshot file. Both
-may come from another version of torch or from an untrusted file: a malformed segment or block is
-skipped, and a missing key counts as not recorded.
+The list `segments` of a snapshot may come from another version of torch or an untrusted file: a
+malformed segment or block is skipped, and a missing key counts as not recorded.
 """
 
 from __future__ import annotations
@@ -15,12 +14,8 @@ from typing import Any
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable
 
-ACTIVE, AWAITING, FREE = 0, 1, 2
-"""States of a block: allocated, freed by the program but in use by a stream, free."""
-_STATES = {
-    "active_allocated": ACTIVE,
-    "active_awaiting_free": AWAITING,
-}
+ACTIVE, AWAITING, FREE = 0, 1, 2  # States: allocated, freed but in use by a stream, free.
+_STATES = {"active_allocated": ACTIVE, "active_awaiting_free": AWAITING}
 MAX_SIZE = 2**62  # Sizes from here on are invalid.
 PAGE_BYTES = {"small": 2 * 2**20, "large": 20 * 2**20}
 """Pages of an expandable segment, by its type; it grows and shrinks by whole pages.
@@ -75,10 +70,7 @@ class SegmentBlock:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """A stretch of a segment with one state (ACTIVE, AWAITING or FREE).
-
-    `stack` is NO_STACK for a block without a stack, and for several blocks.
-    """
+    """A stretch of a segment with one state; several blocks have no stack (NO_STACK)."""
 
     size: int
     state: int
@@ -142,10 +134,7 @@ def fragmentation(segments: object) -> Fragmentation:
 
 
 def segments_of(segments: object) -> Iterator[dict[str, Any]]:
-    """Yield the segments of a list; duplicates, also of their blocks, only once.
-
-    A small file can list the same million blocks a million times.
-    """
+    """Yield the segments of a list once: a small file can list the same blocks a million times."""
     seen: set[int] = set()
     for segment in _dicts(segments):
         blocks = segment.get("blocks")
@@ -176,10 +165,7 @@ def blocks_of(segment: dict[str, Any]) -> Iterator[SegmentBlock]:
 
 
 def _returnable(segment: dict[str, Any], blocks: list[SegmentBlock]) -> int:
-    """Return the free bytes of a segment in use that can be returned to the driver.
-
-    These are whole pages of expandable segments.
-    """
+    """Return the free bytes of a used segment that the driver can get: whole expandable pages."""
     if segment.get("is_expandable") is not True:
         return 0
     page = PAGE_BYTES.get(str(segment.get("segment_type")), PAGE_BYTES["large"])
@@ -253,10 +239,7 @@ def _row(segment: dict[str, Any], use: Fragmentation, stacks: StackTable) -> Seg
 
 
 def _merged(parts: Sequence[SegmentSlice], size: int) -> Iterable[SegmentSlice]:
-    """Yield fewer parts: small neighbors become up to three parts, one per state.
-
-    Neighbors are merged up to three MAX_PARTS-ths of the segment.
-    """
+    """Yield fewer parts: neighbors of up to 3/MAX_PARTS of the segment become one per state."""
     limit = 3 * size // MAX_PARTS
     sums = [0, 0, 0]
     for part in (*parts, None):

@@ -1,7 +1,6 @@
 """Stack frames of an allocation as text, and the module of a stack; pure, no I/O.
 
-torch lists frames from the innermost to the outermost, each as a dict of `filename`, `line` and
-`name`. Files are untrusted: entries that are no such frame are skipped.
+torch lists frames innermost first. Files are untrusted: malformed frames are skipped.
 """
 
 from __future__ import annotations
@@ -99,10 +98,8 @@ class StackTable:
     """Numbers stacks from 0, up to the limits."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        """The distinct frames."""
-        self.frames: list[tuple[int, ...]] = []
-        """For each stack its frames, as indices of `texts`, innermost first."""
+        self.texts: list[str] = []  # The distinct frames.
+        self.frames: list[tuple[int, ...]] = []  # Indices of `texts`, innermost first.
         self._by_frames: dict[tuple[int, ...], int] = {(): NO_STACK}
         self._by_text: dict[str, int] = {}
         self._by_ids: dict[tuple[int, ...], int] = {}

@@ -20,20 +20,15 @@ from stepscope.memory.snapshots.segments import (
     whole,
 )
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of
-from stepscope.memory.snapshots.timeline import MemoryTimeline, history
-from stepscope.memory.snapshots.trace import MAX_OOMS
+from stepscope.memory.snapshots.timeline import MAX_OOMS, MemoryTimeline, history
 
-MAX_SITES = 2000
-"""Maximum number of stacks with live memory that are listed; programs have some hundred."""
+MAX_SITES = 2000  # Stacks with live memory that are listed; programs have some hundred.
 MAX_TEXT_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationSite:
-    """Live memory of one stack on one device at the end, in bytes.
-
-    `size` is the allocated, `requested` the requested memory.
-    """
+    """Live memory of one stack on one device at the end: allocated and requested bytes."""
 
     device: int
     stack: int
@@ -112,7 +107,6 @@ def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
 
 
 def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
-    """Return the live memory of each stack at the end, the largest first."""
     sums: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for segment in segments_of(segments):
         device = whole(segment.get("device")) or 0
@@ -169,15 +163,11 @@ class SnapshotDiff:
     changes: tuple[StackDiff, ...]
     before: int  # All live bytes.
     after: int
-    complete: bool
-    """False if one of the two has more stacks than are listed: the rest is not compared."""
+    complete: bool  # False if one of both has more stacks than are listed and compared.
 
 
 def difference(first: SnapshotSummary, second: SnapshotSummary) -> SnapshotDiff:
-    """Return the changes of live memory from the first snapshot to the second.
-
-    Blocks are compared by the stack that allocated them: addresses mean nothing across runs.
-    """
+    """Return the changes of live memory by the allocating stack: addresses differ across runs."""
     sums: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for side, summary in enumerate((first, second)):
         for site in summary.sites:

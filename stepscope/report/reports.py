@@ -1,4 +1,4 @@
-"""The report of one or several runs, from their folders, which may be foreign."""
+"""The reports of runs, and of a sweep of the lab, from their folders, which may be foreign."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from stepscope.bottleneck.classify import BottleneckKind
+from stepscope.common import formatting
 from stepscope.common.files import read_tail
-from stepscope.common.formatting import (
-    format_bytes,
-    format_duration,
-    format_short_time,
-    printable,
-    three_digits,
-)
+from stepscope.common.formatting import format_bytes, format_duration, format_short_time, printable
 from stepscope.common.json_values import dict_of
 from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, compare_runs
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
 from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
 from stepscope.distributed.hangs.diagnose import read_record
+from stepscope.lab.report import HEADINGS, closing, ordered
+from stepscope.lab.report import rows as verdict_rows
 from stepscope.memory.oom.reader import judged
 from stepscope.metrics import BY_KEY, Unit
 from stepscope.recorder.final_values import MAX_BUCKETS
-from stepscope.report.page import MAX_BLOCK, MAX_BYTES, Report, untrusted_content
+from stepscope.report.page import (
+    COLORS,
+    MAX_BLOCK,
+    MAX_BYTES,
+    Line,
+    Report,
+    line_chart,
+    untrusted_content,
+)
 from stepscope.report.scrubber import scrubber_of
-from stepscope.report.svg import COLORS, Line, line_chart
 from stepscope.run import RunInfo, rank_file
 from stepscope.store.blocks import Floats
 
@@ -153,7 +158,6 @@ def _add_run(report: Report, figures: RunFigures, name: str, full: bool, points:
 
 
 def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
-    """Add what a run that hung, failed or ran out of memory has recorded."""
     run, hang = recorded.run, recorded.hang
     if hang is not None:
         rows = {
@@ -185,7 +189,8 @@ def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
     readings = []
     for key, (_, _, points) in list(lines.items())[:MAX_ROWS]:
         unit, value = BY_KEY[key].unit if key in BY_KEY else Unit.NONE, float(points[-1])
-        text = f"{three_digits(value)} {unit.value}".replace(" %", "%").removesuffix(" count")
+        number = formatting.three_digits(value)
+        text = f"{number} {unit.value}".replace(" %", "%").removesuffix(" count")
         show = {Unit.BYTES: format_bytes, Unit.SECOND: format_short_time}.get(unit)
         readings.append((key, text if show is None else show(value)))
     report.table("Last readings", ("metric", "value"), readings)
@@ -210,7 +215,6 @@ def _add_out_of_memory(report: Report, run: RunInfo, rank: RankData) -> None:
 
 
 def _add_overlays(report: Report, each: Sequence[RunFigures], names: Sequence[str]) -> None:
-    """Add charts with a line per run over the steps."""
     pairs = zip(names, each, strict=True)
     lines = [(report.scrub(name), read_lines(one.run)) for name, one in pairs if not one.problem]
     for key in ("train/loss", "perf/step_time"):
@@ -275,3 +279,29 @@ def values_of(values: object, full: bool) -> Iterator[tuple[str, str | None]]:
         yield name, "[removed]" if not full and name in _PRIVATE and value else text
     if len(entries) > MAX_ROWS:
         yield "…", f"{len(entries) - MAX_ROWS:,} more are not shown"
+
+
+@untrusted_content()
+def sweep_report(sweep: Mapping[str, Any], *, full: bool = False) -> str:
+    """Return the page of sweep.json; `full` as in `run_report`. Raises ReportError."""
+    scrub = str if full else scrubber_of((), (sweep, sweep["machine"]))
+    report = Report(f"Sweep report: {sweep['workload']}", scrub)
+    report.heading(report.scrub(str(sweep["id"])), 2)
+    report.paragraph(f"Status: {sweep['status']}. {sweep['reason'] or ''}")
+    report.table("Verdicts", HEADINGS, verdict_rows(sweep))
+    effects: list[Line] = [("", np.zeros(2), np.array([0.0, 1.0]))]
+    names: dict[float, str] = {}
+    for arm in reversed(ordered(sweep)):
+        if None not in (ends := [arm[name] for name in ("low", "effect", "high")]):
+            names[len(effects)] = report.scrub(str(arm["name"]))
+            low, effect, high = np.clip(100 * np.array(ends, float), -100, 1000)
+            mark = len(effects) + np.array([0, 0, 0.2, -0.2, 0, 0])
+            effects.append(("", np.array([low, *4 * [effect], high]), mark))
+    effects[0][2][1] = len(effects)  # from the bottom to the top
+    if names:
+        x_label = "effect on throughput, %; the mark is the estimate, the line its interval"
+        report.parts.append(line_chart("Effect of each variant", x_label, effects, names))
+    for line in closing(sweep):
+        report.paragraph(line)
+    report.table("Machine", ("name", "value"), values_of(sweep["machine"], full))
+    return report.html()
