@@ -44,7 +44,7 @@ from stepscope.lab.gate import (
     parse_gate,
     worst,
 )
-from stepscope.lab.patch_file import write_patch
+from stepscope.lab.patch import write_patch
 from stepscope.lab.revision import check_links, repository
 from stepscope.lab.script_plan import (
     ARGUMENTS,

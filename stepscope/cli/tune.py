@@ -21,8 +21,7 @@ from stepscope.lab.command import (
     print_error,
     shown,
 )
-from stepscope.lab.patch import Patch
-from stepscope.lab.patch_file import write_patch
+from stepscope.lab.patch import Patch, write_patch
 from stepscope.lab.script_plan import TunePlan, tuning_candidates, variant
 from stepscope.lab.statistics import load_scipy
 from stepscope.lab.sweep_runner import SweepRunner

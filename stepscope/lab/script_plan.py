@@ -26,7 +26,7 @@ from stepscope.lab.command import UsageError
 from stepscope.lab.folder import Trial
 from stepscope.lab.plan import SweepPlan, Variant
 from stepscope.lab.revision import RevisionError, resolve
-from stepscope.lab.time_budget import seconds_needed
+from stepscope.lab.sweep_state import seconds_needed
 from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.settings import SETTINGS, SettingError, parse
 
