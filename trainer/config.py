@@ -148,7 +148,7 @@ class RunConfig:
     cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state in host memory
     time_collectives: bool = False  # times every collective; may reduce overlap
     nan_policy: NanPolicy = NanPolicy.STOP
-    # Workloads that read the following fields: trainer/workload_traits.py.
+    # Workloads that read the following fields: TRAITS in trainer/config_validation.py.
     width: int = 32  # channels of the first stage, embedding size, or side of a matrix
     image_size: int = 32  # pixels per side
     num_layers: int = 2

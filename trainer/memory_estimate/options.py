@@ -11,9 +11,9 @@ import msgspec
 
 from stepscope.lab.command import UsageError
 from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS
-from trainer.config import FIELDS, RunConfig, Workload
+from trainer.config import FIELDS, RunConfig
 from trainer.config_validation import TrainDevice
-from trainer.lab.options import configured, settings_of, value_of
+from trainer.lab.options import add_settings, configured, settings_of, value_of
 
 EXAMPLES = """\
 examples:
@@ -52,15 +52,8 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = found.add_argument
-    built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
-    add(
-        "--workload", metavar="W", help=f"path.py:build for a custom workload, or one of {built_in}"
-    )
-    add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
-    add("--precision", metavar="P", help="fp32, tf32, bf16, fp16, pure_bf16 or pure_fp16")
-    add("--batch-size", metavar="N", help="samples per batch")
+    add_settings(found)
     add("--config", metavar="FILE", help="settings as JSON, or a run.json; - is standard input")
-    add("--set", metavar="FIELD=VALUE", action="append", default=[], help="a setting")
     help_ = "also predict other batch sizes, up to the limit (old name: --largest)"
     add("--find-batch-size", "--largest", action="store_true", help=help_)
     help_ = "with --find-batch-size: recommend a size, by short runs (old name: --probe)"

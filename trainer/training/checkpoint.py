@@ -21,8 +21,7 @@ from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
 from stepscope.run.setting_names import current_settings
 from trainer.error_messages import RunFailedError
-from trainer.training.dcp_metadata import DAMAGED
-from trainer.training.distributed_checkpoint import NAME, check_archive, load_shards
+from trainer.training.distributed_checkpoint import DAMAGED, NAME, check_archive, load_shards
 
 FORMAT = "stepscope-checkpoint-1"
 MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
