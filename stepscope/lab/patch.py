@@ -1,7 +1,4 @@
-"""The settings of a sweep as a change of the script's source text, and `patch.json` in its folder.
-
-Nothing is executed.
-"""
+"""The settings of a sweep as a change of the script's source text, which is not executed."""
 
 from __future__ import annotations
 

@@ -82,7 +82,6 @@ class SweepState:
 
 
 def rules_of(plan: SweepPlan) -> Rules:
-    """Return the parameters of the statistics."""
     return Rules(**{spec.name: getattr(plan, spec.name) for spec in fields(Rules)})
 
 
@@ -232,10 +231,7 @@ def seconds_needed(plan: SweepPlan, first: Trial) -> float:
 def rounds_that_fit(
     plan: SweepPlan, trials: Sequence[Trial], key: str, fraction: float
 ) -> RoundFits | None:
-    """Return whether a round of a comparison fits in a fraction of the budget; None without one.
-
-    The shortest confirmation always remains.
-    """
+    """Return whether a round, and then a confirmation, fit in a fraction of the budget."""
     budget = plan.budget_s
     if budget is None:
         return None
@@ -292,7 +288,6 @@ def _pair_s(before: Sequence[Trial]) -> float:
 
 
 def _seconds(trials: Sequence[Trial]) -> dict[str, list[float]]:
-    """Return the seconds of the trials by name."""
     took: dict[str, list[float]] = {}
     for one in trials:
         took.setdefault(one.name, []).append(one.seconds)

@@ -21,7 +21,6 @@ from stepscope.host.parent_death_signal import (
 
 
 def main(module: str) -> None:
-    """Run one trial and print its result."""
     set_parent_death_signal()
     # Output of the training must not mix with the result.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")

@@ -44,7 +44,6 @@ Exit codes: 0 the sweep is finished, 1 it failed, 2 wrong usage, 130 it was stop
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of `stepscope lab`."""
     found = argparse.ArgumentParser(
         prog="stepscope lab",
         description="Measure which settings make training faster on this machine. Each trial is a "
@@ -85,10 +84,7 @@ PLANNING = (
 def plan_of(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
 ) -> tuple[WorkloadPlan, tuple[str, ...]]:
-    """Return the plan of the options, and notes on changes of the baseline.
-
-    Raises UsageError and ConfigError.
-    """
+    """Return the plan, and notes on changes of the baseline. Raises UsageError and ConfigError."""
     given = settings_of(options)
     config = configured(options, devices)
     notes: tuple[str, ...] = ()
@@ -203,10 +199,7 @@ def _variants(
 def _changes(
     token: str, config: RunConfig, devices: Sequence[TrainDevice]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the changes of a variant's text; several for a field without a value.
-
-    Raises UsageError, also for a setting that has two values.
-    """
+    """Yield the changes of a variant's text; several for a field without a value."""
     custom = [name for name in own_settings(config) if name not in FIELDS]
     switched: dict[str, bool] = {}
     texts: dict[str, Any] = {}

@@ -46,10 +46,7 @@ class AllocationCategory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllocationEvent:
-    """An allocation (`size` above 0) or its release (-`size`) of the memory with this number.
-
-    `pool` is the allocator's: "" or that of a CUDA graph.
-    """
+    """An allocation (`size` > 0) or its release (-`size`) in the pool "" or of a CUDA graph."""
 
     number: int
     size: int

@@ -54,10 +54,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSizeCurve:
-    """Points by batch size, the largest size that fits, and a recommended one.
-
-    `largest` and `recommended` are None if unknown; `why` explains both.
-    """
+    """Points by batch size, the largest that fits and a recommended one (or None), and why."""
 
     points: tuple[Point, ...]
     free: int | None
@@ -194,10 +191,7 @@ def sizes_to_measure(points: Sequence[Point], free: int) -> list[int]:
 def measure(
     config: RunConfig, sizes: Sequence[int], progress: Progress
 ) -> tuple[dict[int, list[float]], list[str]]:
-    """Return samples/s by batch size and round, and the reasons of missing sizes.
-
-    Raises OSError if no temporary folder can be created.
-    """
+    """Return samples/s by batch size and round, and why sizes are missing. Raises OSError."""
     job = {"config": config.to_dict(), "seed": config.seed, "steps": 0}
     job |= {"warmup": WARMUP_STEPS, "seconds": SECONDS}
     rates: dict[int, list[float]] = {size: [] for size in sizes}

@@ -121,7 +121,6 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
 
 
 def compare_with_free(prediction: MemoryEstimate, free: FreeMemory) -> FitResult:
-    """Compare a prediction with the free memory."""
     outside = sum(prediction.outside.values())
     needed = round(prediction.taken * MARGIN) + outside
     available = f"{format_bytes(free.bytes)} is free"

@@ -42,7 +42,6 @@ _EARLIER = {field: (name,) for name, field in EARLIER_FIELDS.items()}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of `python -m trainer.memory_estimate`."""
     found = argparse.ArgumentParser(
         prog="stepscope measure-memory",
         description="Predict a run's peak memory without running it or needing a GPU, and "
@@ -69,10 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
-    """Return the configuration of the options, which override a file of settings.
-
-    Raises UsageError and ConfigError.
-    """
+    """Return the configuration of options and settings file. Raises UsageError and ConfigError."""
     fields = {
         field: getattr(options, f"field_{field}", None) for field in (*FIELDS, *EARLIER_IMPLS)
     }

@@ -56,10 +56,7 @@ class SimulatedStep:
 
 
 class _Absent(CudaAccelerator):
-    """A CUDA device that may be absent.
-
-    Torch without CUDA cannot train on fake CUDA tensors: they are on the host then.
-    """
+    """A CUDA device that may be absent; with a torch without CUDA its tensors are on the host."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", 0) if HAS_CUDA else torch.device("cpu")

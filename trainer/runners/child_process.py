@@ -31,10 +31,7 @@ SHUT_DOWN = "The server was shut down while the run was busy; an unfinished chec
 
 
 class PredictionRun(Child):
-    """A memory estimate, with `largest` also the batch size finder. Thread-safe.
-
-    Raises OSError if the process cannot be started.
-    """
+    """A memory estimate, with `largest` also the batch size finder. Thread-safe. Raises OSError."""
 
     def __init__(self, config: RunConfig, *, largest: bool = False) -> None:
         self.config = config
@@ -109,10 +106,7 @@ class LessonRun(Child):
 
 
 class ChildRun(ChildProcess):
-    """A run in a child process whose output is written to worker.log.
-
-    Its methods are those of ThreadRun.
-    """
+    """A run in a child process that writes its output to worker.log. Methods: see ThreadRun."""
 
     def __init__(self, folder: Path, arguments: Sequence[str], **options: Any) -> None:
         self._first = folder.resolve()

@@ -76,7 +76,6 @@ class TorchrunRun(ChildRun):
 
 
 def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
-    """Return torchrun's arguments for the ranks of this machine."""
     return [
         *ONE_MACHINE,
         f"--nproc-per-node={config.devices_per_node}",

@@ -55,10 +55,7 @@ def _on_host(name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
-    """Return the state of a checkpoint on the CPU, with sharded tensors read into `room`.
-
-    Raises CheckpointError.
-    """
+    """Return a checkpoint on the CPU, its shards read into `room`. Raises CheckpointError."""
     name = f"{path.parent.name}/{path.name}"
     try:
         with open(open_regular_file(path), "rb") as file:

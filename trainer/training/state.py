@@ -106,7 +106,6 @@ class TrainState:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:

@@ -248,10 +248,7 @@ class ImageList:
 
 
 def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries) -> ImageList:
-    """Validate the entries and split them. Raises ImageError.
-
-    Without a validation split, a fixed random fifth of the images becomes one.
-    """
+    """Validate and split the entries; if none is for validation, a fifth is. Raises ImageError."""
     usable = _usable(folder, entries, broken)
     names = Counter(entry.label for entry in usable)
     if len(names) < 2:
@@ -280,7 +277,6 @@ def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntri
 def _usable(
     folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries
 ) -> list[ImageEntry]:
-    """Return valid entries without duplicates."""
     places = PathValidator(folder)
     found: dict[str, ImageEntry] = {}
     for entry in entries:

@@ -83,7 +83,6 @@ class ImageFileDataset:
     def of(
         cls, images: ImageList, entries: list[ImageEntry], config: RunConfig
     ) -> ImageFileDataset:
-        """Return the split of these entries."""
         broken = torch.zeros(len(entries), dtype=torch.bool)
         broken.share_memory_()  # type: ignore[no-untyped-call]
         labels = images.labels(entries)
@@ -93,7 +92,6 @@ class ImageFileDataset:
 
     @property
     def length(self) -> int:
-        """Images per epoch."""
         return len(self.entries)
 
     def take(self, indices: Tensor) -> Batch:
@@ -111,7 +109,6 @@ class ImageFileDataset:
         return inputs, targets
 
     def room(self, size: int) -> Batch:
-        """Return empty tensors for a batch of `size` samples."""
         images = torch.empty((size, 3, self.size, self.size), dtype=torch.uint8)
         return images, torch.empty(size, dtype=torch.int64)
 
