@@ -16,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS, current_settings
 
@@ -148,7 +150,7 @@ class RunConfig:
     cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state in host memory
     time_collectives: bool = False  # times every collective; may reduce overlap
     nan_policy: NanPolicy = NanPolicy.STOP
-    # Workloads that read the following fields: trainer/workload_traits.py.
+    # Workloads that read the following fields: TRAITS in trainer/config_validation.py.
     width: int = 32  # channels of the first stage, embedding size, or side of a matrix
     image_size: int = 32  # pixels per side
     num_layers: int = 2
@@ -174,8 +176,8 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values, for `run.json`."""
-        values = {name: getattr(self, name) for name in FIELDS}
-        return {key: str(v) if isinstance(v, StrEnum) else v for key, v in values.items()}
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
     if not TYPE_CHECKING:  # earlier names, which users' workload files read
 
@@ -203,10 +205,7 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Return a configuration from the output of `to_dict`, also of earlier versions.
-
-        Ignores unknown keys and fills in defaults. Raises ConfigError.
-        """
+        """Return a configuration from `to_dict`, also of earlier versions. Raises ConfigError."""
         values = current_settings(values)
         base = defaults(
             _checked("workload", values.get("workload", Workload.DIGITS_CNN)),
@@ -340,9 +339,7 @@ def checkpoints(root: Path) -> list[str]:
 
 
 def _error(field: str, constraint: str, value: object, remedy: str) -> ConfigError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return ConfigError(ConfigIssue(field, f"{constraint}, got {shown}", remedy))
+    return ConfigError(ConfigIssue(field, f"{constraint}, got {value!r:.60}", remedy))
 
 
 def _checked(name: str, value: Any) -> Any:

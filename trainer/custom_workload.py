@@ -14,6 +14,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from trainer.config import OPTION_NAME, RunConfig, Workload
 
@@ -38,10 +40,7 @@ class CustomWorkload:
 
 
 def choose(text: str) -> CustomWorkload:
-    """Set `path.py:build` as the custom workload of this process and its children.
-
-    Raises UserWorkloadError. Does not run the file.
-    """
+    """Set `path.py:build` for this process and its children. Raises UserWorkloadError."""
     found = _parsed(text)
     os.environ[VARIABLE] = f"{found.path}:{found.function}"
     return found
@@ -130,14 +129,11 @@ def _parsed(text: str) -> CustomWorkload:
 
 def _settings(place: str, value: ast.expr | None) -> dict[str, str]:
     try:
-        found = ast.literal_eval(value) if value is not None else None
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(part, str) for pair in found.items() for part in pair
-    ):
+        literal = ast.literal_eval(value) if value is not None else None
+        found = msgspec.convert(literal, dict[str, str])
+    except (ValueError, TypeError, MemoryError, RecursionError) as error:
         reason = "SETTINGS must be a literal dict of names and descriptions"
-        raise _error(place, reason, 'Write it as {"name": "What it does."}')
+        raise _error(place, reason, 'Write it as {"name": "What it does."}') from error
     for name in found:
         if not re.fullmatch(OPTION_NAME, name):
             reason = f"the setting {name[:60]!r} needs a name of small letters, digits and _"

@@ -65,10 +65,7 @@ def form_of(path: Path) -> DatasetLayout | None:
 
 
 def data_path(root: Path, name: str) -> Path:
-    """Return the path of the dataset `name`. Raises ConfigError if there is none.
-
-    Symbolic links must not lead out of the data folder.
-    """
+    """Return the path of a dataset inside the data folder. Raises ConfigError if there is none."""
     path = Path(os.path.realpath(root / name))
     if name and path.is_relative_to(os.path.realpath(root)) and form_of(path) is not None:
         return path

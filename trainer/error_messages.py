@@ -9,9 +9,8 @@ import torch
 from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload, either
-from trainer.config_validation import TrainDevice, choice_problem
+from trainer.config_validation import TrainDevice, choice_problem, reads
 from trainer.custom_workload import place_in_user_code
-from trainer.workload_traits import reads
 
 
 class RunFailedError(Exception):

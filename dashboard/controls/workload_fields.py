@@ -8,8 +8,8 @@ from dashboard.controls.config_widgets import TEXTS, number, problem_caption, se
 from stepscope.common.config_issue import ConfigIssue
 from trainer import custom_workload as custom
 from trainer.config import LIMITS, RunConfig, Workload
+from trainer.config_validation import TRAITS
 from trainer.datasets import data_problem, data_root, data_sets
-from trainer.workload_traits import TRAITS
 
 CAPTIONS = {
     Workload.IMAGES: "Images from a CSV file or class folders, decoded again every epoch.",

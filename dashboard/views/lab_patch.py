@@ -10,8 +10,7 @@ import streamlit as st
 from dashboard.format import escape_markdown, note
 from dashboard.sweeps import StoredSweep
 from dashboard.views.parts import download
-from stepscope.lab.patch import Patch
-from stepscope.lab.patch_file import read_patch
+from stepscope.lab.patch import Patch, read_patch
 from stepscope.lab.verdict_text import VariantVerdict
 
 _OTHERS = {

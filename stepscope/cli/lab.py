@@ -23,7 +23,7 @@ from stepscope.lab.folder import (
     write_plan,
 )
 from stepscope.lab.gate import Gate
-from stepscope.lab.patch_file import write_patch
+from stepscope.lab.patch import write_patch
 from stepscope.lab.revision import check_links, repository
 from stepscope.lab.script_plan import (
     ARGUMENTS,

@@ -13,8 +13,7 @@ from stepscope.cli.lab import NPROC, command_of, folder_of, numbers_of, script_a
 from stepscope.common.formatting import printable
 from stepscope.lab import command
 from stepscope.lab.command import UsageError, print_error
-from stepscope.lab.patch import Patch
-from stepscope.lab.patch_file import write_patch
+from stepscope.lab.patch import Patch, write_patch
 from stepscope.lab.script_plan import TunePlan, tuning_candidates, variant
 from stepscope.lab.statistics import load_scipy
 from stepscope.lab.sweep_runner import SweepRunner

@@ -27,7 +27,6 @@ class UsageError(Exception):
 
 
 def print_error(text: str) -> None:
-    """Print one line on stderr."""
     sys.stderr.write(f"{printable(text)}\n")
 
 

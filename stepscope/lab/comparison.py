@@ -44,10 +44,7 @@ class NextTrial:
 
 @dataclass(frozen=True, slots=True)
 class VariantComparison:
-    """A reference and the variants compared with it; `key` is `contest` in samples.jsonl.
-
-    Each round has `runs` trials of the reference.
-    """
+    """A reference, with `runs` trials per round, and variants; `key` is `contest` of its trials."""
 
     key: str
     reference: str
@@ -85,7 +82,6 @@ class ComparisonState:
 
 
 def of_contest(trials: Iterable[Trial], key: str) -> list[Trial]:
-    """Return the trials of one comparison, in order."""
     return [trial for trial in trials if trial.contest == key]
 
 
@@ -96,10 +92,7 @@ def replay_comparison(
     seed: int,
     fits: RoundFits | None = None,
 ) -> ComparisonState:
-    """Return the state of a comparison after its trials.
-
-    A round begins only if `fits` returns True for its number and its names.
-    """
+    """Return the state of a comparison after its trials; a round begins only if it `fits`."""
     taken = of_contest(trials, comparison.key)
     state = ComparisonState()
     state.flaky = {name: text for name in comparison.challengers if (text := _flaky(taken, name))}

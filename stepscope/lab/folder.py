@@ -200,7 +200,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """True if the trial has metrics."""
         return self.reason is None
 
 

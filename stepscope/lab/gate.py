@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -55,10 +56,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The change of a metric in one variant, as fractions; None without two rounds.
-
-    `low` and `high` are also None for runs without a spread.
-    """
+    """The change of a metric as fractions; None without two rounds, or without a spread."""
 
     gate: Gate
     variant: str
@@ -87,10 +85,7 @@ def parse_gate(text: str) -> Gate:
 def judge_gates(
     plan: SweepPlan, trials: Sequence[Trial], gates: Sequence[Gate]
 ) -> list[GateResult]:
-    """Return the result of each gate for each variant.
-
-    All gates and variants share the plan's error probability (Bonferroni).
-    """
+    """Return the result of each gate for each variant; all share `plan.alpha` (Bonferroni)."""
     variants = [arm.name for arm in plan.arms if arm.problem is None]
     level = plan.alpha / max(1, len(gates) * len(variants))
     measured = [trial for trial in of_contest(trials, ARMS) if trial.ok]
@@ -114,7 +109,6 @@ def _judge(
 def gate_result(
     gate: Gate, variant: str, rounds: int, interval: tuple[float, float, float]
 ) -> GateResult:
-    """Return the result for a change with its interval."""
     change, low, high = interval
     verdict = GateVerdict.INCONCLUSIVE
     if low > gate.limit:
@@ -148,12 +142,9 @@ def _pairs(
 
 def metric_key(trials: Sequence[Trial], metric: str) -> str | None:
     """Return the key that most trials have, so that all compare the same; None without a value."""
-    counts = {
-        key: sum(_value(trial.metrics, key) is not None for trial in trials)
-        for key in METRICS[metric]
-    }
-    most = max(counts, key=counts.__getitem__)
-    return most if counts[most] else None
+    values = ((_value(trial.metrics, key), key) for key in METRICS[metric] for trial in trials)
+    counts = Counter(key for value, key in values if value is not None)
+    return max(counts, key=counts.__getitem__, default=None)
 
 
 def _value(metrics: Mapping[str, Any], key: str | None) -> float | None:
@@ -176,7 +167,6 @@ def expected_resolution(plan: SweepPlan, gates: int, spread: float = ASSUMED_SPR
 
 
 def worst(results: Sequence[GateResult]) -> GateVerdict:
-    """Return the verdict that decides the exit code."""
     order = list(GateVerdict)
     return max((result.verdict for result in results), key=order.index)
 

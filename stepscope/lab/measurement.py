@@ -189,10 +189,7 @@ class Steps:
 def _device(
     run: Run, steps: Steps, devices: Sequence[str | None], seconds_per_sample: float
 ) -> dict[str, Any]:
-    """Return NVML's values during the measured steps; all None on a CPU.
-
-    `devices` are those of the ranks, by default the first GPU of `run`.
-    """
+    """Return NVML's values during the measured steps of the ranks' `devices`; all None on a CPU."""
     first = next(iter(run.gpus), "")
     gpus = list(dict.fromkeys(device or first for device in devices))
     masks = _during(run, "gpu/throttle_reasons", gpus[0], steps)[1]

@@ -142,10 +142,7 @@ class SweepPlan:
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a SweepPlan from plan.json, without its variants.
-
-    A plan without `baselines` is of a version with one baseline trial per round.
-    """
+    """Return the fields of a SweepPlan from plan.json; earlier versions had one baseline trial."""
     names = [spec.name for spec in fields(SweepPlan) if spec.name != "arms"]
     given = {"baselines": 1} | {name: values[name] for name in names if name in values}
     return {**given, "looks": tuple(values.get("looks", LOOKS))}

@@ -1,7 +1,4 @@
-"""A sweep as a table in a terminal and as CSV.
-
-The folder of a sweep may be foreign, so every text is escaped.
-"""
+"""A sweep as a table in a terminal and as CSV; texts of a foreign folder are escaped."""
 
 from __future__ import annotations
 
@@ -41,7 +38,6 @@ def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the cells of the baseline and of each variant."""
     baseline = sweep["baseline"]
     found: list[tuple[str, ...]] = [
         ("baseline", baseline["label"], "", *_metrics(baseline), "", str(baseline["rounds"]))
@@ -80,7 +76,6 @@ def _unit(sweep: Mapping[str, Any]) -> str:
 
 
 def progress_line(sweep: Mapping[str, Any]) -> str:
-    """Return the progress of a sweep in one line."""
     progress = sweep["progress"]
     left = progress["seconds_left"]
     text = f"[{progress['done']}/{progress['total']}] {progress['doing']}"

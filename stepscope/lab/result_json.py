@@ -18,12 +18,12 @@ from stepscope.lab.sweep_state import (
     BASELINE,
     COMBINE,
     CONFIRM,
+    NOT_DECIDED,
     SweepPhase,
     SweepState,
     confirming_rules,
     rules_of,
 )
-from stepscope.lab.time_budget import NOT_DECIDED
 from stepscope.lab.verdict_text import impossible, of_drift, verdict_json
 
 CALIBRATE = "calibrate"

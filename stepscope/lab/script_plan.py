@@ -26,7 +26,7 @@ from stepscope.lab.command import UsageError
 from stepscope.lab.folder import Trial
 from stepscope.lab.plan import SweepPlan, Variant
 from stepscope.lab.revision import RevisionError, resolve
-from stepscope.lab.time_budget import seconds_needed
+from stepscope.lab.sweep_state import seconds_needed
 from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.settings import SETTINGS, SettingError, parse
 
@@ -71,7 +71,6 @@ class ScriptPlan(SweepPlan):
 
     @property
     def workload(self) -> str:
-        """The name of the script or module."""
         return self.script.target if self.script.is_module else Path(self.script.target).stem
 
     @property
@@ -84,7 +83,6 @@ class ScriptPlan(SweepPlan):
         return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"
 
     def subject(self) -> dict[str, Any]:
-        """Return the command of the baseline."""
         script = asdict(self.script)
         lists = {"arguments": list(self.script.arguments), "links": list(self.script.links)}
         if self.script.nproc_per_node is None:  # as in the plans of earlier versions
@@ -94,7 +92,6 @@ class ScriptPlan(SweepPlan):
     def combine(
         self, first: Mapping[str, Any], second: Mapping[str, Any]
     ) -> tuple[dict[str, Any], str | None]:
-        """Return both changes together, and why they exclude each other."""
         one, two = first.get(ARGUMENTS, []), second.get(ARGUMENTS, [])
         rest = {name: value for name, value in second.items() if name != ARGUMENTS}
         together, refused = SweepPlan.combine(self, first, rest)
@@ -109,7 +106,6 @@ class ScriptPlan(SweepPlan):
         return together, refused
 
     def compiles(self, changes: Mapping[str, Any]) -> bool:
-        """Return True if these changes turn torch.compile on."""
         return WITH + "compile" in changes
 
 
@@ -125,11 +121,9 @@ class TunePlan(ScriptPlan):
 
     @property
     def budget_s(self) -> float:
-        """The time limit of the sweep in seconds."""
         return 60 * self.minutes
 
     def subject(self) -> dict[str, Any]:
-        """Return the command of the baseline and the time budget."""
         return {**ScriptPlan.subject(self), "minutes": self.minutes}
 
     @property
@@ -175,10 +169,7 @@ def _refusal(arm: Variant, refused: Mapping[str, str]) -> ConfigIssue | None:
 
 
 def tuning_candidates(cores: int) -> list[str]:
-    """Return the variants of `stepscope tune` on a machine with this number of cores.
-
-    The last ones are left out first if the time is short.
-    """
+    """Return the variants of `stepscope tune`; in a short time the last are left out first."""
     workers = f"num_workers={max(1, min(4, cores))}"
     return [
         *("tf32", "bf16", "fp16", workers, "fused", "channels_last", "cudnn_benchmark"),
@@ -336,5 +327,4 @@ def _name(word: str) -> str:
 
 
 def _options(words: Sequence[str]) -> set[str]:
-    """Return the names of the options in arguments."""
     return {word.partition("=")[0] for word in words if word.startswith("-") or "=" in word}

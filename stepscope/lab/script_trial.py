@@ -10,7 +10,7 @@ import site
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from stepscope.lab.script_plan import (
     with_arguments,
     words_of,
 )
-from stepscope.lab.trial_process import KILL_TIMEOUT_S, LOG, POLL_S
+from stepscope.lab.trial_process import KILL_TIMEOUT_S, LOG, MAX_LOG_BYTES, POLL_S
 from stepscope.recorded_run import open_run
 from stepscope.run import RunError, RunInfo, RunStatus, rank_file, read_run, run_folders, runs_root
 from stepscope.run.rank_info import find_rank
@@ -59,7 +59,6 @@ NO_UPLOAD = {
 MODULES = "modules.json"
 MIN_SCRIPT_STEPS = 80  # of a whole script, for a warm-up of 10 and 30 measured steps
 SIMULATED = "The script trains on a simulated GPU, whose times are not those of a GPU."
-MAX_LOG_BYTES = 20_000
 UNEVEN_STEPS = (
     f"{LAST_STEP_S:.0f} s after that of another rank. All ranks must make the same number of "
     "optimizer steps."
@@ -171,10 +170,7 @@ def _touched(path: str) -> str:
 
 
 def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path, out: Path) -> int:
-    """Run the script under `stepscope watch`; return its exit code.
-
-    Raises OSError, RevisionError.
-    """
+    """Return the exit code of the script under `stepscope watch`. Raises OSError, RevisionError."""
     changes = job["changes"]
     words = with_arguments(script.arguments, changes.get(ARGUMENTS, []))
     words = [word.replace(OUT, str(out)).replace(SEED, str(job["seed"])) for word in words]
@@ -303,7 +299,6 @@ def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int, ranks
 
 
 def _steps_of(ended: RunInfo, number: int) -> int:
-    """Return the number of steps of a rank."""
     try:
         return len(Steps(open_run(ended.folder, rank=number), 0).seconds) + 1
     except RunTooShortError:
@@ -326,25 +321,14 @@ def files(root: Path, without: Set[Path]) -> Files:
     Hidden folders, `__pycache__` and the folders `without` are left out; links are not followed.
     """
     found: Files = {}
-    for entry in _walk(root, without):
-        try:
-            state = entry.stat(follow_symlinks=False)
-        except OSError:  # removed meanwhile
-            continue
-        found[entry.path] = (state.st_mtime_ns, state.st_size)
-        if len(found) >= MAX_FILES:
-            break
+    for folder, folders, names in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for path in (os.path.join(folder, name) for name in sorted(names + links)):
+            with contextlib.suppress(OSError):  # removed meanwhile
+                state = os.lstat(path)
+                found[path] = (state.st_mtime_ns, state.st_size)
+            if len(found) >= MAX_FILES:
+                return found
+        visible = (name for name in folders if not name.startswith(".") and name != "__pycache__")
+        folders[:] = sorted(name for name in visible if Path(folder, name) not in without)
     return found
-
-
-def _walk(root: Path, without: Set[Path]) -> Iterator[os.DirEntry[str]]:
-    try:
-        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
-    except OSError:  # not readable, so not changed by this user
-        return
-    for entry in entries:
-        hidden = entry.name.startswith(".") or entry.name == "__pycache__"
-        if not entry.is_dir(follow_symlinks=False):
-            yield entry
-        elif not hidden and Path(entry.path) not in without:
-            yield from _walk(Path(entry.path), without)

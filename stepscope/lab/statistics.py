@@ -196,10 +196,7 @@ def _interval(
 
 
 def confidence_interval(differences: Sequence[float], level: float) -> tuple[float, float, float]:
-    """Return the mean of log ratios and Student's interval with error probability `level`.
-
-    All three as fractions; needs two differences.
-    """
+    """Return the mean of two or more log ratios and Student's interval at `level`, as fractions."""
     values = np.asarray(differences)
     return _fractions(*_interval(values, values.var(ddof=1), len(values) - 1.0, level))
 
@@ -238,7 +235,6 @@ def values_needed(variance: float, half: float, level: float) -> int | None:
 def _finding(
     rounds: int, mean: float, low: float, high: float, margin: float, *, same: bool
 ) -> EffectEstimate:
-    """Return the finding of an interval of logarithms."""
     side = Side.SAME if same else Side.OPEN
     if low > margin or high < -margin:
         side = Side.ABOVE if mean > 0 else Side.BELOW

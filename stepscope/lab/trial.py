@@ -17,7 +17,6 @@ from stepscope.host.process_limits import call_at_end_of, kill_group, set_parent
 
 
 def main(module: str) -> None:
-    """Run one trial and print its result."""
     set_parent_death_signal()
     # Output of the training must not mix with the result.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")

@@ -30,10 +30,7 @@ POLL_S = 0.02
 
 
 class TrialProcess:
-    """Runs `run_trial` of a module for one trial at a time in `folder`.
-
-    A signal handler may call `stop`.
-    """
+    """Runs one trial at a time in `folder`. A signal handler may call `stop`."""
 
     def __init__(self, module: str, folder: Path = Path()) -> None:
         self._module = module

@@ -95,7 +95,6 @@ def _stalls(estimate: EffectEstimate, mean: float | None) -> str | None:
 
 
 def impossible(reason: str) -> dict[str, Any]:
-    """Return the verdict on an unsupported variant."""
     return {
         "verdict": VariantVerdict.IMPOSSIBLE,
         **_figures(_NOTHING),

@@ -30,7 +30,6 @@ class Autocast(ModelSetting):
         self._dtypes: set[str] = set()
 
     def dtype(self) -> Any:
-        """Return the dtype of torch."""
         raise NotImplementedError
 
     def problem(self, subject: Training) -> str | None:

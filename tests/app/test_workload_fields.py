@@ -12,9 +12,9 @@ from dashboard.controls.sidebar import WORKLOADS
 from tests.support.app_page import OpenPage, start_refused
 from trainer import custom_workload
 from trainer.config import Workload
+from trainer.config_validation import TRAITS
 from trainer.custom_workload import choose
 from trainer.datasets import MAKE_DIGITS, VARIABLE
-from trainer.workload_traits import TRAITS
 
 # A custom workload brings the labels of its own options.
 FIELDS = {name for traits in TRAITS.values() for name in traits.fields} - {"custom_options"}

@@ -16,7 +16,7 @@ from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
-from trainer.training.backend_flags import run_flags
+from trainer.training.precision import run_flags
 from trainer.training.train import run as train
 
 MIB = 2**20

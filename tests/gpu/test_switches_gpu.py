@@ -23,12 +23,12 @@ from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import refused, start_worker, train
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.training import backend_flags
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.cuda_graph_step import capture_step
 from trainer.training.loaders import Loader
 from trainer.training.loop import TrainLoop
 from trainer.training.model import prepare
+from trainer.training.precision import WORKSPACES, run_flags
 from trainer.training.state import TrainState
 from trainer.training.step import build_train_step
 from trainer.workloads import WORKLOADS
@@ -227,7 +227,7 @@ def test_replaying_never_waits_for_the_gpu(
     count = gradient_accumulation_steps
     config = cnn(gpu, precision=precision, gradient_accumulation_steps=count, max_grad_norm=1.0)
     config = replace(config, cuda_graphs=True)
-    with backend_flags.run_flags(config):
+    with run_flags(config):
         task = WORKLOADS[config.workload](config)
         training = TrainState(config, prepare(task.model, config, compute.device), compute)
         captured = capture_step(build_train_step(training, task), training, task.train)
@@ -269,7 +269,7 @@ def test_deterministic_comes_too_late_in_a_process_that_has_used_the_gpu(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.zeros(1, device=f"cuda:{gpu.cuda_index}")
-    monkeypatch.delenv(backend_flags.WORKSPACES, raising=False)
+    monkeypatch.delenv(WORKSPACES, raising=False)
     reason = refused(tmp_path, "run", cnn(gpu, deterministic=True))
     assert reason.startswith("deterministic: cuBLAS needs CUBLAS_WORKSPACE_CONFIG=:4096:8")
     assert "Choose the process runner" in reason
@@ -278,7 +278,7 @@ def test_deterministic_comes_too_late_in_a_process_that_has_used_the_gpu(
 def test_deterministic_in_a_process_of_its_own_gives_the_same_losses_twice(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(backend_flags.WORKSPACES, raising=False)
+    monkeypatch.delenv(WORKSPACES, raising=False)
     config = cnn(gpu, deterministic=True, max_steps=10, num_threads=1)
     losses = []
     for name in ("first", "second"):

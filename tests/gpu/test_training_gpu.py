@@ -22,9 +22,9 @@ from tests.support.waiting import wait_for
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.training.accelerator import CudaAccelerator
-from trainer.training.backend_flags import run_flags
 from trainer.training.loaders import Loader
 from trainer.training.model import prepare
+from trainer.training.precision import run_flags
 from trainer.training.state import TrainState
 from trainer.training.step import build_train_step
 from trainer.training.train import run as train

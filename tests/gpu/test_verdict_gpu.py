@@ -13,7 +13,7 @@ from stepscope.diagnosis.findings import read_recorded
 from stepscope.run import RunStatus, read_run
 from trainer.config import Precision, Workload, defaults
 from trainer.devices import list_devices
-from trainer.peak_flops import PeakFlops, peak_of
+from trainer.training.flops import PeakFlops, peak_of
 from trainer.training.train import run as train
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from trainer.config import Workload, defaults
 from trainer.memory_estimate.__main__ import main
+from trainer.memory_estimate.batch_size_finder import ROUNDS, measure
 from trainer.memory_estimate.estimate import MARGIN
-from trainer.memory_estimate.probe import ROUNDS, measure
 
 FIT = [sys.executable, "-m", "trainer.memory_estimate"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "measure-memory"]

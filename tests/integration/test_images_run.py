@@ -16,7 +16,7 @@ from tests.support.run_values import events, run_json
 from tests.support.training_runs import refused, train
 from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
-from trainer.workloads import image_decoding, images
+from trainer.workloads import images
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
 
     def counted(path: Path, size: int) -> Any:
         asked.append(path.name)
-        return image_decoding.decode_image(path, size)
+        return images.decode_image(path, size)
 
     monkeypatch.setattr(images, "decode_image", counted)
     decodes, losses = {}, {}

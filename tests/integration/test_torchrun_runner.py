@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
 from trainer.launch_commands import LaunchSpec, machine_command, rank_variables, slurm_script
-from trainer.runners.rank_shutdown import SIGNALED
+from trainer.runners.rank_worker import SIGNALED
 from trainer.runners.torchrun import TorchrunRun
 
 ROOT = Path(__file__).resolve().parents[2]

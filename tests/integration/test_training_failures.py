@@ -27,7 +27,7 @@ from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at, small
 from trainer.config import NanPolicy, RunConfig, Strategy, Workload
 from trainer.error_messages import RunFailedError
-from trainer.training import device_assignment
+from trainer.training import rank_info
 from trainer.training import train as training_run
 from trainer.training.accelerator import CpuAccelerator, HostReader
 from trainer.training.loaders import Loader, make_loader
@@ -150,7 +150,7 @@ def test_the_steps_before_the_servers_end_are_recorded(
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(session, "environment"), (device_assignment, "open_source"), (session, "Sampler")],
+    [(session, "environment"), (rank_info, "open_source"), (session, "Sampler")],
 )
 def test_what_fails_before_training_is_told_like_any_failure(
     module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

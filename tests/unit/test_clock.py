@@ -18,7 +18,7 @@ from stepscope.run.rank_info import now_of, read_rank_file
 from stepscope.store import StoreReader
 from tests.support.run_values import metric
 from trainer.config import Workload, defaults
-from trainer.runners.process import write_pending
+from trainer.runners.child_process import write_pending
 
 HOUR_S = 3600.0
 SetClock = Callable[[float], None]

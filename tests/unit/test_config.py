@@ -23,7 +23,7 @@ from trainer.config import (
     checkpoints,
     defaults,
 )
-from trainer.workload_traits import SOME_HAVE, TRAITS
+from trainer.config_validation import SOME_HAVE, TRAITS
 
 
 @pytest.mark.parametrize(

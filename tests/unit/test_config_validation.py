@@ -12,7 +12,9 @@ from tests.support.train_devices import gpu
 from trainer import config_validation as rules
 from trainer.config import Precision, RunConfig, Runner, Strategy, Workload, defaults
 from trainer.config_validation import (
+    TRAITS,
     TrainDevice,
+    WorkloadTraits,
     choice_problem,
     cores_note,
     epoch_problem,
@@ -20,7 +22,6 @@ from trainer.config_validation import (
     step_sentence,
     validate,
 )
-from trainer.workload_traits import TRAITS, WorkloadTraits
 
 GPU = gpu()
 GPUS = [GPU, replace(GPU, id="GPU-1", cuda_index=1)]

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.support.python_programs import run_python
-from trainer.runners.rank_shutdown import EXIT_CODE, SIGNALED
+from trainer.runners.rank_worker import EXIT_CODE, SIGNALED
 
 CHILD = """
 import select, signal, threading
 from stepscope.distributed.rendezvous import LauncherEnv
-from trainer.runners.rank_shutdown import ShutdownListener
+from trainer.runners.rank_worker import ShutdownListener
 
 ending = ShutdownListener(LauncherEnv(local_world_size=1))
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
@@ -25,11 +25,11 @@ REASON = """
 import signal, threading
 from types import SimpleNamespace
 from stepscope.distributed.rendezvous import LauncherEnv
-from trainer.runners import rank_shutdown
+from trainer.runners import rank_worker
 
-rank_shutdown.GRACE_S = 0.0
+rank_worker.GRACE_S = 0.0
 place = LauncherEnv(rank=1, local_rank={local_rank}, world_size=2, local_world_size=1)
-one = rank_shutdown.ShutdownListener(place)
+one = rank_worker.ShutdownListener(place)
 one.opened(
     SimpleNamespace(
         folder=None,

@@ -15,7 +15,7 @@ from stepscope.run import RunInfo, RunStatus, own_ranks, process_identity, read_
 from stepscope.run.folder import SIGTERM_FILE, rank_file
 from stepscope.run.rank_info import RankExit, first_cause
 from tests.support.rank_folder import GONE_PID, RankFolder
-from trainer.runners.rank_shutdown import AFTER_PEER
+from trainer.runners.rank_worker import AFTER_PEER
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
 NCCL = "DistBackendError: NCCL error, remote process exited or there was a network error"

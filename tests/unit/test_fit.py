@@ -18,7 +18,13 @@ from tests.support.train_devices import SIMULATED
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
-from trainer.memory_estimate.allocation_tracker import AllocationCategory, AllocationEvent
+from trainer.memory_estimate.allocation_tracker import (
+    AllocationCategory,
+    AllocationEvent,
+    backward_reorders,
+    cublas_workspace,
+    forward_reorders,
+)
 from trainer.memory_estimate.allocator import (
     EMPTY_CACHE,
     WAITING,
@@ -28,7 +34,7 @@ from trainer.memory_estimate.allocator import (
     rounded,
     segment_size,
 )
-from trainer.memory_estimate.batch_size_finder import Point, curve, explore
+from trainer.memory_estimate.batch_size_finder import Point, curve, explore, sizes_to_measure
 from trainer.memory_estimate.estimate import (
     FreeMemory,
     MemoryEstimate,
@@ -36,9 +42,7 @@ from trainer.memory_estimate.estimate import (
     compare_with_free,
     estimate_memory,
 )
-from trainer.memory_estimate.probe import sizes_to_measure
 from trainer.memory_estimate.simulate import simulate_step
-from trainer.memory_estimate.workspaces import backward_reorders, cublas_workspace, forward_reorders
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
@@ -237,12 +241,9 @@ def test_convolutions_reorder_weights_and_inputs_that_lie_otherwise() -> None:
 
 def prediction(size: int) -> MemoryEstimate:
     return MemoryEstimate(
-        config=RunConfig(),
-        device="a CPU",
         peak=PeakMemory(size, {"parameters": size}),
         outside={"data_set": 10},
         samples=100,
-        seconds=1.0,
     )
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from trainer.config import Precision, RunConfig, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.peak_flops import PEAKS, PeakFlops, peak_of
-from trainer.training.flops import FlopsMeter, count
+from trainer.training.flops import PEAKS, FlopsMeter, PeakFlops, count, peak_of
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 

@@ -61,7 +61,7 @@ from trainer.collectives.measurement import ResultError, read_result
 from trainer.config import checkpoints
 from trainer.runners.job_outcome import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes
-from trainer.training.dcp_metadata import NAME, read_list
+from trainer.training.distributed_checkpoint import METADATA, read_list
 
 KINDS = ("fifo", "device", "link", "folder", "sparse")
 NOBODY = 65534
@@ -148,7 +148,13 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_download_and_no_checkpoint_is_a_special_file(tmp_path: Path, kind: str) -> None:
     profile = ProfileFiles(1, 2, None)
-    for name in (profile.summary, profile.trace, "snapshot-1.pickle", "last.pt", f"parts/{NAME}"):
+    for name in (
+        profile.summary,
+        profile.trace,
+        "snapshot-1.pickle",
+        "last.pt",
+        f"parts/{METADATA}",
+    ):
         make_special(tmp_path / name, kind)
     for read in (
         lambda: profile_summary(tmp_path, profile),

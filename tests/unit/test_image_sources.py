@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from trainer.workloads import image_index as lists
 from trainer.workloads import image_index as sources
-from trainer.workloads import image_manifest as lists
-from trainer.workloads.image_index import read_images
-from trainer.workloads.image_manifest import ImageError, ImageList, InvalidEntries
+from trainer.workloads.image_index import ImageError, ImageList, InvalidEntries, read_images
 
 NAMES = [f"{name}.png" for name in "abcdefghij"]
 

@@ -18,7 +18,7 @@ from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
 from trainer.workloads import WORKLOADS, digit_images
 from trainer.workloads.digit_images import write
-from trainer.workloads.image_manifest import ImageError
+from trainer.workloads.image_index import ImageError
 from trainer.workloads.images import ImageCnn, ImageFileDataset
 from trainer.workloads.task import Task
 

@@ -16,8 +16,7 @@ from stepscope.cli import tune
 from stepscope.cli.lab import script_at
 from stepscope.lab.command import USAGE
 from stepscope.lab.folder import METRICS, write_plan
-from stepscope.lab.patch import ManualChange, Patch, make_patch
-from stepscope.lab.patch_file import write_patch
+from stepscope.lab.patch import ManualChange, Patch, make_patch, write_patch
 from stepscope.lab.script_plan import TunePlan, script_command, variant
 from stepscope.lab.sweep_runner import SweepRunner
 from tests.support.watched_scripts import ROOT

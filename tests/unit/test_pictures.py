@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.workloads import image_decoding
-from trainer.workloads.image_decoding import UnreadableImageError, decode_image
+from trainer.workloads import images
+from trainer.workloads.images import UnreadableImageError, decode_image
 
 SHADES = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
 RED_LEFT = np.zeros((8, 16, 3), np.uint8)
@@ -171,6 +171,6 @@ def test_too_little_memory_is_no_broken_image(
     def full(image: Image.Image) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(image_decoding, "_check_size", full)
+    monkeypatch.setattr(images, "_check_size", full)
     with pytest.raises(MemoryError):
         decode_image(saved(tmp_path, Image.new("L", (8, 8)), "a.png"), 8)

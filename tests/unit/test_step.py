@@ -13,9 +13,8 @@ from torch.backends import cudnn
 
 from trainer.config import Precision, RunConfig
 from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
-from trainer.training.backend_flags import run_flags
 from trainer.training.model import InputFormat, prepare
-from trainer.training.precision import autocast, grad_scaler
+from trainer.training.precision import autocast, grad_scaler, run_flags
 from trainer.training.step import TrainPhaseTimer, TrainStep
 
 CPU = torch.device("cpu")

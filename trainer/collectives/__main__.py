@@ -17,7 +17,6 @@ from trainer.collectives import measurement as collectives
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
     try:
         measurement = collectives.Measurement(_plan(options), runs_root(options.runs))
@@ -41,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
     found = argparse.ArgumentParser(
         prog="stepscope collectives",
         description="Measure all_reduce, all_gather, reduce_scatter, broadcast and all_to_all "

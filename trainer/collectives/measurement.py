@@ -82,10 +82,7 @@ def _size(text: str) -> int:
 
 
 def refusal(plan: CollectivePlan, gpus: int, no_gpu: str | None) -> str | None:
-    """Return why this machine cannot measure the plan, or None.
-
-    `no_gpu` is the reason why torch has no CUDA device.
-    """
+    """Return why this machine cannot measure the plan; `no_gpu` is why torch has no CUDA device."""
     if plan.backend != NCCL or gpus >= plan.ranks:
         return None
     remedy = no_gpu or "Reduce the ranks."
@@ -162,7 +159,6 @@ def read_result(root: Path, name: str) -> dict[str, Any]:
 
 
 def terminal_text(document: Mapping[str, Any]) -> str:
-    """Return a measurement as a table for a terminal."""
     heading = f"{'operation':16s}{'size':>10s}{'time':>12s}{'algorithm':>14s}{'bus':>14s}"
     return "\n".join([heading, *map(_line, document["rows"]), closing(document)])
 
@@ -258,7 +254,6 @@ class Measurement(Child):
 
 
 def measuring_arguments(plan: CollectivePlan) -> list[str]:
-    """Return torchrun's arguments for the ranks."""
     sizes = ",".join(map(str, plan.sizes))
     ranks = f"--nproc-per-node={plan.ranks}"
     return [*ONE_MACHINE, ranks, "-m", "trainer.collectives.rank", plan.backend, sizes]

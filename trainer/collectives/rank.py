@@ -46,10 +46,7 @@ Call = Callable[[], object]
 def prepare(
     operation: str, size: int, ranks: int, device: torch.device
 ) -> tuple[Call, Tensor, Tensor]:
-    """Return a call on the default group, its input of ones, and its output.
-
-    The array has about `size` bytes, a multiple of the number of ranks.
-    """
+    """Return a call on about `size` bytes of the default group, its input of ones, its output."""
     part = max(1, size // (ELEMENT_BYTES * ranks))
     source = torch.ones(part if operation == "all_gather" else part * ranks, device=device)
     if operation == "all_reduce":

@@ -47,7 +47,6 @@ from trainer.lab.variants import all_variants, speed_problem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
     return exit_code(partial(_run, options), "trainer.lab.trial_run")
 

@@ -44,29 +44,34 @@ Exit codes: 0 the sweep is finished, 1 it failed, 2 wrong usage, 130 it was stop
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of `stepscope lab`."""
     found = argparse.ArgumentParser(
         prog="stepscope lab",
         description="Measure which settings make training faster on this machine. Each trial is a "
-        "fresh process; a round has a trial of each variant and the baseline, in random order.",
+        "fresh process; a round has a trial of each variant and the baseline, in random order. "
+        "--device, --precision, --batch-size and --set are settings of the baseline.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
-    add(
-        "--workload", metavar="W", help=f"path.py:build for a custom workload, or one of {built_in}"
-    )
+    add_settings(found)
     help_ = "settings to compare (default: all supported ones; old name: --arms)"
     add("--variants", "--arms", dest="arms", metavar="A,B=1,…", help=help_)
     add("--preset", choices=sorted(PRESETS), help="a ready-made baseline and settings")
-    add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
-    add("--precision", metavar="P", help="the baseline's precision")
-    add("--batch-size", metavar="N", help="the baseline's batch_size")
-    add("--set", metavar="FIELD=VALUE", action="append", default=[], help="more baseline settings")
     add_numbers(found)
     add("--list", action="store_true", help="list the settings for this baseline and exit")
     return found
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a configuration, of which `configured` reads the values."""
+    add = parser.add_argument
+    built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
+    help_ = f"path.py:build for a custom workload, or one of {built_in}"
+    add("--workload", metavar="W", help=help_)
+    add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
+    add("--precision", metavar="P", help="fp32, tf32, bf16, fp16, pure_bf16 or pure_fp16")
+    add("--batch-size", metavar="N", help="samples per batch")
+    add("--set", metavar="FIELD=VALUE", action="append", default=[], help="another setting")
 
 
 PLANNING = (
@@ -79,10 +84,7 @@ PLANNING = (
 def plan_of(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
 ) -> tuple[WorkloadPlan, tuple[str, ...]]:
-    """Return the plan of the options, and notes on changes of the baseline.
-
-    Raises UsageError and ConfigError.
-    """
+    """Return the plan, and notes on changes of the baseline. Raises UsageError and ConfigError."""
     given = settings_of(options)
     config = configured(options, devices)
     notes: tuple[str, ...] = ()
@@ -197,10 +199,7 @@ def _variants(
 def _changes(
     token: str, config: RunConfig, devices: Sequence[TrainDevice]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the changes of a variant's text; several for a field without a value.
-
-    Raises UsageError, also for a setting that has two values.
-    """
+    """Yield the changes of a variant's text; several for a field without a value."""
     custom = [name for name in own_settings(config) if name not in FIELDS]
     switched: dict[str, bool] = {}
     texts: dict[str, Any] = {}

@@ -31,12 +31,10 @@ class WorkloadPlan(SweepPlan):
 
     @property
     def workload(self) -> str:
-        """The name of the workload."""
         return str(self.config.workload)
 
     @property
     def label(self) -> str:
-        """A short description of the baseline."""
         config, device = self.config, "CPU" if self.config.device == "cpu" else "GPU"
         return f"{config.workload} on {device}, {config.precision}, batch_size {config.batch_size}"
 
@@ -46,7 +44,6 @@ class WorkloadPlan(SweepPlan):
         return next((one.name for one in self.devices if one.id == self.config.device), None)
 
     def subject(self) -> dict[str, Any]:
-        """Return the settings of the baseline."""
         return {"config": self.config.to_dict()}
 
     def combine(
@@ -69,7 +66,6 @@ class WorkloadPlan(SweepPlan):
         return together, None if problem is None else f"{problem.field}: {problem.reason}"
 
     def compiles(self, changes: Mapping[str, Any]) -> bool:
-        """Return True if these changes turn torch.compile on."""
         return bool(changes.get("compile_mode", CompileMode.NONE) != CompileMode.NONE)
 
     def scaling(self, changes: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,10 @@ from typing import Any
 
 from stepscope.common.config_issue import ConfigIssue
 from stepscope.lab.plan import Variant
-from trainer.config import (
-    LIMITS,
-    CompileMode,
-    OptimizerImpl,
-    Precision,
-    RunConfig,
-    Runner,
-    Strategy,
-)
+from trainer.config import LIMITS, OptimizerImpl, Precision, RunConfig, Runner, Strategy
 from trainer.config_validation import TrainDevice
-from trainer.lab.variants import NOT_TIMED, make_variant, suggested
+from trainer.lab.variants import GPU_OFF, NOT_TIMED, make_variant, suggested
+from trainer.techniques import SWITCHES
 
 Devices = Sequence[TrainDevice]
 _LOADING = (
@@ -27,28 +20,8 @@ _LOADING = (
     *("copy_stream", "dataset_on_device"),
 )
 
-PLAIN: dict[str, Any] = {
-    "precision": Precision.FP32,
-    "optimizer_impl": OptimizerImpl.FOR_LOOP,
-    "set_to_none": True,
-    "gradient_accumulation_steps": 1,
-    "max_grad_norm": 0.0,
-    "activation_checkpointing": False,
-    "channels_last": False,
-    "cudnn_benchmark": False,
-    "deterministic": False,
-    "compile_mode": CompileMode.NONE,
-    "cuda_graphs": False,
-    "kernel_warmup": False,
-    "preallocate_memory": False,
-    "pin_memory": False,
-    "non_blocking": False,
-    "num_workers": 0,
-    "prefetch_factor": 2,
-    "persistent_workers": True,
-    "copy_stream": False,
-    "dataset_on_device": False,
-}
+_OFF = RunConfig(optimizer_impl=OptimizerImpl.FOR_LOOP, channels_last=False)
+PLAIN: dict[str, Any] = {switch.field: getattr(_OFF, switch.field) for switch in SWITCHES}
 """Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
 
 
@@ -89,9 +62,7 @@ def _precision(config: RunConfig, devices: Devices) -> Choice:
 
 
 def _cpu_gpu(config: RunConfig, devices: Devices) -> Choice:
-    off = ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device", "cuda_graphs")
-    plain: dict[str, Any] = dict.fromkeys((*off, "preallocate_memory"), False)
-    baseline = replace(config, device="cpu", precision=Precision.FP32, **plain)
+    baseline = replace(config, device="cpu", precision=Precision.FP32, **GPU_OFF)
     found = _variants(("device",), baseline, devices)
     if not found:
         reasons = filter(None, (device.reason for device in devices))
@@ -102,10 +73,7 @@ def _cpu_gpu(config: RunConfig, devices: Devices) -> Choice:
 
 
 def _scaling(config: RunConfig, devices: Devices) -> Choice:
-    """Compare one device with several; the batch size per rank is constant.
-
-    On a CPU each rank has one thread.
-    """
+    """Compare one device with several, each with the same batch size, on a CPU with one thread."""
     on_cpu = config.device == "cpu"
     gpus = sum(device.cuda_index is not None and device.reason is None for device in devices)
     most = os.cpu_count() or 1 if on_cpu else gpus

@@ -16,7 +16,7 @@ from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from trainer.config import LIMITS, LRSchedule, NanPolicy, RunConfig, Runner
 from trainer.lab.variants import changed
-from trainer.runners.process import last_step, write_pending
+from trainer.runners.child_process import last_step, write_pending
 from trainer.runners.torchrun import TorchrunRun
 from trainer.training.train import run
 

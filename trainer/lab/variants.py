@@ -38,10 +38,7 @@ def variant_from_dict(values: Mapping[str, Any]) -> Variant:
 
 
 def all_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
-    """Return every useful variant of a baseline, unsupported ones with their `problem`.
-
-    The settings of a custom workload come first.
-    """
+    """Return every useful variant of a baseline, unsupported ones with their `problem`."""
     custom = []
     for name in own_settings(config):
         on = not config.has(name)
@@ -168,15 +165,16 @@ def variant_name(changes: Mapping[str, Any]) -> str:
 
 
 _UNPINNED = {"non_blocking": False, "copy_stream": False}
-_ON_CPU = dict.fromkeys(
+GPU_OFF: dict[str, Any] = _UNPINNED | dict.fromkeys(
     ("pin_memory", "dataset_on_device", "cuda_graphs", "preallocate_memory"), False
 )
+"""Settings that a CPU does not support."""
 _NEEDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("non_blocking", True, {"pin_memory": True}),
     ("copy_stream", True, {"pin_memory": True, "non_blocking": True}),
     ("pin_memory", False, _UNPINNED),
     ("dataset_on_device", True, {"num_workers": 0, "copy_stream": False}),
-    ("device", "cpu", _UNPINNED | _ON_CPU),
+    ("device", "cpu", GPU_OFF),
 )
 """A field, a value, and the settings that this value requires."""
 

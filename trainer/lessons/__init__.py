@@ -35,7 +35,6 @@ class Lesson:
 
     @property
     def path(self) -> Path:
-        """The path of the program."""
         return FOLDER / f"{self.name}.py"
 
     @property

@@ -27,7 +27,6 @@ FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
     try:
         return _run(options)

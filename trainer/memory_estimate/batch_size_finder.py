@@ -1,24 +1,43 @@
-"""Memory by batch size, the largest size that fits, and a recommended size."""
+"""Memory by batch size, the largest size that fits, and a recommended size.
+
+Throughput is measured by trials of the lab, only at sizes that are predicted to leave headroom, so
+that none runs out of memory.
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
 from stepscope.common.formatting import three_digits
-from trainer.config import LIMITS
+from stepscope.lab.trial_process import TrialProcess
+from trainer.config import LIMITS, RunConfig
 
 HEADROOM = 0.10  # Fraction of the free memory that no recommended batch may use.
 NEAR_BEST = 0.05  # Largest loss of throughput for a smaller batch, which needs less memory.
 LEVEL = 0.95  # Of the confidence interval of that loss.
 BISECTIONS = 4  # Below the first size that does not fit: the limit is exact to a sixteenth.
 
+WARMUP_STEPS, SECONDS = 3, 1.5
+ROUNDS = 3
+"""Runs of each size. A round has each size once, so that drift affects all sizes alike."""
+MAX_SIZES = 5
+MAX_STEP_S = 4.0  # Sizes with a longer step, extrapolated from the size before, are skipped.
+TIMEOUT_S = 60.0
+PREFIX = "stepscope-batch-"
+MAX_AGE_S = 3600.0  # Older temporary folders are those of killed processes.
+
+Progress = Callable[[str, float], None]  # Called with the current activity and the fraction done.
 Needs = Callable[[int], tuple[int, int, int]]
 """Returns the peak and needed bytes of a batch size, and the samples of an epoch."""
 Rates = Mapping[int, Sequence[float]]  # Measured samples/s by batch size, one value per round.
@@ -35,10 +54,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSizeCurve:
-    """Points by batch size, the largest size that fits, and a recommended one.
-
-    `largest` and `recommended` are None if unknown; `why` explains both.
-    """
+    """Points by batch size, the largest that fits and a recommended one (or None), and why."""
 
     points: tuple[Point, ...]
     free: int | None
@@ -161,3 +177,46 @@ def _knee(rates: Rates) -> tuple[int | None, str]:
         f"{fastest:,} is the fastest measured ({speed}, median of {rounds} runs); no smaller batch "
         f"is shown to be within {100 * NEAR_BEST:.0f}% of it."
     )
+
+
+def sizes_to_measure(points: Sequence[Point], free: int) -> list[int]:
+    """Return the largest sizes with headroom, each at most 0.6 of the next one; ascending."""
+    chosen: list[int] = []
+    for point in sorted(points, key=lambda point: -point.batch_size):
+        if has_headroom(point, free) and (not chosen or point.batch_size <= chosen[-1] * 0.6):
+            chosen.append(point.batch_size)
+    return sorted(chosen[:MAX_SIZES])
+
+
+def measure(
+    config: RunConfig, sizes: Sequence[int], progress: Progress
+) -> tuple[dict[int, list[float]], list[str]]:
+    """Return samples/s by batch size and round, and why sizes are missing. Raises OSError."""
+    job = {"config": config.to_dict(), "seed": config.seed, "steps": 0}
+    job |= {"warmup": WARMUP_STEPS, "seconds": SECONDS}
+    rates: dict[int, list[float]] = {size: [] for size in sizes}
+    missed: dict[int, str] = {}
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/"):
+        if time.time() - left.lstat().st_mtime > MAX_AGE_S:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        process = TrialProcess("trainer.lab.trial_run", Path(name))
+        rate: float | None = None
+        for done in range(ROUNDS * len(sizes)):
+            number, place = divmod(done, len(sizes))
+            size = sizes[place]
+            if size in missed:
+                continue
+            step_s = size * config.gradient_accumulation_steps / rate if rate else 0.0
+            if number == 0 and step_s > MAX_STEP_S:
+                missed[size] = f"{size:,}: not measured, a step would take about {step_s:.0f} s"
+                continue
+            text = f"Measuring batches of {size:,}, run {number + 1} of {ROUNDS}"
+            progress(text, done / (ROUNDS * len(sizes)))
+            answer = process.take({**job, "changes": {"batch_size": size}}, TIMEOUT_S)
+            rate = (answer.get("metrics") or {}).get("samples_per_sec")
+            if rate:
+                rates[size].append(rate)
+            else:
+                missed[size] = f"{size:,}: {answer.get('reason') or 'no throughput was measured'}"
+    return {size: found for size, found in rates.items() if size not in missed}, [*missed.values()]

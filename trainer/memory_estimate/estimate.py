@@ -20,9 +20,14 @@ from trainer.error_messages import RunFailedError
 from trainer.lab.variants import speed_problem
 from trainer.memory_estimate.allocation_tracker import AllocationCategory
 from trainer.memory_estimate.allocator import PeakMemory, peak_memory
-from trainer.memory_estimate.batch_size_finder import curve, explore
+from trainer.memory_estimate.batch_size_finder import (
+    Progress,
+    curve,
+    explore,
+    measure,
+    sizes_to_measure,
+)
 from trainer.memory_estimate.options import ABSENT
-from trainer.memory_estimate.probe import Progress, measure, sizes_to_measure
 from trainer.memory_estimate.simulate import SimulatedStep, simulate_step
 
 NOT_MEASURED = "The throughput of several ranks is not measured here."
@@ -54,18 +59,15 @@ class FreeMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a run needs; `seconds` is the duration of the prediction.
+    """Bytes that a run needs.
 
-    `device` is a name. `outside` is memory other than torch's allocations, `samples` the number of
-    samples per epoch, which limits a batch.
+    `outside` is memory other than torch's allocations, `samples` the number of samples per epoch,
+    which limits a batch.
     """
 
-    config: RunConfig
-    device: str
     peak: PeakMemory
     outside: dict[str, int] = field(default_factory=dict)
     samples: int
-    seconds: float
     notes: tuple[str, ...] = ()
 
     @property
@@ -91,7 +93,6 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
     """
     if config.strategy in _NOT_PREDICTED:
         raise RunFailedError(_NOT_PREDICTED[config.strategy])
-    began = time.perf_counter()
     capability = None if device.cuda_index is None else device.compute_capability or ASSUMED
     before = psutil.Process().memory_info().rss
     try:
@@ -112,18 +113,14 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
             each = peak.allocated + sum(outside.values())
             outside["other_ranks"] = (config.devices_per_node - 1) * each
     return MemoryEstimate(
-        config=config,
-        device=device.name,
         peak=peak,
         outside=outside,
         samples=step.samples,
-        seconds=time.perf_counter() - began,
         notes=(*step.notes, *((NCCL_NOTE,) if capability and config.distributed else ())),
     )
 
 
 def compare_with_free(prediction: MemoryEstimate, free: FreeMemory) -> FitResult:
-    """Compare a prediction with the free memory. Pure."""
     outside = sum(prediction.outside.values())
     needed = round(prediction.taken * MARGIN) + outside
     available = f"{format_bytes(free.bytes)} is free"
@@ -151,27 +148,6 @@ def _on_host(config: RunConfig, step: SimulatedStep, process: int) -> dict[str, 
     return found
 
 
-def to_json(prediction: MemoryEstimate, verdict: FitResult, free: FreeMemory) -> dict[str, Any]:
-    """Return the output of `python -m trainer.memory_estimate --json`."""
-    return {
-        "predicted_peak_bytes": prediction.peak.allocated,
-        "parts": prediction.peak.parts,
-        "predicted_reserved_bytes": prediction.peak.reserved,
-        "outside": prediction.outside,
-        "needed_bytes": verdict.needed,
-        "device": prediction.config.device,
-        "device_name": prediction.device,
-        "free_bytes": free.bytes,
-        "total_bytes": free.total,
-        "margin": {"factor": MARGIN},
-        "fits": verdict.fits,
-        "reason": verdict.reason,
-        "notes": list(prediction.notes),
-        "seconds": round(prediction.seconds, 3),
-        "config": prediction.config.to_dict(),
-    }
-
-
 def answer(
     config: RunConfig,
     device: TrainDevice,
@@ -180,7 +156,7 @@ def answer(
     probe: bool = False,
     progress: Progress = lambda text, share: None,
 ) -> dict[str, Any]:
-    """Return the estimate as JSON values.
+    """Return the estimate as JSON values, the output of `python -m trainer.memory_estimate --json`.
 
     Raises RunFailedError for unusable data, OSError if no temporary folder can be created.
     """
@@ -188,11 +164,26 @@ def answer(
     progress("Simulating a step on fake tensors", 0.1)
     free = free_memory(device)  # before this process creates a CUDA context
     prediction = estimate_memory(config, device)
-    found = to_json(prediction, compare_with_free(prediction, free), free)
+    verdict = compare_with_free(prediction, free)
+    found = {
+        "predicted_peak_bytes": prediction.peak.allocated,
+        "parts": prediction.peak.parts,
+        "predicted_reserved_bytes": prediction.peak.reserved,
+        "outside": prediction.outside,
+        "needed_bytes": verdict.needed,
+        "device": config.device,
+        "device_name": device.name,
+        "free_bytes": free.bytes,
+        "total_bytes": free.total,
+        "margin": {"factor": MARGIN},
+        "fits": verdict.fits,
+        "reason": verdict.reason,
+        "notes": list(prediction.notes),
+        "config": config.to_dict(),
+    }
     if largest:
         found["largest"] = _largest(config, device, free, probe, progress)
-    found["seconds"] = round(time.perf_counter() - began, 3)
-    return found
+    return found | {"seconds": round(time.perf_counter() - began, 3)}
 
 
 def _largest(

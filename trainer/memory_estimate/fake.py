@@ -1,7 +1,4 @@
-"""Fake tensors, which have no values, on a device with or without a GPU.
-
-Patches torch, so the process must be dedicated.
-"""
+"""Fake tensors, which have no values. Patches torch, so the process must be dedicated."""
 
 from __future__ import annotations
 
@@ -58,7 +55,6 @@ def as_on(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute temporarily."""
     former = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -104,10 +100,7 @@ class _Apply:
 
 
 def fake_task(config: RunConfig, mode: FakeTensorMode, device: torch.device) -> Task:
-    """Return the workload with its data, and a model of fake tensors on the device.
-
-    The model takes no memory unless its code reads values of its weights.
-    """
+    """Return the workload, with its model on fake tensors unless its code reads weights."""
     try:
         with _without_memory(mode, device):
             task = WORKLOADS[config.workload](config)

@@ -11,9 +11,9 @@ import msgspec
 
 from stepscope.lab.command import UsageError
 from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS
-from trainer.config import FIELDS, RunConfig, Workload
+from trainer.config import FIELDS, RunConfig
 from trainer.config_validation import TrainDevice
-from trainer.lab.options import configured, settings_of, value_of
+from trainer.lab.options import add_settings, configured, settings_of, value_of
 
 EXAMPLES = """\
 examples:
@@ -42,7 +42,6 @@ _EARLIER = {field: (name,) for name, field in EARLIER_FIELDS.items()}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of `python -m trainer.memory_estimate`."""
     found = argparse.ArgumentParser(
         prog="stepscope measure-memory",
         description="Predict a run's peak memory without running it or needing a GPU, and "
@@ -52,15 +51,8 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = found.add_argument
-    built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
-    add(
-        "--workload", metavar="W", help=f"path.py:build for a custom workload, or one of {built_in}"
-    )
-    add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
-    add("--precision", metavar="P", help="fp32, tf32, bf16, fp16, pure_bf16 or pure_fp16")
-    add("--batch-size", metavar="N", help="samples per batch")
+    add_settings(found)
     add("--config", metavar="FILE", help="settings as JSON, or a run.json; - is standard input")
-    add("--set", metavar="FIELD=VALUE", action="append", default=[], help="a setting")
     help_ = "also predict other batch sizes, up to the limit (old name: --largest)"
     add("--find-batch-size", "--largest", action="store_true", help=help_)
     help_ = "with --find-batch-size: recommend a size, by short runs (old name: --probe)"
@@ -76,10 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
-    """Return the configuration of the options, which override a file of settings.
-
-    Raises UsageError and ConfigError.
-    """
+    """Return the configuration of options and settings file. Raises UsageError and ConfigError."""
     fields = {
         field: getattr(options, f"field_{field}", None) for field in (*FIELDS, *EARLIER_IMPLS)
     }

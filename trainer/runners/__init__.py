@@ -16,7 +16,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.recovery import note_end
 from stepscope.run import RunStatus, new_run_folder
 from trainer.config import RunConfig, Runner
-from trainer.runners.process import SHUT_DOWN, ProcessRun, not_started, write_pending
+from trainer.runners.child_process import SHUT_DOWN, ProcessRun, not_started, write_pending
 from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)

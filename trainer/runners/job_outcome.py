@@ -99,10 +99,7 @@ def ended_by_signal(log_file: Path) -> bool:
 
 
 def note_job_end(folder: Path, end: JobOutcome, restarted_as: str | None = None) -> None:
-    """Record in run.json the outcome of an attempt whose processes have ended.
-
-    Does nothing in the folder of another user.
-    """
+    """Record the outcome of an ended attempt in run.json, unless another user owns the folder."""
     if not is_own_folder(folder):
         return
     try:

@@ -17,8 +17,8 @@ from stepscope.run.rank_info import UNREADABLE, read_run_json
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
+from trainer.runners.child_process import write_pending
 from trainer.runners.job_outcome import end_of, note_job_end
-from trainer.runners.process import write_pending
 
 SAVED = ("last.pt", "step-*.pt")  # a restart does not resume from best.pt, which may be old
 _RANK_FILES = ("rank*.sqlite", "rank*.ring", "rank*.json")

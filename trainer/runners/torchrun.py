@@ -17,8 +17,8 @@ from stepscope.run import RunError, RunStatus, own_ranks, read_run
 from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
 from trainer.launch_commands import rank_variables
+from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun, not_started
 from trainer.runners.job_outcome import JobOutcome, end_of, ended_by_signal, note_job_end
-from trainer.runners.process import SHUT_DOWN, WORKER_LOG, ChildRun, not_started
 from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number
 
 ORPHANS_S = 30.0  # timeout for the end of ranks whose torchrun was killed
@@ -76,7 +76,6 @@ class TorchrunRun(ChildRun):
 
 
 def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
-    """Return torchrun's arguments for the ranks of this machine."""
     return [
         *ONE_MACHINE,
         f"--nproc-per-node={config.devices_per_node}",

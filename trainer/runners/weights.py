@@ -26,10 +26,7 @@ MEMORY_BYTES = 2 * 10**9  # for PyTorch; four times the file's size is added for
 
 
 def read_weights(path: Path) -> bytes:
-    """Return the model weights of a checkpoint as a `.pt` file for `load_state_dict`.
-
-    Raises RunError, and OSError if no process can be started.
-    """
+    """Return a checkpoint's weights as a `.pt` file. Raises RunError and OSError."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "trainer.runners.weights", str(path.absolute())],

@@ -71,7 +71,6 @@ class CpuAccelerator:
     def pace(self) -> None: ...
 
     def reader(self, sink: RowSink) -> HostReader:
-        """Return the reader of the loop's scalars."""
         return HostReader(sink)
 
     def rng_state(self) -> Tensor | None:
@@ -112,26 +111,19 @@ class CudaAccelerator:
         torch._C._host_emptyCache()
 
     def reset_peaks(self) -> None:
-        """Reset the peak statistics of the allocator."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def synchronize(self) -> None:
-        """Wait for all queued work."""
         torch.cuda.synchronize(self.device)
 
     def begin_step(self) -> None:
-        """Record the start of a micro-batch's compute."""
         self.times.begin_step()
 
     def end_step(self) -> None:
-        """Record the end of a micro-batch's compute."""
         self.times.end_step()
 
     def pace(self) -> None:
-        """Record a step boundary and wait for the one RUN_AHEAD steps earlier.
-
-        The wait does not reduce throughput, as the GPU has RUN_AHEAD queued steps.
-        """
+        """Record a step boundary and wait for the one RUN_AHEAD steps earlier."""
         event = self._steps.popleft() if len(self._steps) > RUN_AHEAD else None
         if event is None:
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -143,7 +135,6 @@ class CudaAccelerator:
             self.times.waited(time.perf_counter() - began)
 
     def reader(self, sink: RowSink) -> TimedScalars:
-        """Return the reader of the loop's scalars."""
         return TimedScalars(sink, self.times)
 
     def rng_state(self) -> Tensor | None:
@@ -151,7 +142,6 @@ class CudaAccelerator:
         return torch.cuda.get_rng_state(self.device)
 
     def set_rng_state(self, state: Tensor) -> None:
-        """Set the state of this device's default generator."""
         torch.cuda.set_rng_state(state, self.device)
 
 

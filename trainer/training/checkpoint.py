@@ -21,8 +21,7 @@ from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
 from stepscope.run.setting_names import current_settings
 from trainer.error_messages import RunFailedError
-from trainer.training.dcp_metadata import DAMAGED
-from trainer.training.distributed_checkpoint import NAME, check_archive, load_shards
+from trainer.training.distributed_checkpoint import DAMAGED, NAME, check_archive, load_shards
 
 FORMAT = "stepscope-checkpoint-1"
 MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
@@ -56,10 +55,7 @@ def _on_host(name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
-    """Return the state of a checkpoint on the CPU, with sharded tensors read into `room`.
-
-    Raises CheckpointError.
-    """
+    """Return a checkpoint on the CPU, its shards read into `room`. Raises CheckpointError."""
     name = f"{path.parent.name}/{path.name}"
     try:
         with open(open_regular_file(path), "rb") as file:

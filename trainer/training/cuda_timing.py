@@ -78,10 +78,7 @@ class CudaStepTimer:
         self._step = None
 
     def row(self, spans: StepTimings) -> MetricRow:
-        """Return the times in seconds by metric key and free the pairs; never raises CUDA errors.
-
-        Unmeasured times are missing.
-        """
+        """Return measured seconds by metric key and free the pairs; never raises CUDA errors."""
         row: MetricRow = {}
         copies, computing = self._seconds(spans.copies), self._seconds(spans.computing)
         if copies is not None:

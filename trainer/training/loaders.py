@@ -65,7 +65,6 @@ class Loader:
             yield self._copies.send(batch)
 
     def close(self) -> None:
-        """End the workers."""
         if self._workers is not None:
             self._workers.close()
 
@@ -159,7 +158,6 @@ class CachedDataset:
         self._cached = torch.zeros(split.length, dtype=torch.bool)
 
     def take(self, indices: Tensor) -> Batch:
-        """Return the samples at `indices` (int64, below `length`) as one batch."""
         missing = indices[~self._cached[indices]]
         if len(missing):
             self._inputs[missing], self._targets[missing] = self._split.take(missing)
@@ -167,7 +165,6 @@ class CachedDataset:
         return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
 
     def room(self, size: int) -> Batch:
-        """Return empty tensors for a batch of `size` samples."""
         return self._split.room(size)
 
 

@@ -116,10 +116,7 @@ class TrainLoop:
     _due: float = 0.0  # above 0 if last.pt is due
 
     def train(self) -> None:
-        """Train to the last epoch or step.
-
-        Raises NonFiniteLossError, and RunStoppedError after saving last.pt.
-        """
+        """Train to the end. Raises NonFiniteLossError, and RunStoppedError after saving last.pt."""
         self._describe()
         try:
             while not self.training.has_ended:
@@ -175,10 +172,7 @@ class TrainLoop:
             boundary = now + self.commands.serve(self.reader.flush)
 
     def _train_step(self, batches: Iterator[Batch], left: int) -> StepResult:
-        """Take an optimizer step of up to `gradient_accumulation_steps` micro-batches per rank.
-
-        The epoch has `left` more samples over all ranks.
-        """
+        """Take an optimizer step of up to `left` samples, the rest of the epoch over all ranks."""
         training = self.training
         step_samples = min(left, training.config.step_size)
         samples = training.ranks.count(step_samples)

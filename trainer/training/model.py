@@ -29,7 +29,6 @@ class InputFormat:
 
     @classmethod
     def of(cls, config: RunConfig) -> InputFormat:
-        """Return the input format of a configuration."""
         return cls(param_dtype(config.precision), config.channels_last)
 
     def __call__(self, inputs: Tensor) -> Tensor:

@@ -1,15 +1,21 @@
-"""Mixed and pure 16-bit precision: autocast, dtype of the weights, gradient scaler."""
+"""Precision (autocast, weights, gradient scaler, TF32), and flags of cuDNN and determinism."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch.backends import cudnn
 
-from trainer.config import Precision
+from trainer.config import Precision, RunConfig
+from trainer.error_messages import RunFailedError
 
 _AMP_TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _PURE_TYPES = {Precision.PURE_BF16: torch.bfloat16, Precision.PURE_FP16: torch.float16}
+WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
+_FIXED = (":4096:8", ":16:8")  # deterministic values, from the manual of cuBLAS
 
 
 def autocast_dtype(precision: Precision) -> torch.dtype | None:
@@ -39,3 +45,46 @@ def grad_scaler(precision: Precision, gradients: torch.device) -> torch.amp.Grad
         # and torch 2.13 unscales host gradients without waiting for its copy of the scale.
         scaler.scale(torch.ones(()))
     return scaler
+
+
+@contextmanager
+def run_flags(config: RunConfig) -> Iterator[None]:
+    """Set the flags of precision, cuDNN and determinism, and restore them at the end.
+
+    Uses the older TF32 settings: after the newer `fp32_precision` the older getters raise.
+    """
+    tf32 = config.precision is Precision.TF32
+    matmul = torch.get_float32_matmul_precision()
+    former = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    cudnn.allow_tf32 = tf32  # on by default
+    cudnn.benchmark, cudnn.deterministic = config.cudnn_benchmark, config.deterministic
+    torch.use_deterministic_algorithms(config.deterministic)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = former
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def set_cublas_workspace_config(config: RunConfig) -> None:
+    """Set the fixed cuBLAS workspaces of a deterministic run, before the run uses a GPU.
+
+    The variable stays set, as torch reads it once at the first matrix product. Raises
+    RunFailedError if the process has used a GPU without it.
+    """
+    value = os.environ.get(WORKSPACES)
+    if not config.deterministic or config.device == "cpu" or value in _FIXED:
+        return
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    used = any(map(has_context, range(torch.cuda.device_count())))
+    if used or value is not None:
+        found = f"it is {value}" if value is not None else "this process began without it"
+        raise RunFailedError(
+            f"deterministic: cuBLAS needs {WORKSPACES}={_FIXED[0]} before a process first uses a "
+            f"GPU, and {found}. Choose the process runner, or restart with the variable set."
+        )
+    os.environ[WORKSPACES] = _FIXED[0]

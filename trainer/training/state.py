@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer.config import LRSchedule, Optimizer, OptimizerImpl, Precision, RunConfig, Strategy
+from trainer.config_validation import TRAITS, reads
 from trainer.training.accelerator import Accelerator
 from trainer.training.checkpoint import MODEL, OPTIMIZER, PARTS, CheckpointError, write_checkpoint
 from trainer.training.distributed_checkpoint import NAME, save_shards
 from trainer.training.fsdp import distribute_like
 from trainer.training.precision import grad_scaler
 from trainer.training.rank_info import ALONE, TrainerRank
-from trainer.workload_traits import TRAITS, reads
 
 MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
@@ -106,7 +106,6 @@ class TrainState:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:

@@ -139,10 +139,7 @@ def build_train_step(
 
 
 class TrainPhaseTimer:
-    """Sums the times of forward, backward and optimizer over the micro-batches of a step.
-
-    Used with several ranks, to find stragglers (docs/distributed.md).
-    """
+    """Sums forward, backward and optimizer times of a step's micro-batches, to find stragglers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._forward_s = self._backward_s = self._optimizer_s = 0.0

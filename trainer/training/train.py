@@ -35,17 +35,23 @@ from trainer.training.accelerator import (
     CudaAccelerator,
     lost_device_reason,
 )
-from trainer.training.backend_flags import run_flags, set_cublas_workspace_config
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.compiling import compiled
 from trainer.training.cuda_graph_step import GraphedStep, capture_step
-from trainer.training.device_assignment import assigned_devices, sampled, sampled_by
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import weights_on_first_rank
 from trainer.training.loaders import make_loader
 from trainer.training.loop import RunStoppedError, TrainerCommands, TrainLoop, log_step
 from trainer.training.model import ParallelModel, prepare
-from trainer.training.rank_info import TrainerRank, destroy_process_group, init_process_group
+from trainer.training.precision import run_flags, set_cublas_workspace_config
+from trainer.training.rank_info import (
+    TrainerRank,
+    assigned_devices,
+    destroy_process_group,
+    init_process_group,
+    sampled,
+    sampled_by,
+)
 from trainer.training.state import TrainState, room
 from trainer.training.step import TrainPhaseTimer, TrainStep, build_train_step
 from trainer.training.warmup import full_batch_size, run_warmup

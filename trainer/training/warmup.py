@@ -1,7 +1,4 @@
-"""Uncounted steps before training that compile, load kernels and reserve memory.
-
-They leave the training state unchanged.
-"""
+"""Uncounted steps before training, which leave its state unchanged, to compile and warm up."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ WARMUP_STEPS = 3  # from torch's CUDA Graphs example; the first step loads most 
 
 
 def run_warmup(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
-    """Compile, warm up and reserve memory as configured, each with an event.
-
-    Raises RunFailedError if the model cannot be compiled.
-    """
+    """Compile, warm up and reserve memory as configured, with events. Raises RunFailedError."""
     config = training.config
     compiles = config.compile_mode is not CompileMode.NONE
     if not (compiles or config.kernel_warmup or config.preallocate_memory):
@@ -133,7 +127,6 @@ def _reserve(training: TrainState, step: TrainStep, task: Task, recorder: Record
 
 
 def _repeat(training: TrainState, step: TrainStep, batch: Batch, steps: int) -> float:
-    """Take optimizer steps and return their seconds."""
     began = time.perf_counter()
     for _ in range(steps):
         run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)

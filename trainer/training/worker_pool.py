@@ -72,7 +72,6 @@ class WorkerPool:
                 self._end()
 
     def close(self) -> None:
-        """End the workers."""
         self._loader = None
         self._end()
 

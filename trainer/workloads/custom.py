@@ -160,15 +160,11 @@ class CollatedDataset:
         return cls(source, dataset, name, length, form)
 
     def take(self, indices: Tensor) -> Batch:
-        """Return the samples at `indices` (int64, below `length`) as one batch.
-
-        Raises UserCodeError with the line of the user's file.
-        """
+        """Return the samples at `indices` (int64) as one batch. Raises UserCodeError."""
         with wrap_user_errors(self.source.path, f"a sample of {self.name} cannot be made"):
             return _batch([self.dataset[place] for place in indices.tolist()], self.name)
 
     def room(self, size: int) -> Batch:
-        """Return empty tensors for a batch of `size` samples."""
         inputs, targets = (torch.empty((size, *shape), dtype=dtype) for shape, dtype in self.form)
         return inputs, targets
 

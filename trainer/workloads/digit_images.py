@@ -27,7 +27,6 @@ CSVS = ("train.csv", "validation.csv")
 
 
 def main() -> int:
-    """Write the files; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="stepscope sample-data",
         description="Write scikit-learn's 1,797 real digits as PNG files with CSV files of "

@@ -47,10 +47,7 @@ def loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 class Gpt(nn.Module):
-    """Pre-norm transformer decoder with learned positions.
-
-    Maps character indices (n, context), int64, to scores (n, context, characters).
-    """
+    """Pre-norm decoder: characters (n, context), int64, to scores (n, context, characters)."""
 
     def __init__(self, config: RunConfig, characters: int) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 Pillow decodes the images in each epoch, in `num_workers` processes. They reach the device as uint8,
 a quarter of the bytes; mirroring and normalization on the device make a run independent of the
-number of workers.
+number of workers. Files are untrusted: only seven formats are tried, and sizes are checked before
+decoding.
 """
 
 from __future__ import annotations
@@ -10,25 +11,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 
 from stepscope.common.config_issue import ConfigError
+from stepscope.common.json_values import first_line
 from trainer.config import RunConfig
 from trainer.datasets import data_path, data_root
-from trainer.workloads.image_decoding import Pixels, UnreadableImageError, decode_image
-from trainer.workloads.image_index import read_images
-from trainer.workloads.image_manifest import (
+from trainer.workloads.image_index import (
     ImageEntry,
     ImageError,
     ImageList,
     InvalidEntries,
+    read_images,
     shown,
 )
 from trainer.workloads.task import Batch, Task
 
 CHANNELS = (32, 64)
 NAMED_CLASSES = 1000  # in run.json
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+MAX_PIXELS = 64 * 2**20  # 192 MiB decoded
+GRAY_16 = frozenset(("I;16", "I;16B", "I;16L", "I;16N"))
+SIXTEEN_BITS_AS_32 = frozenset(("PNG", "PPM"))
+
+Pixels = NDArray[np.uint8]
 
 
 def task(config: RunConfig) -> Task:
@@ -73,7 +83,6 @@ class ImageFileDataset:
     def of(
         cls, images: ImageList, entries: list[ImageEntry], config: RunConfig
     ) -> ImageFileDataset:
-        """Return the split of these entries."""
         broken = torch.zeros(len(entries), dtype=torch.bool)
         broken.share_memory_()  # type: ignore[no-untyped-call]
         labels = images.labels(entries)
@@ -83,7 +92,6 @@ class ImageFileDataset:
 
     @property
     def length(self) -> int:
-        """Images per epoch."""
         return len(self.entries)
 
     def take(self, indices: Tensor) -> Batch:
@@ -101,7 +109,6 @@ class ImageFileDataset:
         return inputs, targets
 
     def room(self, size: int) -> Batch:
-        """Return empty tensors for a batch of `size` samples."""
         images = torch.empty((size, 3, self.size, self.size), dtype=torch.uint8)
         return images, torch.empty(size, dtype=torch.int64)
 
@@ -176,3 +183,54 @@ class ImageCnn(nn.Module):
 def _sentence(entry: ImageEntry, error: UnreadableImageError) -> str:
     name = "" if entry.where == shown(entry.path) else f" {shown(entry.path)}:"
     return f"{entry.where}:{name} {error}"
+
+
+class UnreadableImageError(Exception):
+    """An unreadable image; the message is the reason without the file name."""
+
+
+def decode_image(path: Path, size: int) -> Pixels:
+    """Return the first frame as uint8 (size, size, 3), upright and resized to a square.
+
+    Transparency becomes white, 16-bit gray is scaled to 8 bits. Raises UnreadableImageError and
+    MemoryError.
+    """
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            _check_size(image)
+            # Decodes a JPEG at a fraction of its size if that is large enough.
+            image.draft(None, (size, size))
+            ImageOps.exif_transpose(image, in_place=True)
+            return np.asarray(_in_color(image).resize((size, size), Image.Resampling.BILINEAR))
+    except (UnreadableImageError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise UnreadableImageError("it is not there any more") from None
+    except Image.DecompressionBombError:
+        raise UnreadableImageError(f"it has more than {MAX_PIXELS:,} pixels") from None
+    except UnidentifiedImageError:
+        raise UnreadableImageError(f"it is no image in one of {', '.join(FORMATS)}") from None
+    except Exception as error:  # decoders raise nearly every kind for damaged files
+        reason = f"it cannot be decoded ({first_line(error).rstrip('.')})"
+        raise UnreadableImageError(reason) from error
+
+
+def _check_size(image: Image.Image) -> None:
+    pixels = image.width * image.height
+    if pixels > MAX_PIXELS:
+        raise UnreadableImageError(f"it has {pixels:,} pixels, {MAX_PIXELS:,} are allowed")
+    if not pixels:
+        raise UnreadableImageError("it has no pixels")
+
+
+def _in_color(image: Image.Image) -> Image.Image:
+    """Convert the image to 8-bit RGB."""
+    if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise UnreadableImageError("it has 32-bit pixels, whose value range is unknown")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
