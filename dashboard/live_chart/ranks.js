@@ -1,7 +1,7 @@
 // The Ranks tab of a distributed run: a chart and a table. It polls only while it is in view.
 
 import { button, el, parts, render, setAttribute, setText, showText } from "./dom.js";
-import { MISSING, clock, counted, isNumber, percent, withUnit } from "./format.js";
+import { MISSING, counted, isNumber, percent, withUnit } from "./format.js";
 import { VerdictLine } from "./header.js";
 import { Poller } from "./poll.js";
 import { RankChart } from "./ranks_chart.js";
@@ -97,7 +97,7 @@ class RankTable {
       if (key === "state")
         Object.assign(attributes, { class: "ss-kind", title: row.ended?.reason });
       const known = isKnown(row[key]) ? () => text(row[key]) : () => MISSING;
-      return el("td", attributes, key === "state" ? stateWords(row, clock) : known());
+      return el("td", attributes, key === "state" ? stateWords(row) : known());
     });
     return el(
       "tr",
@@ -208,7 +208,7 @@ export class RankSection {
 
   get marked() {
     const named = new Set(this.data.answer.verdict?.ranks);
-    const rows = this.data.answer.ranks.map(([, rank], row) => (named.has(rank) ? row : null));
+    const rows = this.data.answer.ranks.map(([rank], row) => (named.has(rank) ? row : null));
     return new Set(rows.filter((row) => row !== null));
   }
 

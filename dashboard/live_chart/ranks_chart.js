@@ -15,7 +15,7 @@ const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRi
 // Returns the rank numbers of the rows as {row, text}, as many as fit; `marked` rows are bold.
 export function rowLabels(ranks, height, marked) {
   const every = Math.ceil(LABEL_HEIGHT_PX / height);
-  const labels = ranks.map(([, rank], row) => ({
+  const labels = ranks.map(([rank], row) => ({
     row,
     text: marked.has(row) ? `<b>▸ ${rank}</b>` : String(rank),
   }));
@@ -120,7 +120,7 @@ export class RankChart {
   // Returns the text of a cursor. A rank without a value at `x` has the value of the column before.
   words({ row, x }) {
     const { data, metric } = this;
-    const [, rank, , place] = data.answer.ranks[row];
+    const [rank, , place] = data.answer.ranks[row];
     let column = Math.floor(x / data.width);
     while (column > 0 && !isNumber(data.cells[column]?.[row])) column -= 1;
     const value = data.cells[column]?.[row];
