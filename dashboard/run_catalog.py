@@ -1,4 +1,4 @@
-"""Rows of the Runs page: all runs of a folder, of which ended ones are read once.
+"""Rows of the Runs page, and the search of `lr>0.01 val/loss<0.3 status=failed` in them.
 
 The rows of ended runs are kept in CATALOG in the folder of all runs, each with the modification
 time of its run folder: every file of a run is replaced or created, which changes that time. The
@@ -8,12 +8,17 @@ file is a cache: it is rebuilt if it is missing, damaged, or of an earlier versi
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import operator
 import os
+import re
 import threading
 import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -34,7 +39,6 @@ MAX_UNSAVED = 100  # rows that are read again after a restart of the server
 REREAD_S = 1.0  # minimum age of the row of a live run that is read again
 
 Cell = bool | int | float | str | None
-Stamp = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RunRow(msgspec.Struct):
@@ -44,7 +48,7 @@ class RunRow(msgspec.Struct):
     """
 
     id: Annotated[str, msgspec.Meta(max_length=100)]
-    stamp: Stamp
+    stamp: Annotated[int, msgspec.Meta(ge=0)]
     final: bool
     live: bool
     pinned: bool
@@ -175,3 +179,76 @@ class RunCatalog:
             with contextlib.suppress(OSError):  # a full disk: the next server reads them again
                 data = msgspec.msgpack.encode(_Saved(VERSION, rows))
                 atomic_write(self._folder / CATALOG, data, durable=False)
+
+
+_CONDITION = re.compile(r"([^<>=!]+)(<=|>=|<|>|=)([^<>=!]+)")
+_DATE = re.compile(r"\d{4}-\d\d")  # dates of this form are in the order of their texts
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+}
+
+
+def matching(rows: Iterable[RunRow], query: str) -> list[RunRow]:
+    """Return the rows with all words and conditions of a query, in any order and case."""
+    found = list(rows)
+    for word in query.casefold().split():
+        match = _CONDITION.fullmatch(word)
+        if match is None:
+            found = [row for row in found if word.removeprefix("#") in row.words]
+        else:
+            name, compare, value = match.groups()
+            found = [
+                row
+                for row in found
+                if any(_compares(cell, compare, value) for cell in _cells(row, name))
+            ]
+    return found
+
+
+def hint(rows: Iterable[RunRow], query: str) -> str | None:
+    """Return which condition of a query no row can satisfy, or None."""
+    listed = list(rows)
+    for word in query.casefold().split():
+        match = _CONDITION.fullmatch(word)
+        if match is None and re.search("[<>=]", word):
+            return f"{word}: a condition is a column, one of <, <=, >, >= and =, and a value."
+        if match is not None and not any(_cells(row, match[1]) for row in listed):
+            return f"No column of these runs is named {match[1]}."
+    return None
+
+
+def _cells(row: RunRow, name: str) -> list[Cell]:
+    """Return the cells of the columns of a name, the fixed column before others.
+
+    A column is named without its prefix, and with _ for spaces: lr, best_loss.
+    """
+    if name == "duration":
+        return [row.duration]
+    if name == "started":
+        return [datetime.fromtimestamp(row.created).isoformat(" ", "minutes")]
+    asked = name.replace(":_", ":")
+    named = [(_names(column), cell) for column, cell in row.cells.items()]
+    whole = [cell for (folded, _), cell in named if folded == asked]
+    return whole or [cell for (_, short), cell in named if short == asked]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(column: str) -> tuple[str, str]:
+    """Return a column's name for a search, and the same without its prefix."""
+    folded = column.casefold().replace(": ", ":").replace(" ", "_")
+    return folded, re.sub("^(config|final):", "", folded)
+
+
+def _compares(cell: Cell, compare: str, value: str) -> bool:
+    if isinstance(cell, str) and _DATE.match(cell) and _DATE.match(value):
+        return _COMPARE[compare](cell[: len(value)], value)
+    try:
+        if cell is None or _COMPARE[compare](float(cell), float(value)):
+            return cell is not None
+        return compare == "=" and value == str(cell).casefold()  # nan
+    except (TypeError, ValueError):  # a text, of which a part is enough
+        return compare == "=" and value in str(cell).casefold()
