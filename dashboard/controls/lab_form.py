@@ -13,10 +13,10 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from dashboard.controls.config_widgets import absent, offered
 from dashboard.controls.lab_labels import BASELINES, GROUPS, arm_help, arm_words, group_of
 from dashboard.controls.lab_labels import baseline_words as words
 from dashboard.controls.sidebar import SETTINGS, WORKLOADS
-from dashboard.controls.workload_fields import absent, offered
 from dashboard.format import escape_markdown, named_reason, note, pick
 from dashboard.services import Devices, Services
 from stepscope.common.config_issue import ConfigError, ConfigIssue

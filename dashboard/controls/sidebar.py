@@ -16,7 +16,6 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.controls import config_widgets as widgets
 from dashboard.controls.sidebar_groups import groups
-from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown, note, pick
 from dashboard.services import Devices, missing_package
 from stepscope.common.config_issue import ConfigError, ConfigIssue
@@ -156,7 +155,7 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
         start = st.container()
     config, invalid = _current()
     st.session_state[SETTINGS] = _values(config)
-    found_problems = (*invalid, *validate(config, found.devices), *absent(config))
+    found_problems = (*invalid, *validate(config, found.devices), *widgets.absent(config))
     return NewRunForm(config, found_problems, estimate, start)
 
 
@@ -260,8 +259,8 @@ def _device_name(device: TrainDevice) -> str:
 
 
 def _workload(config: fields.RunConfig, found: Devices) -> None:
-    names = {one: WORKLOADS[one] for one in offered(config.workload)}
+    names = {one: WORKLOADS[one] for one in widgets.offered(config.workload)}
     about = "Selecting a workload loads its recommended epochs, batch size and learning rate."
     more: Any = {"on_change": _reload_defaults, "args": (found.devices,)}
     pick("Workload", names, "config_workload", about, **more)
-    workload_fields(config)
+    widgets.workload_fields(config)
