@@ -110,7 +110,7 @@ class ServerActivity(StrEnum):
     BATCH_SIZE_FINDER = "batch size finder"
 
 
-PAGES = {
+PAGES = {  # The page that starts and stops each activity.
     ServerActivity.RUN: "Run",
     ServerActivity.SWEEP: "Lab",
     ServerActivity.LESSON: "Learn",
@@ -118,7 +118,6 @@ PAGES = {
     ServerActivity.ESTIMATE: "Run",
     ServerActivity.BATCH_SIZE_FINDER: "Run",
 }
-"""The page that starts and stops each activity."""
 SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
 """Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
 

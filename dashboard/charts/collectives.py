@@ -22,14 +22,13 @@ from stepscope.common.formatting import format_bytes
 from stepscope.distributed.collective_metrics import rate_text
 from trainer.collectives.measurement import spread_of
 
-STYLES = {
+STYLES = {  # Color and symbol of each collective.
     "all_reduce": (BLUE, "circle"),
     "all_gather": (ORANGE, "square"),
     "reduce_scatter": (GREEN, "diamond"),
     "broadcast": (AMBER, "triangle-up"),
     "all_to_all": ("#c0609a", "x"),
 }
-"""Color and symbol of each collective."""
 MAX_SIZE_LABELS = 6  # as many as fit on a phone
 LOG = {"type": "log", "fixedrange": True}
 Document = Mapping[str, Any]

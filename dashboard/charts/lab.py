@@ -152,7 +152,7 @@ def _length(high: float | None, low: float | None) -> float:
 
 
 MIB = 2.0**20
-METRICS = {
+METRICS = {  # Metric and unit factor of each column of measured values.
     "Samples/s": ("samples_per_sec", 1.0),
     "Step time": ("step_time", 1e3),
     "Data wait": ("data_wait", 1e3),
@@ -165,7 +165,6 @@ METRICS = {
     "MFU": ("mfu", 100.0),
     "Loss": ("loss", 1.0),
 }
-"""Metric and unit factor of each column of measured values."""
 
 
 def listed(sweep: SweepContent) -> list[Arm]:

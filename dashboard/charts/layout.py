@@ -26,8 +26,7 @@ from stepscope.run import RunKind
 NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
 COLLECTIVES_UNREAD = "Collectives are not read: {}."
 COLLECTIVES_NOTE = "Collectives of rank 0."
-WARM_UP_ROWS = 3
-"""First, slow steps of a run: drawn, but excluded from the scale of step time."""
+WARM_UP_ROWS = 3  # First, slow steps of a run: drawn, but excluded from the scale of step time.
 NO_LOSS = {
     RunKind.WATCH: "No loss yet: it is captured when the script calls backward() on a scalar.",
     RunKind.INIT: "No loss yet: pass it to each step, as in rec.step(loss=loss).",

@@ -33,8 +33,7 @@ from stepscope.run import RunInfo, RunKind
 from stepscope.store import StoreReader
 from stepscope.store.reader import Axis
 
-SERIES = "ledger"
-"""Series name in the protocol; its metric `ledger/X` is category X in bytes."""
+SERIES = "ledger"  # Series name in the protocol; its metric `ledger/X` is category X in bytes.
 TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
 NO_GRADIENTS = (

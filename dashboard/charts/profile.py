@@ -18,13 +18,12 @@ PHASE_COLORS = {
     "optimizer": GREEN,
     OTHER: GRAY,
 }
-KINDS = {
+KINDS = {  # Color of each kind of function in the flame graph.
     "Python": "#8fbfe3",
     "module": "#7cc8ad",
     "built-in function": "#b9c0c9",
     "operator": "#e9a77a",
 }
-"""Color of each kind of function in the flame graph."""
 MAX_NODES = 4000  # sent to the browser: those with the most time
 OUTER_FRACTION = 0.97
 _OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")

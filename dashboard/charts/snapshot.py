@@ -34,11 +34,10 @@ from stepscope.memory.snapshots.summary import SnapshotDiff, SnapshotSummary, by
 from stepscope.memory.snapshots.timeline import MemoryTimeline
 
 MIB = 2.0**20
-BANDS = (
+BANDS = (  # Colors of the bands for light and dark, the largest band first.
     *(BLUE, ORANGE, GREEN, PINK, AMBER),
     *("#7c6be4", "#2aa5c9", "#a3455a", "#8a9a2c", "#7d5a44"),
 )
-"""Colors of the bands for light and dark, the largest band first."""
 BEFORE_COLOR, REST_COLOR = "#6b7280", "#a9b1bc"
 STATE_COLORS = {ACTIVE: BLUE, AWAITING: PINK, FREE: "#b9c0c9"}
 STATE_WORDS = {ACTIVE: "in use", AWAITING: "freed, another stream still uses it", FREE: "free"}

@@ -21,13 +21,12 @@ from trainer.datasets import data_problem, data_root, data_sets
 from trainer.techniques import BY_FIELD
 from trainer.workload_traits import TRAITS
 
-LEAST_USE: dict[str, Any] = {
+LEAST_USE: dict[str, Any] = {  # The smallest value that turns on a number whose default is off.
     "num_workers": 1,
     "gradient_accumulation_steps": 2,
     "max_grad_norm": 1.0,
 }
-"""The smallest value that turns on a number whose default is off."""
-TEXTS: dict[str, tuple[str, str]] = {
+TEXTS: dict[str, tuple[str, str]] = {  # Label and help of each field.
     "batch_size": ("Batch size", "Samples per forward pass, on each rank."),
     "learning_rate": ("Learning rate", "The optimizer's initial learning rate."),
     "epochs": ("Epochs", "Passes over the training data."),
@@ -83,7 +82,6 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Counts unreadable rows and images and skips them; otherwise the first one ends the run.",
     ),
 } | {name: (technique.label, technique.help) for name, technique in BY_FIELD.items()}
-"""Label and help of each field."""
 DEFAULTS = RunConfig()
 
 

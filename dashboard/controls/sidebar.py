@@ -54,7 +54,7 @@ PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_s
 """First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
-_KEPT = (
+_KEPT = (  # Fields that a change of workload keeps; channels_last has a default for each.
     "device",
     "seed",
     "runner",
@@ -63,7 +63,6 @@ _KEPT = (
     "max_steps",
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
-"""Fields that a change of workload keeps; channels_last has a default for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,15 +79,10 @@ export function chartFigure(chart, { t, v }, now, theme) {
 // Appends new readings to a history {t, v: {key: values}}, and drops readings of before MAX_HISTORY_S.
 export function extend(history, { t, v }, now) {
   const last = history.t.at(-1) ?? 0;
-  const fresh = t.findIndex((time) => time > last);
-  if (fresh >= 0) {
-    const before = history.t.length;
-    history.t.push(...t.slice(fresh));
-    for (const key of new Set([...Object.keys(history.v), ...Object.keys(v)])) {
-      history.v[key] ??= new Array(before).fill(null);
-      history.v[key].push(...(v[key] ?? new Array(t.length).fill(null)).slice(fresh));
-    }
-  }
+  const fresh = t.filter((time) => time <= last).length;
+  history.t.push(...t.slice(fresh));
+  for (const [key, values] of Object.entries(v))
+    (history.v[key] ??= []).push(...values.slice(fresh));
   const kept = history.t.findIndex((time) => time >= now - MAX_HISTORY_S);
   if (kept > 0)
     for (const values of [history.t, ...Object.values(history.v)]) values.splice(0, kept);
@@ -179,7 +174,7 @@ class DeviceDetails {
       ({ profile, short, memory, processes, no_processes: none }) =>
         processTable(`MIG ${profile} · ${short} · memory ${memory}`, processes, none),
     );
-    const whole = processTable("Processes", gpu.processes ?? [], gpu.no_processes);
+    const whole = processTable("Processes", gpu.processes, gpu.no_processes);
     render(this.processes, whole, ...instances);
   }
 

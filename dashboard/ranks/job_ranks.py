@@ -33,19 +33,17 @@ COLUMNS = 120
 FIRST_WIDTHS = {"time": 0.25, "step": 1.0}
 """Smallest width of a column on each axis, in seconds or steps."""
 MAX_X = 1e9  # larger values come from a wrong clock or a damaged file
-METRICS = (
+METRICS = (  # Metrics of the heatmap, in the order of the page.
     *("perf/step_time", "perf/comm_wait", "perf/data_wait"),
     *("memory/allocated", "process/rss", "gpu/util", "train/loss"),
 )
-"""Metrics of the heatmap, in the order of the page."""
 HIGHEST = ("memory/allocated", "process/rss")  # the maximum of a column, not the mean
-STATES = {
+STATES = {  # The words of states that differ from those of a run.
     RunStatus.PENDING: "starting",
     RunStatus.RUNNING: "alive",
     RunStatus.PAUSED: "alive",
     RunStatus.CRASHED: "dead",
 }
-"""The words of states that differ from those of a run."""
 
 
 @dataclass(frozen=True, slots=True)
