@@ -46,8 +46,7 @@ class OomRetry:
 def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis | None:
     """Return the analysis of a run's failed allocations; None if none failed.
 
-    Of a distributed run, it covers the rank that ended the run. Raises ValueError for an invalid
-    record, and OSError.
+    A job's is that of the rank that ended it. Raises ValueError for an invalid record, OSError.
     """
     if not os.path.lexists(run.folder / oom_name(run.cause)):
         # A process that the kernel killed leaves no record.

@@ -222,10 +222,7 @@ def hint(rows: Iterable[RunRow], query: str) -> str | None:
 
 
 def _cells(row: RunRow, name: str) -> list[Cell]:
-    """Return the cells of the columns of a name, the fixed column before others.
-
-    A column is named without its prefix, and with _ for spaces: lr, best_loss.
-    """
+    """Return the cells of a column: lr, best_loss or config:lr; the fixed one before others."""
     if name == "duration":
         return [row.duration]
     if name == "started":

@@ -87,10 +87,7 @@ def _cell(value: Any) -> bool | float | str | None:
 
 
 def disk_use(folder: Path, sizes: Sequence[int]) -> str:
-    """Return a sentence with the sum of the sizes in bytes, and the free space of the disk.
-
-    Returns "" if the free space is unknown, such as for a folder that was deleted.
-    """
+    """Return the disk use of the runs as a sentence; "" if the free space is unknown."""
     try:
         free = format_bytes(shutil.disk_usage(folder).free)
     except OSError:

@@ -1,7 +1,4 @@
-"""State that all tabs share: run folders, devices, and the one active run or sweep.
-
-`get` is the only `st.cache_resource` of the app.
-"""
+"""State that all tabs share; `get` is the only `st.cache_resource` of the app."""
 
 from __future__ import annotations
 
@@ -67,10 +64,7 @@ T = TypeVar("T")
 
 
 class ChildRuns(Generic[C]):
-    """Child processes of one kind, the last of each name. Thread-safe.
-
-    Lessons, memory estimates and measurements of collectives each have one.
-    """
+    """The last child process of each name, all of one kind. Thread-safe."""
 
     def __init__(self) -> None:
         self._last: dict[str, C] = {}
@@ -284,10 +278,7 @@ class Services:
         return sorted(found, key=lambda run: run.id != "h100")
 
     def rows(self, *, check: bool = False) -> list[RunRow]:
-        """Return the rows of all runs: live ones first, then pinned ones, then the newest.
-
-        `check` looks for changes of ended runs too, which takes 5 µs a run.
-        """
+        """Return all rows: live, pinned, newest; `check`: also changed ended runs, 5 µs each."""
         found: dict[str, RunRow] = {}
         for catalog in self._catalogs:
             for row in catalog.rows(check=check):

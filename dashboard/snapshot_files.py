@@ -43,10 +43,7 @@ class SnapshotLibrary:
         return [file for _, file in sorted(found, key=lambda one: one[0])[:MAX_LISTED]]
 
     def opening(self, file: SnapshotFile) -> SnapshotLoadTask | None:
-        """Return the task that opens a file; None while another file is being opened.
-
-        Raises OSError.
-        """
+        """Return the task that opens a file; None while another one is opened. Raises OSError."""
         state = file.path.stat(follow_symlinks=False)
         key = (file.path, state.st_size, state.st_mtime_ns)
         with self._lock:
@@ -72,10 +69,7 @@ class SnapshotLibrary:
                 self._opened.pop(key).close()
 
     def keep(self, name: str, data: bytes | memoryview) -> str:
-        """Write an uploaded snapshot into the folder and return its name there.
-
-        A name in use gets a number. Raises ValueError for an invalid name or size, and OSError.
-        """
+        """Write an upload into the folder; return its new name. Raises ValueError and OSError."""
         stem, _, ending = upload_name(name).rpartition(".")
         if not 0 < len(data) <= MAX_FILE_BYTES:
             raise ValueError(

@@ -159,10 +159,7 @@ _NULLABLE = ("name", "label", "verdict")
 
 
 def _present(value: Any) -> Any:
-    """Return JSON values with printable texts, without null and numbers that are not finite.
-
-    Settings are returned as they are.
-    """
+    """Return printable JSON without null and infinite numbers, except in settings."""
     if isinstance(value, Mapping):
         return {
             name: part if name in ("config", "changes") else _present(part)

@@ -97,10 +97,7 @@ def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
 
 
 def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
-    """Return the diagnosis of a run that did not fail, but whose loss became NaN or infinite.
-
-    In a live run it must still be so, because a loss can recover.
-    """
+    """Return a NaN or infinite loss as the diagnosis; in a live run it must still be so."""
     if live:
         infos = [info for info in reader.series() if info.stream == Stream.STEPS]
         values = [last_value(read_newest(reader, info), LOSS) for info in infos]
@@ -115,10 +112,7 @@ def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
 
 
 def rank_verdict(hang: Hang | None, straggler: StragglerVerdict | None) -> dict[str, Any] | None:
-    """Return the diagnosis line of a job, with its ranks; a hang hides a straggler.
-
-    The kind "none" has no ranks; its text is the reason. Returns None before the first analysis.
-    """
+    """Return the diagnosis line of a job: its hang, else its straggler, or why none is known."""
     found = hang or straggler
     if found is None:
         return None
@@ -127,10 +121,7 @@ def rank_verdict(hang: Hang | None, straggler: StragglerVerdict | None) -> dict[
 
 
 def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the diagnosis line: a sentence, and a suggestion as text or as a setting.
-
-    `places` maps each setting to its group in the sidebar.
-    """
+    """Return the diagnosis line with a suggestion; `places`: the sidebar group of each setting."""
     if found is None:
         return None
     step = found.next

@@ -1,8 +1,4 @@
-"""The results of a sweep as a Plotly figure of effects with intervals, and as table rows. No I/O.
-
-The figure is a plain dict that changes only with a new result: Streamlit redraws an element whose
-figure differs.
-"""
+"""The results of a sweep as a Plotly figure of effects, and as table rows. No I/O."""
 
 from __future__ import annotations
 
@@ -129,10 +125,7 @@ def _layout(arms: list[Arm], margin: float | None) -> Json:
 
 
 def _range(arms: list[Arm], margin: float) -> list[float]:
-    """Return the range of the axis in percent.
-
-    An interval far wider than the effects, as after two rounds, is cut off at the edge.
-    """
+    """Return the axis range in percent; intervals far wider than the effects are cut off."""
     limit = 3 * max(0.02, margin, *(abs(arm.effect or 0.0) for arm in arms))
     ends = [end for arm in arms for end in (arm.low, arm.high, arm.effect) if end is not None]
     low, high = min(-2 * margin, *ends), max(2 * margin, *ends)

@@ -1,7 +1,4 @@
-"""The charts and tiles of a run as JSON for the live chart component. No I/O.
-
-The layout names series and metrics; the component in the browser fetches their values.
-"""
+"""The charts and tiles of a run as JSON; the live chart component fetches the values. No I/O."""
 
 from __future__ import annotations
 

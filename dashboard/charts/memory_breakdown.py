@@ -1,8 +1,4 @@
-"""The memory breakdown of a run: its chart, its rows over time, and its table.
-
-The categories are computed here from the run's store, as in `stepscope.memory.breakdown`; the
-browser only stacks them.
-"""
+"""The memory breakdown of a run: its chart, its rows over time, and its table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A memory snapshot as Plotly figures and table rows. No I/O.
-
-A figure is a plain dict that depends on the snapshot only: Streamlit does not redraw it.
-"""
+"""A memory snapshot as Plotly figures and table rows. No I/O."""
 
 from __future__ import annotations
 

@@ -144,10 +144,7 @@ def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
 
 
 def switch(name: str, choice: SidebarState) -> None:
-    """Draw a technique that is on or off, disabled if it cannot be changed.
-
-    An unsupported technique that is on stays enabled, so that it can be turned off.
-    """
+    """Draw a technique that is on or off; an unsupported one can only be turned off."""
     label, text = TEXTS[name]
     value = bool(getattr(choice.config, name))
     wrong, refused = choice.refusal(name, value), choice.refusal(name, not value)
@@ -171,11 +168,7 @@ def switch_select(
     choice: SidebarState,
     on_change: Callable[[], None] | None = None,
 ) -> None:
-    """Draw a choice of values without the unsupported ones.
-
-    Streamlit cannot disable one option of a list: one line names the missing ones, and the tooltip
-    has the reasons.
-    """
+    """Draw a choice of values without the unsupported ones, which the line below names."""
     value = getattr(choice.config, name)
     refused = {
         kind: problem
@@ -210,10 +203,7 @@ def is_possible(
 
 
 def take_proposal(wanted: Any) -> None:
-    """Put one suggested setting into the sidebar, before the sidebar is drawn.
-
-    Raises ValueError for an unknown field or value.
-    """
+    """Put a suggested setting into the sidebar, before it is drawn. Raises ValueError."""
     name = wanted.get("field") if isinstance(wanted, dict) else None
     if name not in FIELDS or name in NOT_PROPOSED:
         raise ValueError(f"field: unknown setting {str(name)[:40]!r}. Reload the page.")

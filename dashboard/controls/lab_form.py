@@ -99,10 +99,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
 
 
 def _read_link() -> bool:
-    """Put the address into the widgets, once per session; return True if it has a workload.
-
-    Unknown values are ignored.
-    """
+    """Put the address into the widgets, once per session; return True if it has a workload."""
     state, params = st.session_state, st.query_params
     if state.get(_LINK_READ):
         return False
@@ -131,8 +128,7 @@ def baseline(
 ) -> RunConfig:
     """Return the baseline: the sidebar's settings, or "plain", with all techniques off.
 
-    A workload that is not the sidebar's has its own sizes. Techniques that it or the device does
-    not support are off.
+    Unsupported techniques are off. A workload that is not the sidebar's has its own sizes.
     """
     config = settings
     if workload is not settings.workload:
@@ -217,10 +213,7 @@ def _box(name: str) -> str:
 def _group(
     members: list[Variant], of_preset: set[str], devices: Mapping[str, str], own: Mapping[str, str]
 ) -> list[Variant]:
-    """Draw a checkbox for each variant; return the selected ones.
-
-    An unsupported variant of a preset is a row of the sweep too, with its reason.
-    """
+    """Draw a checkbox for each variant; return the selected ones."""
     chosen = []
     refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
     # Supported variants first: the reasons below are then next to the unsupported ones.

@@ -109,10 +109,7 @@ def keep_settings() -> None:
 
 
 def load_settings(found: Devices) -> list[ConfigIssue]:
-    """Fill the sidebar from the URL at first, later with its settings before another page.
-
-    Returns the problems of the link.
-    """
+    """Fill the sidebar from the URL, later from its settings; return the problems of the link."""
     away = st.session_state.pop(_AWAY, False)
     if SETTINGS in st.session_state:
         if away:
@@ -171,10 +168,7 @@ def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dic
 
 
 def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:
-    """Return the widgets' values as a configuration, and the issues of invalid values.
-
-    A field with an invalid value has its default in the configuration.
-    """
+    """Return the widgets' values, defaults for invalid ones, and the issues of those."""
     state = st.session_state
     base = fields.defaults(state["config_workload"], state["config_device"])
     values = _values(base)
@@ -188,10 +182,7 @@ def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:
 
 
 def _values(base: fields.RunConfig) -> dict[str, Any]:
-    """Return the widgets' values, those of `base` for widgets that Streamlit has dropped.
-
-    The runner of DDP and FSDP, and only of them, is torchrun.
-    """
+    """Return the widgets' values, of `base` without a widget; torchrun runs DDP and FSDP only."""
     state = st.session_state
     values = {name: state.get(f"config_{name}", getattr(base, name)) for name in fields.FIELDS}
     distributed = values["strategy"] in (fields.Strategy.DDP, fields.Strategy.FSDP)

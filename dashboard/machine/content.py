@@ -60,11 +60,7 @@ Row = tuple[str, str, str, bool]  # Label, text, help, and whether the value is 
 
 
 def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
-    """Return the page without the details of a GPU.
-
-    `cuda` maps the UUID of each GPU that this server can train on to torch's index, `ours` the pid
-    of each recorded run to its name.
-    """
+    """Return the page; `cuda`: torch's index by UUID, `ours`: names of recorded runs by pid."""
     return {
         "host": host_content(view.host),
         "none": None if view.reason is None else {"reason": view.reason, "next": NO_GPU},

@@ -1,7 +1,4 @@
-"""The ranks of a job at one time, read from their files: names, table and heatmaps.
-
-`dashboard/live_chart/ranks_data.js` is the client of `ranks_answer`.
-"""
+"""The ranks of a job, read from their files: names, table and heatmaps for ranks_data.js."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ class MetricPoints:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """Columns of `width` seconds or steps.
-
-    `cells` has 32-bit floats (columns, ranks) by metric, in base64; missing values are not finite.
-    """
+    """Columns of `width` seconds or steps; `cells`: float32 (columns, ranks), base64, by metric."""
 
     width: float
     cells: Mapping[str, str]
@@ -108,10 +102,7 @@ class _NewestRows:
 
 
 def ranks_answer(job: JobRanks | None, run: RunInfo, metric: str, axis: str) -> Json:
-    """Return the table and one heatmap: of `metric` if recorded, else of the first one.
-
-    Without `ranks` while the job has not been read.
-    """
+    """Return the table and one heatmap, of `metric` if recorded; neither before the first read."""
     ended = None if run.status.live else run.ended
     now = round((now_of(run.run_json) if ended is None else ended) - run.created, 1)
     shown = {"run": run.id, "live": run.status.live, "now": now, "axis": axis}

@@ -79,10 +79,7 @@ def live_panel(
     tab: str,
     trouble: str | None = None,
 ) -> None:
-    """Draw the header and, for a run, the charts of `tab`.
-
-    `config` has the sidebar's settings; `trouble` is why the picked run cannot be read.
-    """
+    """Draw the header, with `trouble` of the picked run, and the charts of `tab`."""
     # Before the layout: if a finding changes between the two, the next poll has another token.
     token = page_token(listing, run, server.measuring())
     picked = st.session_state.get(RUN)
@@ -115,10 +112,7 @@ def live_panel(
 
 
 def start_with(config: RunConfig | None) -> None:
-    """Put settings into the sidebar and make the Run page start them, in a callback.
-
-    Does nothing for None.
-    """
+    """Make the Run page start these settings, in a callback; does nothing for None."""
     if config is None:
         return
     load(config)

@@ -49,10 +49,7 @@ COLUMNS = {
 
 
 def snapshot_section(run: RunInfo | None) -> None:
-    """Draw the chosen snapshot, at first the run's newest, or how to record one.
-
-    Only this section is drawn again each second while a snapshot is being opened.
-    """
+    """Draw the chosen snapshot or how to record one; each second while one is being opened."""
     waits = st.session_state.get(WAITS, False)
     st.fragment(_section, run_every=LOOK_S if waits else None)(run)
 
