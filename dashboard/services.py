@@ -104,13 +104,10 @@ class ServerActivity(StrEnum):
     BATCH_SIZE_FINDER = "batch size finder"
 
 
-PAGES = {  # The page that starts and stops each activity.
-    ServerActivity.RUN: "Run",
+PAGES = {  # The page that starts and stops an activity, by default Run.
     ServerActivity.SWEEP: "Lab",
     ServerActivity.LESSON: "Learn",
     ServerActivity.COLLECTIVES: "Hardware",
-    ServerActivity.ESTIMATE: "Run",
-    ServerActivity.BATCH_SIZE_FINDER: "Run",
 }
 SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
 """Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
@@ -216,8 +213,8 @@ class Services:
             return missing
         for active, doing in self._activities():
             if {active, starting} != SIDE_BY_SIDE:
-                page = PAGES[active]
-                where = "" if page == PAGES[starting] else f" on the {page} page"
+                page = PAGES.get(active, "Run")
+                where = "" if page == PAGES.get(starting, "Run") else f" on the {page} page"
                 return f"{doing} Stop it{where} first, or wait for its end."
         return None
 

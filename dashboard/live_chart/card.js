@@ -1,6 +1,5 @@
 // One chart: a card with title, tools, legend with values, Plotly's drawing, marks and crosshair.
-//
-// `scene` is the painter with everything that the cards share; the user's choices are in its store.
+// `scene` is the painter, with everything that the cards share.
 
 import { button, el, parts, setAttribute, setText, showText } from "./dom.js";
 import { changesOf, nameOf, textOf } from "./events.js";
@@ -170,8 +169,7 @@ export class Card {
     return this.box.l + ((x - from) / (to - from)) * this.plotWidth;
   }
 
-  // The largest value to show on an axis. Totals and limits count only at full scale, the first rows
-  // of a run only if they are not warm-up.
+  // The largest value to show on an axis: totals count only at full scale, rows of warm-up never.
   top(axis) {
     const { spec, store } = this;
     const full = store.prefs[`full-${spec.id}`];

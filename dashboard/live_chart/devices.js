@@ -1,5 +1,4 @@
-// The GPUs tab: the machine, a card per GPU, and below the open card its health, charts of the last ten
-// minutes, facts and processes.
+// The GPUs tab: the machine, a card per GPU, and below the open card its details.
 
 import { button, el, loadPlotly, morph, mounting, parts, render } from "./dom.js";
 import { setAttribute, setChildren, setText, showText } from "./dom.js";
@@ -37,8 +36,7 @@ export function topOf(chart, values) {
 // Converts epoch seconds to Plotly's dates, which have no time zone, in the browser's time zone.
 const dateOf = (time) => 1000 * time - 60_000 * new Date().getTimezoneOffset();
 
-// Returns {data, layout} for Plotly of a chart over the history. A line has a gap where no value was
-// read for some seconds.
+// Returns {data, layout} for Plotly of a chart over the history, with gaps where nothing was read.
 export function chartFigure(chart, { t, v }, now, theme) {
   const values = chart.lines.map(({ key }) => t.map((_, at) => v[key]?.[at] ?? null));
   const top = topOf(chart, values);
@@ -88,17 +86,13 @@ export function extend(history, { t, v }, now) {
     for (const values of [history.t, ...Object.values(history.v)]) values.splice(0, kept);
 }
 
-function factGroup({ title, rows }) {
-  const facts = rows.map(([label, value, help, missing]) =>
-    el(
-      "div",
-      {},
-      el("dt", { title: help }, label),
-      el("dd", { class: missing ? "ss-muted" : null }, value),
-    ),
-  );
-  return el("section", {}, el("h4", {}, title), el("dl", {}, ...facts));
+function fact([label, value, help, missing]) {
+  const shown = el("dd", { class: missing ? "ss-muted" : null }, value);
+  return el("div", {}, el("dt", { title: help }, label), shown);
 }
+
+const factGroup = ({ title, rows }) =>
+  el("section", {}, el("h4", {}, title), el("dl", {}, ...rows.map(fact)));
 
 // The processes of a GPU or of a MIG instance; `none` is the reason without any.
 function processTable(title, processes, none) {
@@ -307,7 +301,6 @@ class DevicesView {
       meter("CPU", "blue", host.cpu),
       meter("Memory", "green", host.memory),
     );
-    const fact = ([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value));
     render(this.facts, ...host.facts.map(fact));
     this.none.hidden = !none;
     setText(this.reason, none?.reason ?? "");

@@ -3,8 +3,7 @@
 import { button, el, parts, setText } from "./dom.js";
 import { MISSING, change, clock, counted, isNumber } from "./format.js";
 
-// Each kind: its name, its label on the charts ("" for a line alone), and its group. Group "bad"
-// holds failures with an orange mark.
+// Each kind: name, label on the charts ("" for a line alone), and group: "bad" failures have a mark.
 export const EVENTS = {
   epoch: ["Epoch", "", "epochs"],
   checkpoint: ["Checkpoint", "", "epochs"],
@@ -126,8 +125,7 @@ export function toneOf(event) {
   return groupOf(event) === "commands" ? "action" : "routine";
 }
 
-// Returns the rows of a group, newest first: {event, word, text}. In "all", many events of a repeated
-// kind are one row, at the place of the newest.
+// Returns the rows {event, word, text} of a group, newest first. In "all", repeated events are one row.
 export function rowsOf(events, group) {
   const shown = events.filter((event) => group === "all" || groupOf(event) === group);
   const merged = new Map();
@@ -209,8 +207,7 @@ export class EventTable {
 // Returns the alerts to show after these new events, oldest first.
 export const shownAfter = (shown, fresh) => activeAlerts([...shown, ...fresh]).slice(-MAX_TOASTS);
 
-// Toasts of the alerts that are raised while the page is open. A toast stays until it is dismissed,
-// its alert is cleared, or newer alerts need the place.
+// Toasts of new alerts, until they are dismissed or cleared, or newer alerts need the place.
 export class Toasts {
   constructor() {
     this.nodes = new Map(); // event -> toast, oldest first

@@ -1,5 +1,4 @@
-// The memory breakdown on the Memory tab: the stack over the whole run, and a table of its parts, now and
-// at their peaks. The table is the legend: a press on a part shows or hides it.
+// The memory breakdown: the stack over the run, and a table of its parts, which is the legend.
 
 import { ChartView } from "./chart_view.js";
 import { button, el, mounting, parts, render, setText, showText } from "./dom.js";

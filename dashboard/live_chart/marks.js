@@ -24,8 +24,7 @@ function epochStride(epochs) {
   return stride;
 }
 
-// Returns the marks of a range, at most MAX_MARKS and the newest ones: routine events of every few
-// epochs only, and one of several events of a kind at one place.
+// Returns the newest marks of a range: of routine events every few epochs, of a kind one at one place.
 export function marksIn(events, axis, range) {
   const place = (event) => (axis === "time" ? event.t : event.step);
   const inside = events.filter(
@@ -45,9 +44,8 @@ export function marksIn(events, axis, range) {
   return apart.slice(0, MAX_MARKS).reverse().map(mark);
 }
 
-// Places labels next to their lines at `at` (px): on the right, on the left where a label would cross
-// the plot's `right` edge. Labels that would touch others are dropped: routine before actions before
-// failures, older before newer.
+// Places labels on the right of their lines at `at` (px), on the left at the plot's `right` edge. Of
+// labels that touch, failures and newer ones are kept.
 export function placeLabels(marks, at, right) {
   const placed = [];
   for (const tone of ["bad", "action", "routine"]) {
@@ -65,8 +63,7 @@ export function placeLabels(marks, at, right) {
   return placed;
 }
 
-// Returns the `shapes` and `annotations` of a layout for marks and for `spans` {from, to, word} without
-// finite values. `place` maps x to pixels; `right` is the plot's edge.
+// Returns `shapes` and `annotations` for marks, and for `spans` {from, to, word} without finite values.
 export function markShapes(marks, spans, place, right, theme) {
   const { orange, gray } = theme.palette;
   const lines = {

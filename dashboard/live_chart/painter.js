@@ -91,8 +91,7 @@ export class Painter {
     } else this.frame = requestAnimationFrame(() => this.drawOne());
   }
 
-  // Draws one chart, then rests in proportion to its cost: a slow computer draws less often and stays
-  // responsive.
+  // Draws one chart, then rests in proportion to its cost: a slow computer stays responsive.
   drawOne() {
     this.frame = 0;
     if (performance.now() < this.restUntil) {

@@ -30,8 +30,7 @@ const size = (value) => (isNumber(value) ? withUnit(value, "B") : MISSING);
 const WAITS =
   "Share of the step spent in backward waiting for other ranks; the slowest waits least";
 
-// By key: title, help, text of a value, true for numbers, true if hidden without values. The state is
-// second: in view on a phone too.
+// Key, title, help, text of a value, true for numbers, true if hidden without values.
 export const COLUMNS = [
   ["rank", "Rank", "Global rank", String, true],
   ["state", "State", "Alive: the process is still recording", null],

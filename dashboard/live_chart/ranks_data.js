@@ -90,8 +90,7 @@ export class RankData {
     return this.axis === "time" ? "time" : "steps";
   }
 
-  // Returns round places on the axis that fit a width in px: {values, text}. The label of a step is below
-  // the middle of its column.
+  // Returns round places on the axis that fit a width in px; of a step the middle of its column.
   ticks(width) {
     const count = Math.max(3, Math.floor(width / 100));
     if (this.axis === "time") return timeTicks(this.begin, this.end, count);
@@ -140,8 +139,7 @@ export const isKnown = (value) => value !== null && value !== undefined && value
 
 export const wentWrong = ({ state }) => state === "never started" || WENT_WRONG.includes(state);
 
-// Returns the rows sorted by a column: rows without a value last, equal rows by rank, GPU 2 before GPU
-// 10.
+// Returns the rows sorted by a column, GPU 2 before GPU 10: without a value last, equal ones by rank.
 export function sorted(rows, key, descending) {
   const sign = descending ? -1 : 1;
   const texts = (a, b) => a.localeCompare(b, "en", { numeric: true });
