@@ -39,11 +39,10 @@ KEPT = 64  # Runs whose diagnosis is kept.
 
 @dataclass(slots=True)
 class _Shown:
-    """The shown diagnosis of a run, and the time of the next one on a monotonic clock."""
+    """The shown diagnosis of a run, and the time of the next one, infinite once it has ended."""
 
-    next: float = 0.0
+    next: float = 0.0  # on a monotonic clock
     verdict: BottleneckDiagnosis | None = None
-    is_final: bool = False
 
 
 class Verdicts:
@@ -69,7 +68,7 @@ class Verdicts:
         now, live = self._clock(), run.status.live
         with self._lock:
             shown = recent(self._shown, str(run.folder), _Shown, KEPT)
-            if shown.is_final or (live and now < shown.next):
+            if shown.next == math.inf or (live and now < shown.next):
                 return shown.verdict
             shown.next = now + EVERY_S
         figures = recent_figures(reader, run.run_json)
@@ -81,8 +80,8 @@ class Verdicts:
         is_shown = found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED
         cause = found if is_shown else None
         with self._lock:
-            shown.verdict, shown.is_final = cause, not live
-            shown.next = now + (EVERY_S if cause is None else HOLD_S)
+            pause_s = EVERY_S if cause is None else HOLD_S
+            shown.verdict, shown.next = cause, now + pause_s if live else math.inf
         return cause
 
 

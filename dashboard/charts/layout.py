@@ -64,7 +64,10 @@ def layout(content: RunView) -> Json:
 
 def _training(content: RunView) -> list[Json]:
     charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
-    charts += _custom(content)
+    charts += [
+        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key)], group="custom")
+        for key in content.custom
+    ]
     if content.gpus:
         charts.append(_power(content, "more"))
     if gpu_kind(content) == "heat":
@@ -200,13 +203,6 @@ def _step_time(content: RunView) -> Json:
     if content.has_cuda:
         traces += [trace("perf/h2d", optional=True), trace("perf/gpu_time", optional=True)]
     return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
-
-
-def _custom(content: RunView) -> list[Json]:
-    return [
-        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key)], group="custom")
-        for key in content.custom
-    ]
 
 
 def _custom_note(content: RunView) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dashboard.charts.figures import (
@@ -27,8 +28,13 @@ from dashboard.charts.profile import PHASE_COLORS
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceSegments, SegmentRow
 from stepscope.memory.snapshots.stacks import own_frame, short
-from stepscope.memory.snapshots.summary import SnapshotDiff, SnapshotSummary, by_module
-from stepscope.memory.snapshots.timeline import MemoryTimeline
+from stepscope.memory.snapshots.summary import (
+    AllocationSite,
+    SnapshotDiff,
+    SnapshotSummary,
+    by_module,
+)
+from stepscope.memory.snapshots.timeline import MemoryTimeline, StackUsage
 
 MIB = 2.0**20
 BANDS = (  # Colors of the bands for light and dark, the largest band first.
@@ -107,18 +113,18 @@ def map_figure(summary: SnapshotSummary, memory: DeviceSegments) -> Json:
     return {"data": traces, "layout": found}
 
 
-def allocation_rows(summary: SnapshotSummary, device: int) -> list[Json]:
-    """Return one row per stack with live memory at the end, the largest first; sizes in MiB."""
+def stack_rows(summary: SnapshotSummary, held: Iterable[AllocationSite | StackUsage]) -> list[Json]:
+    """Return one row per stack with live memory; sizes in MiB."""
     return [
-        _row(summary, site.stack, site.size, site.count)
-        for site in summary.sites
-        if site.device == device
+        {
+            "Size": one.size / MIB,
+            "Blocks": one.count,
+            "Allocated at": where(summary.frames(one.stack)),
+            "Module": summary.module(one.stack) or "",
+            "Stack": _stack(summary.frames(one.stack)),
+        }
+        for one in held
     ]
-
-
-def peak_rows(summary: SnapshotSummary, history: MemoryTimeline) -> list[Json]:
-    """Return one row per stack with live memory at the peak."""
-    return [_row(summary, held.stack, held.size, held.count) for held in history.at_peak]
 
 
 def module_rows(summary: SnapshotSummary, device: int) -> list[Json]:
@@ -147,17 +153,6 @@ def change_rows(changes: SnapshotDiff) -> list[Json]:
         }
         for one in changes.changes
     ]
-
-
-def _row(summary: SnapshotSummary, stack: int, size: int, count: int) -> Json:
-    frames = summary.frames(stack)
-    return {
-        "Size": size / MIB,
-        "Blocks": count,
-        "Allocated at": where(frames),
-        "Module": summary.module(stack) or "",
-        "Stack": _stack(frames),
-    }
 
 
 def _stack(frames: tuple[str, ...]) -> list[str]:

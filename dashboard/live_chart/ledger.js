@@ -55,11 +55,7 @@ export function shareOf(bytes, total) {
   return share > 0 && share < 0.01 ? "<0.01%" : percent(share);
 }
 
-function cell(bytes, total) {
-  const share = bytes !== null && total > 0 ? shareOf(bytes, total) : "";
-  const size = el("span", {}, bytes === null ? MISSING : withUnit(bytes, "B"));
-  return el("td", {}, size, el("span", { class: "ss-muted" }, share));
-}
+const sizeOf = (bytes) => (bytes === null ? MISSING : withUnit(bytes, "B"));
 
 class LedgerView extends ChartView {
   constructor(parent) {
@@ -116,6 +112,8 @@ class LedgerView extends ChartView {
       card.pick(trace);
       this.showTable();
     };
+    const [bytes, total] = [bytesAt(moment, keys), moment?.v[TOTAL]];
+    const share = bytes !== null && total > 0 ? shareOf(bytes, total) : "";
     const name = el("span", {}, label);
     const head = isSum
       ? el("span", {}, swatch, name)
@@ -127,8 +125,8 @@ class LedgerView extends ChartView {
         class: isSum ? "ss-ledger-sum" : null,
       },
       el("th", { scope: "row", style: `--ss-depth:${depth}` }, head),
-      cell(bytesAt(moment, keys), moment?.v[TOTAL]),
-      cell(peak, 0),
+      el("td", {}, el("span", {}, sizeOf(bytes)), el("span", { class: "ss-muted" }, share)),
+      el("td", {}, sizeOf(peak)),
     );
   }
 

@@ -226,9 +226,10 @@ def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
 
 
 def _allocations(summary: SnapshotSummary, device: int, history: MemoryTimeline | None) -> None:
-    kinds = {"At the end": charts.allocation_rows(summary, device)}
+    held = [site for site in summary.sites if site.device == device]
+    kinds = {"At the end": charts.stack_rows(summary, held)}
     if history is not None and history.at_peak:
-        kinds["At the peak"] = charts.peak_rows(summary, history)
+        kinds["At the peak"] = charts.stack_rows(summary, history.at_peak)
     kinds["By module"] = charts.module_rows(summary, device)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**Top allocations**", width="content")
