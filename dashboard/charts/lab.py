@@ -6,20 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.charts.figures import (
-    AMBER,
-    BLUE,
-    FIXED,
-    GRAY,
-    ORANGE,
-    Json,
-    band,
-    layout,
-    plain,
-    rows_axis,
-    shortened,
-    title,
-)
+from dashboard.charts import figures
+from dashboard.charts.figures import Json
 from dashboard.sweep_content import Arm, SweepContent
 from stepscope.lab.verdict_text import VariantVerdict, signed
 
@@ -30,16 +18,16 @@ class VerdictStyle:
 
     text: str
     mark: str
-    color: str = GRAY
+    color: str = figures.GRAY
     symbol: str | None = None
 
 
 STYLES = {
-    VariantVerdict.FASTER: VerdictStyle("faster", "▶", BLUE, "triangle-right"),
-    VariantVerdict.SLOWER: VerdictStyle("slower", "◀", ORANGE, "triangle-left"),
-    VariantVerdict.NO_DIFFERENCE: VerdictStyle("no difference", "●", GRAY, "circle"),
-    VariantVerdict.UNDECIDED: VerdictStyle("inconclusive", "◇", AMBER, "diamond-open"),
-    VariantVerdict.MEASURING: VerdictStyle("measuring", "○", AMBER, "circle-open"),
+    VariantVerdict.FASTER: VerdictStyle("faster", "▶", figures.BLUE, "triangle-right"),
+    VariantVerdict.SLOWER: VerdictStyle("slower", "◀", figures.ORANGE, "triangle-left"),
+    VariantVerdict.NO_DIFFERENCE: VerdictStyle("no difference", "●", figures.GRAY, "circle"),
+    VariantVerdict.UNDECIDED: VerdictStyle("inconclusive", "◇", figures.AMBER, "diamond-open"),
+    VariantVerdict.MEASURING: VerdictStyle("measuring", "○", figures.AMBER, "circle-open"),
     VariantVerdict.FAILED: VerdictStyle("failed", "✕"),
     VariantVerdict.IMPOSSIBLE: VerdictStyle("impossible", "–"),
 }
@@ -106,21 +94,21 @@ def _trace(verdict: VariantVerdict, arms: list[Arm], rows: dict[str, int]) -> Js
 
 def _layout(arms: list[Arm], margin: float | None) -> Json:
     # Effects within the margin count as no difference.
-    same: Json = {"fillcolor": GRAY, "opacity": 0.16, "layer": "below"}
+    same: Json = {"fillcolor": figures.GRAY, "opacity": 0.16, "layer": "below"}
     x_axis = {
-        "title": title("Throughput vs. baseline"),
+        "title": figures.title("Throughput vs. baseline"),
         "zerolinewidth": 2,
-        "zerolinecolor": GRAY,
+        "zerolinecolor": figures.GRAY,
         "ticksuffix": "%",
         "tickfont": {"size": 13},
         "range": _range(arms, margin or 0.0),
     }
-    return layout(
+    return figures.layout(
         92 + ROW_PX * len(arms),
         showlegend=True,
-        shapes=[band("x", -100 * margin, 100 * margin, **same)] if margin else [],
-        xaxis=FIXED | x_axis | {"zeroline": True},
-        yaxis=rows_axis([shortened(arm.label, MAX_LABEL_CHARS) for arm in arms]),
+        shapes=[figures.band("x", -100 * margin, 100 * margin, **same)] if margin else [],
+        xaxis=figures.FIXED | x_axis | {"zeroline": True},
+        yaxis=figures.rows_axis([figures.shortened(arm.label, MAX_LABEL_CHARS) for arm in arms]),
     )
 
 
@@ -137,7 +125,7 @@ def _range(arms: list[Arm], margin: float) -> list[float]:
 def _hover(arm: Arm) -> str:
     text = STYLES[arm.verdict].text if arm.verdict is not None else ""
     effect = f"{signed(arm.effect or 0.0)} {interval(arm.low, arm.high)}".strip()
-    return f"<b>{plain(arm.label)}</b><br>{text}: {effect}<br>{arm.rounds} rounds"
+    return f"<b>{figures.plain(arm.label)}</b><br>{text}: {effect}<br>{arm.rounds} rounds"
 
 
 def _length(high: float | None, low: float | None) -> float:
