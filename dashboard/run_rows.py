@@ -9,14 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dashboard.charts.run_view import (
-    KINDS,
-    NAME_LENGTH,
-    run_content,
-    run_kind,
-    run_name,
-    training_device,
-)
+from dashboard.charts import run_view
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
 from stepscope.recorder.final_values import final_values
@@ -42,9 +35,9 @@ def row(run: RunInfo, size: int | None) -> dict[str, Any]:
         return totals[name] / unit if name in totals else None
 
     cells = {
-        "Name": run_name(run),
+        "Name": run_view.run_name(run),
         "Status": run.status.value,
-        "Kind": KINDS[run_kind(run)],
+        "Kind": run_view.KINDS[run_view.run_kind(run)],
         "Tags": ", ".join(metadata.tags) or None,
         "Group": metadata.group,
         "Pinned": metadata.pinned,
@@ -65,7 +58,7 @@ def row(run: RunInfo, size: int | None) -> dict[str, Any]:
     own |= {f"best: {key}": value.best for key, value in final.items()}
     own |= {f"config: {name}": _cell(value) for name, value in flattened(metadata.config).items()}
     shown = [(name, value) for name, value in own.items() if value is not None]
-    cells |= {printable(name)[:NAME_LENGTH]: value for name, value in shown[:MAX_CELLS]}
+    cells |= {printable(name)[: run_view.NAME_LENGTH]: value for name, value in shown[:MAX_CELLS]}
     return {
         name: printable(cell) if isinstance(cell, str) else cell for name, cell in cells.items()
     }
@@ -81,8 +74,8 @@ def whole_metadata(run: RunInfo) -> RunMetadata:
 
 def _cell(value: Any) -> bool | float | str | None:
     """Return a setting as a cell, a long text cut; None for lists."""
-    if isinstance(value, str) and len(value) > NAME_LENGTH:
-        return f"{value[: NAME_LENGTH - 1]}…"
+    if isinstance(value, str) and len(value) > run_view.NAME_LENGTH:
+        return f"{value[: run_view.NAME_LENGTH - 1]}…"
     return value if isinstance(value, bool | int | float | str) else None
 
 
@@ -98,8 +91,8 @@ def disk_use(folder: Path, sizes: Sequence[int]) -> str:
 
 def _device_name(run: RunInfo) -> str | None:
     """Return "CPU" or the GPU's name; None without training, or before its device is known."""
-    device = training_device(run)
+    device = run_view.training_device(run)
     if device in (None, "cpu"):
         return "CPU" if device else None
-    names = {gpu.uuid: gpu.name for gpu in run_content(run).gpus}
+    names = {gpu.uuid: gpu.name for gpu in run_view.run_content(run).gpus}
     return names.get(device, device)

@@ -184,7 +184,15 @@ def _history_layout(summary: SnapshotSummary, history: MemoryTimeline, unit: str
 
 
 def _note(x: Any, text: str) -> Json:
-    return figures.note(x, 1.03, text, xref="x", yref="paper")
+    place = {
+        "x": x,
+        "y": 1.03,
+        "xref": "x",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+    }
+    return place | {"text": text, "showarrow": False, "font": {"size": 11}}
 
 
 def _blocks(

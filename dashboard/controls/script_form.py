@@ -17,16 +17,9 @@ from dashboard.controls.lab_form import LabForm, length_fields
 from dashboard.format import note, segments
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.files import read_regular_file
+from stepscope.lab import script_plan
 from stepscope.lab.command import UsageError
 from stepscope.lab.folder import SweepError
-from stepscope.lab.script_plan import (
-    ScriptCommand,
-    ScriptPlan,
-    TunePlan,
-    script_command,
-    tuning_candidates,
-    variant,
-)
 from stepscope.lab.statistics import load_scipy
 from stepscope.run.rank_info import RANKS_LIMIT
 
@@ -57,7 +50,7 @@ def wanted_script(simulated: bool) -> LabForm:
             "Measures each setting that needs no edit, combines the faster ones, confirms the "
             "combination, and writes a patch of the script."
         )
-        lines = tuning_candidates(len(os.sched_getaffinity(0)) // (ranks or 1))
+        lines = script_plan.tuning_candidates(len(os.sched_getaffinity(0)) // (ranks or 1))
         fields, options = {"minutes": minutes}, ["tune", "--minutes", str(minutes)]
     else:
         about = "One per line: settings, NAME: ARGUMENTS, env:NAME=VALUE, python:PATH, rev:NAME."
@@ -77,8 +70,10 @@ def wanted_script(simulated: bool) -> LabForm:
         script = _script(target, arguments, folder, ranks or None)
         if not lines:
             raise UsageError("Name at least one variant.")
-        arms = tuple(variant(line, Path(script.cwd)) for line in lines)
-        plan = (TunePlan if kind == TUNE else ScriptPlan)(script=script, arms=arms, **fields)
+        arms = tuple(script_plan.variant(line, Path(script.cwd)) for line in lines)
+        plan = (script_plan.TunePlan if kind == TUNE else script_plan.ScriptPlan)(
+            script=script, arms=arms, **fields
+        )
     except (UsageError, ConfigError, SweepError) as error:
         return LabForm(None, str(error).removeprefix("--variant: "), place)
     options += ["--nproc-per-node", str(ranks)] if ranks else []
@@ -94,7 +89,9 @@ def _text(label: str, key: str, placeholder: str, about: str, value: str = "") -
     return str(st.text_input(label, value, key=key, **more)).replace("\0", "").strip()
 
 
-def _script(target: str, arguments: str, folder: str, ranks: int | None) -> ScriptCommand:
+def _script(
+    target: str, arguments: str, folder: str, ranks: int | None
+) -> script_plan.ScriptCommand:
     """Return the command of the fields. Raises UsageError, SweepError."""
     if not target:
         raise UsageError("Name a script.")
@@ -109,7 +106,7 @@ def _script(target: str, arguments: str, folder: str, ranks: int | None) -> Scri
     if not is_module:
         _check_python(Path(cwd, name))
     where: Any = {"cwd": Path(cwd).resolve(), "nproc_per_node": ranks}
-    return script_command(name, words, is_module=is_module, **where)
+    return script_plan.script_command(name, words, is_module=is_module, **where)
 
 
 def _check_python(path: Path) -> None:
