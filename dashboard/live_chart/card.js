@@ -2,7 +2,7 @@
 // `scene` is the painter, with everything that the cards share.
 
 import { button, el, parts, setAttribute, setText, showText } from "./dom.js";
-import { changesOf, nameOf, textOf } from "./events.js";
+import { changesOf, markShapes, nameOf, textOf } from "./events.js";
 import { MISSING, clock, counted, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
 import {
   bandPoints,
@@ -17,7 +17,6 @@ import {
   visibleSpan,
   xsOf,
 } from "./lines.js";
-import { markShapes } from "./marks.js";
 import { latest, latestEver, thinned } from "./series.js";
 import { withAlpha } from "./theme.js";
 

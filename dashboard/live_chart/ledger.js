@@ -2,7 +2,7 @@
 
 import { ChartView } from "./chart_view.js";
 import { button, el, mounting, parts, render, setText, showText } from "./dom.js";
-import { MISSING, clock, isNumber, percent, sum, withUnit } from "./format.js";
+import { clock, isNumber, percent, sum, withUnit } from "./format.js";
 import { bisect, xsOf } from "./lines.js";
 
 const PACE_MS = 1_000;
@@ -54,8 +54,6 @@ export function shareOf(bytes, total) {
   const share = (100 * bytes) / total;
   return share > 0 && share < 0.01 ? "<0.01%" : percent(share);
 }
-
-const sizeOf = (bytes) => (bytes === null ? MISSING : withUnit(bytes, "B"));
 
 class LedgerView extends ChartView {
   constructor(parent) {
@@ -125,8 +123,8 @@ class LedgerView extends ChartView {
         class: isSum ? "ss-ledger-sum" : null,
       },
       el("th", { scope: "row", style: `--ss-depth:${depth}` }, head),
-      el("td", {}, el("span", {}, sizeOf(bytes)), el("span", { class: "ss-muted" }, share)),
-      el("td", {}, sizeOf(peak)),
+      el("td", {}, el("span", {}, withUnit(bytes, "B")), el("span", { class: "ss-muted" }, share)),
+      el("td", {}, withUnit(peak, "B")),
     );
   }
 
