@@ -189,20 +189,19 @@ def length_fields() -> tuple[int, int, bool]:
             "A round measures every undecided setting once and the baseline once or more, in "
             "random order. Verdicts follow after 5, 8 and 12 rounds."
         )
-        more: Any = {"key": "lab_rounds", "help": about, **_KEPT}
+        more: Any = {"help": about, **_KEPT}
         # Not by session_state: drawn again, a widget may answer with the default of its kind.
-        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, 12, **more)
+        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, 12, key="lab_rounds", **more)
         about = (
             "Measured steps per trial, after warm-up; 0 uses as many as the baseline runs in two "
             "seconds."
         )
-        more = {"key": "lab_steps", "help": about, **_KEPT}
-        steps = st.number_input("Steps per trial", 0, 100_000, 0, **more)
-        about = (
+        more["help"] = about
+        steps = st.number_input("Steps per trial", 0, 100_000, 0, key="lab_steps", **more)
+        more["help"] = (
             "Combines the winners one by one and measures the result against the baseline again."
         )
-        more = {"key": "lab_find_best", "help": about, **_KEPT}
-        find_best = st.toggle("Find the best combination", True, **more)
+        find_best = st.toggle("Find the best combination", True, key="lab_find_best", **more)
     return int(rounds), int(steps), bool(find_best)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -11,7 +11,6 @@ from dashboard.controls.config_widgets import take_proposal
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity, Services
 from dashboard.views.parts import table
-from stepscope.common.config_issue import ConfigIssue
 from stepscope.common.formatting import format_bytes
 from stepscope.host.child_process import ChildState
 from stepscope.run import RunError
@@ -29,6 +28,17 @@ NAMES = {
     "process": "Process itself",
     "gradient_buckets": "DDP gradient buckets",
 }
+BUTTONS = {
+    ServerActivity.ESTIMATE: (
+        *("Estimate memory", "fit_now"),
+        "Estimate the peak memory of these settings without training, in a separate process.",
+    ),
+    ServerActivity.BATCH_SIZE_FINDER: (
+        *("Find max batch size", "fit_largest"),
+        "Estimate other batch sizes too, and measure the throughput of those that fit in short "
+        "runs.",
+    ),
+}
 VERDICTS = {
     True: (st.success, "It fits."),
     False: (st.error, "It does not fit."),
@@ -36,28 +46,10 @@ VERDICTS = {
 }
 
 
-def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[ConfigIssue]) -> None:
-    """Draw the two buttons, unless the settings cannot start."""
-    if problems:
-        return
-    activity = ServerActivity
+def estimate_buttons(server: Services, config: RunConfig) -> None:
+    """Draw the two buttons."""
     with st.container(horizontal=True, key="fit_buttons"):
-        for label, key, kind, about in (
-            (
-                "Estimate memory",
-                "fit_now",
-                activity.ESTIMATE,
-                "Estimate the peak memory of these settings without training, in a separate "
-                "process.",
-            ),
-            (
-                "Find max batch size",
-                "fit_largest",
-                activity.BATCH_SIZE_FINDER,
-                "Estimate other batch sizes too, and measure the throughput of those that fit in "
-                "short runs.",
-            ),
-        ):
+        for kind, (label, key, about) in BUTTONS.items():
             refused = server.busy_reason(kind)
             more: Any = {"disabled": refused is not None, "help": refused or about}
             more["args"] = (server, config, kind)

@@ -49,8 +49,9 @@ config, problems = form.config, form.problems
 by_hand = start_problem(config)
 to_start = problems if by_hand is None else (*problems, by_hand)
 refused = start_refusal(server.busy_reason(ServerActivity.RUN), to_start)
-with form.estimate:
-    estimate_buttons(server, config, problems)
+if not problems:
+    with form.estimate:
+        estimate_buttons(server, config)
 kind = "secondary" if run is not None and run.status.live else "primary"
 text = "Train with these settings."
 if start_button(
