@@ -13,8 +13,7 @@ from dashboard.controls.run_picker import attempts, next_attempt, picked_run
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live
-from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
-from dashboard.views.launch_panel import launch_panel
+from dashboard.views.new_run_panels import estimate_buttons, estimate_panel, launch_panel
 from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
