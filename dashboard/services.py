@@ -28,9 +28,9 @@ import streamlit as st
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.run_catalog import RunCatalog, RunRow
+from dashboard.run_files import SnapshotLibrary
 from dashboard.run_index import RunIndex
 from dashboard.run_look import RunLook
-from dashboard.snapshot_files import SnapshotLibrary
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.distributed.hangs.diagnose import hang_of

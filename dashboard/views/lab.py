@@ -6,9 +6,8 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_form import settings_of_sidebar, wanted
+from dashboard.controls.lab_form import settings_of_sidebar, wanted, wanted_script
 from dashboard.controls.run_picker import newest_live
-from dashboard.controls.script_form import wanted_script
 from dashboard.format import escape_markdown, segments
 from dashboard.views import lab_panel as panel
 from dashboard.views.parts import devices, start_button

@@ -10,8 +10,7 @@ import streamlit as st
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
 from dashboard.format import button, escape_markdown
-from dashboard.run_catalog import RunRow, hint, matching
-from dashboard.run_rows import MIB, disk_use
+from dashboard.run_catalog import MIB, RunRow, disk_use, hint, matching
 from dashboard.views import parts
 from dashboard.views.parts import connections, number, text
 from dashboard.views.welcome import examples, open_run

@@ -17,8 +17,7 @@ from dashboard.charts.snapshot import (
     stack_rows,
     where,
 )
-from dashboard.run_files import snapshots
-from dashboard.snapshot_files import SnapshotLibrary, upload_name
+from dashboard.run_files import SnapshotLibrary, snapshots, upload_name
 from stepscope.memory.snapshots.load import load
 from stepscope.memory.snapshots.summary import SnapshotSummary, difference, summarize
 from tests.support.snapshots import REAL, action, live_block, snapshot
@@ -127,7 +126,7 @@ def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
 
 def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = SnapshotLibrary(tmp_path)
-    monkeypatch.setattr("dashboard.snapshot_files.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("dashboard.run_files.MAX_FILE_BYTES", 1000)
     for name, size, told in (
         ("a.exe", 1, "must end in .pickle"),
         ("b.pickle", 0, "must have 1 to 1,000 bytes, got 0"),
