@@ -26,8 +26,7 @@ from benchmarks.peers.environment import prepare
 from benchmarks.reader import ChildError, child
 from benchmarks.report import at_most, report, say
 from benchmarks.run_list import DAY_S, timed
-from dashboard.run_catalog import RunCatalog
-from dashboard.run_search import matching
+from dashboard.run_catalog import RunCatalog, matching
 from stepscope.run import process_identity, read_run, write_run_json
 from stepscope.run.folder import folder_name
 

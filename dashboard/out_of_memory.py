@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts.run_view import run_kind
@@ -18,36 +17,16 @@ from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, divided_batch
 
-
-@dataclass(frozen=True, slots=True)
-class OomRetry:
-    """A retry with a smaller batch; without a `config`, `refused` is the reason."""
-
-    config: RunConfig | None
-    refused: str | None = None
-
-    def as_button(self, busy: str | None) -> dict[str, Any]:
-        """Return the button's label, help and disabled reason; `busy` is the server's."""
-        label = "half the batch"
-        if self.config is not None:
-            steps = self.config.gradient_accumulation_steps
-            label = f"batch size {self.config.batch_size} × {steps} accumulation steps"
-        about = (
-            "Halves the batch and doubles accumulation: same samples per step, half the "
-            "activations at a time. Starts a new run immediately."
-        )
-        return {
-            "label": f"Retry with {label}",
-            "help": self.refused or about,
-            "refused": self.refused or busy,
-        }
+RETRY_HELP = (
+    "Halves the batch and doubles accumulation: same samples per step, half the activations at a "
+    "time. Starts a new run immediately."
+)
 
 
 def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis | None:
     """Return the analysis of a run's failed allocations; None if none failed.
 
-    Of a distributed run, it covers the rank that ended the run. Raises ValueError for an invalid
-    record, and OSError.
+    A job's is that of the rank that ended it. Raises ValueError for an invalid record, OSError.
     """
     if not os.path.lexists(run.folder / oom_name(run.cause)):
         # A process that the kernel killed leaves no record.
@@ -70,8 +49,11 @@ def _ended_by(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis 
     return found if found is not None and found.report.ended else None
 
 
-def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> OomRetry | None:
-    """Return the retry of a built-in run that memory ended; None if torchrun restarted it."""
+def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIssue | None:
+    """Return a smaller batch for a built-in run that memory ended, or why there is none.
+
+    Returns None for any other run, and if torchrun restarted it.
+    """
     settings = run.run_json.get("config")
     if "restarted_as" in run.run_json or settings is None:
         return None
@@ -84,10 +66,18 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> OomRetry | None:
     divisor = 2 if last.memory is MemoryKind.HOST else batch_divisor(last)
     try:
         config = RunConfig.from_dict({**settings, "resume_from": ""})
-        smaller = divided_batch(config, devices, divisor)
     except ConfigError as error:  # settings of another version
-        smaller = error.problem
-    return OomRetry(None, str(smaller)) if isinstance(smaller, ConfigIssue) else OomRetry(smaller)
+        return error.problem
+    return divided_batch(config, devices, divisor)
+
+
+def retry_button(smaller: RunConfig | ConfigIssue, busy: str | None) -> dict[str, Any]:
+    """Return label, help and disabled reason of the button; `busy` is the server's."""
+    if isinstance(smaller, ConfigIssue):
+        return {"label": "Retry with half the batch", "help": None, "refused": str(smaller)}
+    steps = smaller.gradient_accumulation_steps
+    label = f"Retry with batch size {smaller.batch_size} × {steps} accumulation steps"
+    return {"label": label, "help": RETRY_HELP, "refused": busy}
 
 
 def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] | None:

@@ -76,10 +76,7 @@ class RunLook(Generic[T]):
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
 
     def of(self, run: RunInfo) -> T | None:
-        """Return the latest result; None at first and for a single process.
-
-        The caller waits for the search of a run that has ended.
-        """
+        """Return the latest result, searched for if the run has ended; None at first."""
         if not in_job(run.run_json):
             return None
         with self._lock:

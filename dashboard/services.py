@@ -1,7 +1,4 @@
-"""State that all tabs share: run folders, devices, and the one active run or sweep.
-
-`get` is the only `st.cache_resource` of the app.
-"""
+"""State that all tabs share; `get` is the only `st.cache_resource` of the app."""
 
 from __future__ import annotations
 
@@ -31,9 +28,9 @@ import streamlit as st
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.run_catalog import RunCatalog, RunRow
+from dashboard.run_files import SnapshotLibrary
 from dashboard.run_index import RunIndex
 from dashboard.run_look import RunLook
-from dashboard.snapshot_files import SnapshotLibrary
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.distributed.hangs.diagnose import hang_of
@@ -67,10 +64,7 @@ T = TypeVar("T")
 
 
 class ChildRuns(Generic[C]):
-    """Child processes of one kind, the last of each name. Thread-safe.
-
-    Lessons, memory estimates and measurements of collectives each have one.
-    """
+    """The last child process of each name, all of one kind. Thread-safe."""
 
     def __init__(self) -> None:
         self._last: dict[str, C] = {}
@@ -110,15 +104,11 @@ class ServerActivity(StrEnum):
     BATCH_SIZE_FINDER = "batch size finder"
 
 
-PAGES = {
-    ServerActivity.RUN: "Run",
+PAGES = {  # The page that starts and stops an activity, by default Run.
     ServerActivity.SWEEP: "Lab",
     ServerActivity.LESSON: "Learn",
     ServerActivity.COLLECTIVES: "Hardware",
-    ServerActivity.ESTIMATE: "Run",
-    ServerActivity.BATCH_SIZE_FINDER: "Run",
 }
-"""The page that starts and stops each activity."""
 SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
 """Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
 
@@ -223,8 +213,8 @@ class Services:
             return missing
         for active, doing in self._activities():
             if {active, starting} != SIDE_BY_SIDE:
-                page = PAGES[active]
-                where = "" if page == PAGES[starting] else f" on the {page} page"
+                page = PAGES.get(active, "Run")
+                where = "" if page == PAGES.get(starting, "Run") else f" on the {page} page"
                 return f"{doing} Stop it{where} first, or wait for its end."
         return None
 
@@ -285,10 +275,7 @@ class Services:
         return sorted(found, key=lambda run: run.id != "h100")
 
     def rows(self, *, check: bool = False) -> list[RunRow]:
-        """Return the rows of all runs: live ones first, then pinned ones, then the newest.
-
-        `check` looks for changes of ended runs too, which takes 5 µs a run.
-        """
+        """Return all rows: live, pinned, newest; `check`: also changed ended runs, 5 µs each."""
         found: dict[str, RunRow] = {}
         for catalog in self._catalogs:
             for row in catalog.rows(check=check):

@@ -32,8 +32,7 @@ def connection_problem(state: ConnectionState) -> str:
 def source_state(source: RemoteSource, run: RunInfo) -> dict[str, Any]:
     """Return the part of a poll's answer about the connection of a remote run.
 
-    `text` is its badge. `note` is set while the run is being loaded, `lost` while a live run is
-    older than the page.
+    `text` is its badge, `note` set while the run is loaded, `lost` while its page is out of date.
     """
     state, label = source.state(), printable(source.label)
     problem = connection_problem(state)

@@ -36,30 +36,14 @@ class SweepStatus(StrEnum):
         return self in (SweepStatus.PENDING, SweepStatus.RUNNING)
 
 
-class _Part(Struct, frozen=True, kw_only=True):
-    """A part of the file: numbers that are not finite become None, text becomes printable."""
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            msgspec.structs.force_setattr(self, name, _clean(getattr(self, name)))
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_clean, value))
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return printable(value)[:MAX_TEXT_LENGTH] if type(value) is str else value
-
-
-class Loss(_Part, frozen=True, kw_only=True):
+class Loss(Struct, frozen=True, kw_only=True):
     """The loss of a variant after equal steps, relative to the baseline's."""
 
     verdict: str | None = None
     text: str | None = None
 
 
-class Arm(_Part, frozen=True, kw_only=True):
+class Arm(Struct, frozen=True, kw_only=True):
     """One setting, or the baseline: its verdict and the medians of its measurements.
 
     Effects are relative differences of the throughput from the baseline's (0.12: 12% faster).
@@ -75,14 +59,8 @@ class Arm(_Part, frozen=True, kw_only=True):
     rounds: Count = 0
     reason: str | None = None
     text: str | None = None
-    medians: dict[str, float | None] = field(name="metrics", default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     loss: Loss = Loss()
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The finite medians by metric."""
-        found = self.medians.items()
-        return {key: v for key, v in found if v is not None and math.isfinite(v)}
 
 
 class Best(Arm, frozen=True, kw_only=True):
@@ -94,7 +72,7 @@ class Best(Arm, frozen=True, kw_only=True):
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-class Progress(_Part, frozen=True, kw_only=True):
+class Progress(Struct, frozen=True, kw_only=True):
     """Progress: trials done, their maximum, and the seconds left at `updated`."""
 
     done: Count = 0
@@ -103,19 +81,19 @@ class Progress(_Part, frozen=True, kw_only=True):
     seconds_left: float | None = None
 
 
-class RoundSample(_Part, frozen=True, kw_only=True):
+class RoundSample(Struct, frozen=True, kw_only=True):
     """The device during one trial: why it was throttled."""
 
     throttle: str | None = None
 
 
-class Round(_Part, frozen=True, kw_only=True):
+class Round(Struct, frozen=True, kw_only=True):
     """The trials of one round by the variant's name."""
 
     samples: dict[str, RoundSample] = field(default_factory=dict)
 
 
-class Drift(_Part, frozen=True, kw_only=True):
+class Drift(Struct, frozen=True, kw_only=True):
     """Change of the baseline's speed over the rounds, as a sentence."""
 
     text: str
@@ -127,7 +105,7 @@ class Drift(_Part, frozen=True, kw_only=True):
         return self.p is not None and self.p < DRIFT_P
 
 
-class Plan(_Part, frozen=True, kw_only=True):
+class Plan(Struct, frozen=True, kw_only=True):
     """The plan of the sweep."""
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -137,7 +115,7 @@ class Plan(_Part, frozen=True, kw_only=True):
     minutes: float | None = None  # the time budget
 
 
-class SweepContent(_Part, frozen=True, kw_only=True):
+class SweepContent(Struct, frozen=True, kw_only=True):
     """A sweep at one moment."""
 
     workload: str
@@ -181,11 +159,17 @@ _NULLABLE = ("name", "label", "verdict")
 
 
 def _present(value: Any) -> Any:
-    """Return JSON values without keys whose value is null, except those of settings."""
+    """Return printable JSON without null and infinite numbers, except in settings."""
     if isinstance(value, Mapping):
         return {
             name: part if name in ("config", "changes") else _present(part)
             for name, part in value.items()
-            if part is not None or name in _NULLABLE
+            if name in _NULLABLE or not (part is None or _is_infinite(part))
         }
-    return [_present(part) for part in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_present(part) for part in value]
+    return printable(value)[:MAX_TEXT_LENGTH] if isinstance(value, str) else value
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

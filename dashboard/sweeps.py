@@ -75,10 +75,7 @@ class StoredSweep:
 
 
 class Sweeps:
-    """The sweeps of one server. Thread-safe.
-
-    Methods raise SweepError, whose text is a sentence, for an impossible action, and OSError.
-    """
+    """The sweeps of one server. Thread-safe. Methods raise SweepError, a sentence, and OSError."""
 
     def __init__(self, runs: Path, examples: Path) -> None:
         self._runs = runs
@@ -111,10 +108,7 @@ class Sweeps:
             raise
 
     def active_id(self, max_age_s: float = 0.0) -> str | None:
-        """Return the sweep that any process of this machine measures now, if any.
-
-        The answer is at most `max_age_s` old: each open tab polls twice a second.
-        """
+        """Return the sweep that this machine measures, at most `max_age_s` old: each tab polls."""
         looked, active = self._looked
         if time.monotonic() - looked >= max_age_s:
             host = socket.gethostname()
@@ -124,10 +118,7 @@ class Sweeps:
         return active
 
     def start(self, plan: SweepPlan, words: Sequence[str] = ()) -> str:
-        """Start a sweep in a new folder and return its id.
-
-        `words` are the command of a script's sweep: "lab" or "tune", options, script, arguments.
-        """
+        """Start a sweep and return its id; `words` are the command of a script's sweep."""
         with self._lock:
             folder = new_sweep_folder(self._runs, plan.workload)
             write_plan(folder, plan)
@@ -146,10 +137,7 @@ class Sweeps:
             self._launch(sweep.folder)
 
     def stop(self, sweep_id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End a sweep so that it can be resumed; a resumed sweep repeats the open round.
-
-        Kills its process after `timeout_s`.
-        """
+        """End a sweep, by force after `timeout_s`; a resumed one repeats the open round."""
         with self._lock:
             if sweep_id == self._child_id and self._child is not None:
                 self._stopped = True
@@ -240,10 +228,7 @@ class Sweeps:
         return sweep
 
     def _current(self, folder: Path, content: SweepContent, modified_ns: int) -> SweepContent:
-        """Return the content with the present status.
-
-        A resumed child has not written yet; a killed one could not write its end.
-        """
+        """Return the content with the status of its process, which may not have written it."""
         if self._alive(folder.name):
             if content.status.live or modified_ns != self._launched_ns:
                 return content
@@ -276,10 +261,7 @@ def _exit_reason(folder: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:
-    """Send SIGTERM to a process, and SIGKILL after `timeout_s`.
-
-    Its trial has its own session, and ends when its sweep is gone.
-    """
+    """End a sweep's process by SIGTERM, after `timeout_s` by SIGKILL; its trial then ends, too."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             process.send_signal(number)

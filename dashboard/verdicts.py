@@ -39,11 +39,10 @@ KEPT = 64  # Runs whose diagnosis is kept.
 
 @dataclass(slots=True)
 class _Shown:
-    """The shown diagnosis of a run, and the time of the next one on a monotonic clock."""
+    """The shown diagnosis of a run, and the time of the next one, infinite once it has ended."""
 
-    next: float = 0.0
+    next: float = 0.0  # on a monotonic clock
     verdict: BottleneckDiagnosis | None = None
-    is_final: bool = False
 
 
 class Verdicts:
@@ -69,7 +68,7 @@ class Verdicts:
         now, live = self._clock(), run.status.live
         with self._lock:
             shown = recent(self._shown, str(run.folder), _Shown, KEPT)
-            if shown.is_final or (live and now < shown.next):
+            if shown.next == math.inf or (live and now < shown.next):
                 return shown.verdict
             shown.next = now + EVERY_S
         figures = recent_figures(reader, run.run_json)
@@ -81,8 +80,8 @@ class Verdicts:
         is_shown = found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED
         cause = found if is_shown else None
         with self._lock:
-            shown.verdict, shown.is_final = cause, not live
-            shown.next = now + (EVERY_S if cause is None else HOLD_S)
+            pause_s = EVERY_S if cause is None else HOLD_S
+            shown.verdict, shown.next = cause, now + pause_s if live else math.inf
         return cause
 
 
@@ -97,10 +96,7 @@ def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
 
 
 def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
-    """Return the diagnosis of a run that did not fail, but whose loss became NaN or infinite.
-
-    In a live run it must still be so, because a loss can recover.
-    """
+    """Return a NaN or infinite loss as the diagnosis; in a live run it must still be so."""
     if live:
         infos = [info for info in reader.series() if info.stream == Stream.STEPS]
         values = [last_value(read_newest(reader, info), LOSS) for info in infos]
@@ -115,10 +111,7 @@ def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
 
 
 def rank_verdict(hang: Hang | None, straggler: StragglerVerdict | None) -> dict[str, Any] | None:
-    """Return the diagnosis line of a job, with its ranks; a hang hides a straggler.
-
-    The kind "none" has no ranks; its text is the reason. Returns None before the first analysis.
-    """
+    """Return the diagnosis line of a job: its hang, else its straggler, or why none is known."""
     found = hang or straggler
     if found is None:
         return None
@@ -127,10 +120,7 @@ def rank_verdict(hang: Hang | None, straggler: StragglerVerdict | None) -> dict[
 
 
 def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the diagnosis line: a sentence, and a suggestion as text or as a setting.
-
-    `places` maps each setting to its group in the sidebar.
-    """
+    """Return the diagnosis line with a suggestion; `places`: the sidebar group of each setting."""
     if found is None:
         return None
     step = found.next

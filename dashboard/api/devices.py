@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from dashboard.machine.content import machine_content
-from dashboard.machine.details import details, history
+from dashboard.machine.content import details, history, machine_content
 from dashboard.services import Services
 from stepscope.gpu.machine_state import MachineState
 from stepscope.run import RunError
@@ -18,10 +16,7 @@ Answer = dict[str, Any]
 
 
 def devices_answer(server: Services, query: Mapping[str, str]) -> Answer:
-    """Answer `?gpu=UUID&since=EPOCH_SECONDS`, both optional.
-
-    Raises RunError for an unknown GPU, ValueError for a malformed time.
-    """
+    """Answer `?gpu=UUID&since=SECONDS`, both optional. Raises RunError and ValueError."""
     seen = server.machine.look()
     answer: Answer = {"now": time.time(), "trouble": seen.trouble, "machine": None, "gpu": None}
     if seen.view is None:
@@ -49,15 +44,10 @@ def _gpu(
 
 def _torchs(server: Services, uuid: str) -> str:
     """Return torch's name of a GPU in this server, or why it has none."""
-    index = server.cuda_indices().get(uuid)
-    if index is not None:
-        return f"cuda:{index}"
     if not server.devices_known:
         return "unknown until torch has started"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return f"none: CUDA_VISIBLE_DEVICES is {visible[:80]!r}"
-    return "none: torch does not use it here"
+    index = server.cuda_indices().get(uuid)
+    return "none: torch does not use it here" if index is None else f"cuda:{index}"
 
 
 def finite(name: str, text: str) -> float:

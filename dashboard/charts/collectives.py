@@ -6,30 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dashboard.charts.figures import (
-    AMBER,
-    BLUE,
-    GRAY,
-    GREEN,
-    ORANGE,
-    Json,
-    layout,
-    line,
-    plain,
-    title,
-)
+from dashboard.charts import figures
+from dashboard.charts.figures import Json
 from stepscope.common.formatting import format_bytes
 from stepscope.distributed.collective_metrics import rate_text
 from trainer.collectives.measurement import spread_of
 
-STYLES = {
-    "all_reduce": (BLUE, "circle"),
-    "all_gather": (ORANGE, "square"),
-    "reduce_scatter": (GREEN, "diamond"),
-    "broadcast": (AMBER, "triangle-up"),
+STYLES = {  # Color and symbol of each collective.
+    "all_reduce": (figures.BLUE, "circle"),
+    "all_gather": (figures.ORANGE, "square"),
+    "reduce_scatter": (figures.GREEN, "diamond"),
+    "broadcast": (figures.AMBER, "triangle-up"),
     "all_to_all": ("#c0609a", "x"),
 }
-"""Color and symbol of each collective."""
 MAX_SIZE_LABELS = 6  # as many as fit on a phone
 LOG = {"type": "log", "fixedrange": True}
 Document = Mapping[str, Any]
@@ -45,12 +34,16 @@ def figure(document: Document, other: Document | None = None) -> Json | None:
     sizes = sorted({size for trace in traces for size in trace["x"]})
     sizes = sizes[:: -math.ceil(len(sizes) / MAX_SIZE_LABELS)][::-1]
     names = [format_bytes(size).replace(".00", "").replace(".0", "") for size in sizes]
-    x_axis = {"title": title("Size of the whole array"), "tickvals": sizes, "ticktext": names}
-    y_axis = {"title": title("Bus bandwidth, GB/s"), "automargin": True, "dtick": 1}
-    found = layout(420, xaxis=LOG | x_axis, yaxis=LOG | y_axis | {"tickformat": ",~r"})
+    x_axis = {
+        "title": figures.title("Size of the whole array"),
+        "tickvals": sizes,
+        "ticktext": names,
+    }
+    y_axis = {"title": figures.title("Bus bandwidth, GB/s"), "automargin": True, "dtick": 1}
+    found = figures.layout(420, xaxis=LOG | x_axis, yaxis=LOG | y_axis | {"tickformat": ",~r"})
     link = (document.get("machine") or {}).get("link")
     if link:
-        found["shapes"] = [line("y", link["bytes_per_s"] / 1e9, GRAY)]
+        found["shapes"] = [figures.line("y", link["bytes_per_s"] / 1e9, figures.GRAY)]
     return {"data": traces, "layout": found}
 
 
@@ -63,7 +56,7 @@ def _traces(document: Document, dash: str) -> list[Json]:
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": plain(operation) + (" (compared)" if dash == "dot" else ""),
+            "name": figures.plain(operation) + (" (compared)" if dash == "dot" else ""),
             "x": [row["bytes"] for row in found],
             "y": [row["bus"] / 1e9 for row in found],
             "text": [f"{format_bytes(row['bytes'])}: {rate_text(row['bus'])}" for row in found],
@@ -72,7 +65,7 @@ def _traces(document: Document, dash: str) -> list[Json]:
             "marker": {"symbol": symbol, "size": 7},
         }
         for operation, found in rows.items()
-        for color, symbol in [STYLES.get(operation, (GRAY, "circle"))]
+        for color, symbol in [STYLES.get(operation, (figures.GRAY, "circle"))]
     ]
 
 

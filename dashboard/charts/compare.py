@@ -43,10 +43,7 @@ def line_names(runs: Sequence[RunInfo], settings: Sequence[ComparisonRow]) -> li
 
 
 def smooth(values: Floats, weight: float) -> Floats:
-    """Return the exponential moving average; `weight` (0 to 1) is that of all earlier points.
-
-    It is divided by the sum of its weights, so that the first points are not pulled to 0.
-    """
+    """Return the exponential moving average without its bias to 0; `weight`: of earlier points."""
     found, mean, total = np.empty_like(values), 0.0, 0.0
     for at, value in enumerate(values.tolist()):
         mean, total = weight * mean + value, weight * total + 1.0

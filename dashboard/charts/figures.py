@@ -73,9 +73,3 @@ def line(axis: str, at: Any, color: str, dash: str = "dash") -> Json:
     """Return a line across the whole chart at a position of an axis."""
     drawn = {"color": color, "dash": dash, "width": 1.5}
     return band(axis, at, at, type="line", line=drawn)
-
-
-def note(x: Any, y: float, text: str, **others: Any) -> Json:
-    """Return a small text at a position of the chart."""
-    found = {"x": x, "y": y, "text": text, "showarrow": False, "font": {"size": 11}}
-    return found | {"xanchor": "left", "yanchor": "bottom"} | others

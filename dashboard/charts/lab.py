@@ -1,8 +1,4 @@
-"""The results of a sweep as a Plotly figure of effects with intervals, and as table rows. No I/O.
-
-The figure is a plain dict that changes only with a new result: Streamlit redraws an element whose
-figure differs.
-"""
+"""The results of a sweep as a Plotly figure of effects, and as table rows. No I/O."""
 
 from __future__ import annotations
 
@@ -10,20 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.charts.figures import (
-    AMBER,
-    BLUE,
-    FIXED,
-    GRAY,
-    ORANGE,
-    Json,
-    band,
-    layout,
-    plain,
-    rows_axis,
-    shortened,
-    title,
-)
+from dashboard.charts import figures
+from dashboard.charts.figures import Json
 from dashboard.sweep_content import Arm, SweepContent
 from stepscope.lab.verdict_text import VariantVerdict, signed
 
@@ -34,16 +18,16 @@ class VerdictStyle:
 
     text: str
     mark: str
-    color: str = GRAY
+    color: str = figures.GRAY
     symbol: str | None = None
 
 
 STYLES = {
-    VariantVerdict.FASTER: VerdictStyle("faster", "▶", BLUE, "triangle-right"),
-    VariantVerdict.SLOWER: VerdictStyle("slower", "◀", ORANGE, "triangle-left"),
-    VariantVerdict.NO_DIFFERENCE: VerdictStyle("no difference", "●", GRAY, "circle"),
-    VariantVerdict.UNDECIDED: VerdictStyle("inconclusive", "◇", AMBER, "diamond-open"),
-    VariantVerdict.MEASURING: VerdictStyle("measuring", "○", AMBER, "circle-open"),
+    VariantVerdict.FASTER: VerdictStyle("faster", "▶", figures.BLUE, "triangle-right"),
+    VariantVerdict.SLOWER: VerdictStyle("slower", "◀", figures.ORANGE, "triangle-left"),
+    VariantVerdict.NO_DIFFERENCE: VerdictStyle("no difference", "●", figures.GRAY, "circle"),
+    VariantVerdict.UNDECIDED: VerdictStyle("inconclusive", "◇", figures.AMBER, "diamond-open"),
+    VariantVerdict.MEASURING: VerdictStyle("measuring", "○", figures.AMBER, "circle-open"),
     VariantVerdict.FAILED: VerdictStyle("failed", "✕"),
     VariantVerdict.IMPOSSIBLE: VerdictStyle("impossible", "–"),
 }
@@ -110,29 +94,26 @@ def _trace(verdict: VariantVerdict, arms: list[Arm], rows: dict[str, int]) -> Js
 
 def _layout(arms: list[Arm], margin: float | None) -> Json:
     # Effects within the margin count as no difference.
-    same: Json = {"fillcolor": GRAY, "opacity": 0.16, "layer": "below"}
+    same: Json = {"fillcolor": figures.GRAY, "opacity": 0.16, "layer": "below"}
     x_axis = {
-        "title": title("Throughput vs. baseline"),
+        "title": figures.title("Throughput vs. baseline"),
         "zerolinewidth": 2,
-        "zerolinecolor": GRAY,
+        "zerolinecolor": figures.GRAY,
         "ticksuffix": "%",
         "tickfont": {"size": 13},
         "range": _range(arms, margin or 0.0),
     }
-    return layout(
+    return figures.layout(
         92 + ROW_PX * len(arms),
         showlegend=True,
-        shapes=[band("x", -100 * margin, 100 * margin, **same)] if margin else [],
-        xaxis=FIXED | x_axis | {"zeroline": True},
-        yaxis=rows_axis([shortened(arm.label, MAX_LABEL_CHARS) for arm in arms]),
+        shapes=[figures.band("x", -100 * margin, 100 * margin, **same)] if margin else [],
+        xaxis=figures.FIXED | x_axis | {"zeroline": True},
+        yaxis=figures.rows_axis([figures.shortened(arm.label, MAX_LABEL_CHARS) for arm in arms]),
     )
 
 
 def _range(arms: list[Arm], margin: float) -> list[float]:
-    """Return the range of the axis in percent.
-
-    An interval far wider than the effects, as after two rounds, is cut off at the edge.
-    """
+    """Return the axis range in percent; intervals far wider than the effects are cut off."""
     limit = 3 * max(0.02, margin, *(abs(arm.effect or 0.0) for arm in arms))
     ends = [end for arm in arms for end in (arm.low, arm.high, arm.effect) if end is not None]
     low, high = min(-2 * margin, *ends), max(2 * margin, *ends)
@@ -144,7 +125,7 @@ def _range(arms: list[Arm], margin: float) -> list[float]:
 def _hover(arm: Arm) -> str:
     text = STYLES[arm.verdict].text if arm.verdict is not None else ""
     effect = f"{signed(arm.effect or 0.0)} {interval(arm.low, arm.high)}".strip()
-    return f"<b>{plain(arm.label)}</b><br>{text}: {effect}<br>{arm.rounds} rounds"
+    return f"<b>{figures.plain(arm.label)}</b><br>{text}: {effect}<br>{arm.rounds} rounds"
 
 
 def _length(high: float | None, low: float | None) -> float:
@@ -152,7 +133,7 @@ def _length(high: float | None, low: float | None) -> float:
 
 
 MIB = 2.0**20
-METRICS = {
+METRICS = {  # Metric and unit factor of each column of measured values.
     "Samples/s": ("samples_per_sec", 1.0),
     "Step time": ("step_time", 1e3),
     "Data wait": ("data_wait", 1e3),
@@ -165,7 +146,6 @@ METRICS = {
     "MFU": ("mfu", 100.0),
     "Loss": ("loss", 1.0),
 }
-"""Metric and unit factor of each column of measured values."""
 
 
 def listed(sweep: SweepContent) -> list[Arm]:

@@ -1,7 +1,4 @@
-"""The charts and tiles of a run as JSON for the live chart component. No I/O.
-
-The layout names series and metrics; the component in the browser fetches their values.
-"""
+"""The charts and tiles of a run as JSON; the live chart component fetches the values. No I/O."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ from stepscope.run import RunKind
 NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
 COLLECTIVES_UNREAD = "Collectives are not read: {}."
 COLLECTIVES_NOTE = "Collectives of rank 0."
-WARM_UP_ROWS = 3
-"""First, slow steps of a run: drawn, but excluded from the scale of step time."""
+WARM_UP_ROWS = 3  # First, slow steps of a run: drawn, but excluded from the scale of step time.
 NO_LOSS = {
     RunKind.WATCH: "No loss yet: it is captured when the script calls backward() on a scalar.",
     RunKind.INIT: "No loss yet: pass it to each step, as in rec.step(loss=loss).",
@@ -68,7 +64,10 @@ def layout(content: RunView) -> Json:
 
 def _training(content: RunView) -> list[Json]:
     charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
-    charts += _custom(content)
+    charts += [
+        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key)], group="custom")
+        for key in content.custom
+    ]
     if content.gpus:
         charts.append(_power(content, "more"))
     if gpu_kind(content) == "heat":
@@ -204,13 +203,6 @@ def _step_time(content: RunView) -> Json:
     if content.has_cuda:
         traces += [trace("perf/h2d", optional=True), trace("perf/gpu_time", optional=True)]
     return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
-
-
-def _custom(content: RunView) -> list[Json]:
-    return [
-        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key)], group="custom")
-        for key in content.custom
-    ]
 
 
 def _custom_note(content: RunView) -> str | None:

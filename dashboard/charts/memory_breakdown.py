@@ -1,8 +1,4 @@
-"""The memory breakdown of a run: its chart, its rows over time, and its table.
-
-The categories are computed here from the run's store, as in `stepscope.memory.breakdown`; the
-browser only stacks them.
-"""
+"""The memory breakdown of a run: its chart, its rows over time, and its table."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ from stepscope.run import RunInfo, RunKind
 from stepscope.store import StoreReader
 from stepscope.store.reader import Axis
 
-SERIES = "ledger"
-"""Series name in the protocol; its metric `ledger/X` is category X in bytes."""
+SERIES = "ledger"  # Series name in the protocol; its metric `ledger/X` is category X in bytes.
 TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
 NO_GRADIENTS = (

@@ -18,23 +18,19 @@ PHASE_COLORS = {
     "optimizer": GREEN,
     OTHER: GRAY,
 }
-KINDS = {
+KINDS = {  # Color of each kind of function in the flame graph.
     "Python": "#8fbfe3",
     "module": "#7cc8ad",
     "built-in function": "#b9c0c9",
     "operator": "#e9a77a",
 }
-"""Color of each kind of function in the flame graph."""
 MAX_NODES = 4000  # sent to the browser: those with the most time
 OUTER_FRACTION = 0.97
 _OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")
 
 
 def rows(summary: ProfileSummary) -> list[Json]:
-    """Return one row per operator: ms and MiB, summed over the profiled steps.
-
-    Without kernels there are no CUDA times, but there may be CUDA memory.
-    """
+    """Return one row per operator, summed over the steps: ms and MiB, of CUDA if recorded."""
     columns: dict[str, tuple[str, float]] = {}
     if summary.cuda:
         columns |= {"CUDA self": ("cuda_self_us", MS), "CUDA total": ("cuda_total_us", MS)}
@@ -86,10 +82,7 @@ def phase_figure(summary: ProfileSummary) -> Json:
 
 
 def flame_figure(flame: FlameGraph) -> Json:
-    """Return the stacks as an icicle of at most MAX_NODES functions, callers above callees.
-
-    The icicle opens at the innermost function that takes nearly all of the time.
-    """
+    """Return an icicle of the MAX_NODES largest functions, opened where the time is spent."""
     order = sorted(range(len(flame.parent)), key=lambda node: -flame.total_us[node])
     largest, size = set(order[:MAX_NODES]), dict[int, float]()
     for node, parent in enumerate(flame.parent):

@@ -1,46 +1,31 @@
-"""A memory snapshot as Plotly figures and table rows. No I/O.
-
-A figure is a plain dict that depends on the snapshot only: Streamlit does not redraw it.
-"""
+"""A memory snapshot as Plotly figures and table rows. No I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from dashboard.charts.figures import (
-    AMBER,
-    BLUE,
-    FIXED,
-    GRAY,
-    GREEN,
-    ORANGE,
-    PINK,
-    Json,
-    band,
-    layout,
-    line,
-    note,
-    plain,
-    rows_axis,
-    shortened,
-    title,
-    unit_of,
-)
+from dashboard.charts import figures
+from dashboard.charts.figures import Json
 from dashboard.charts.profile import PHASE_COLORS
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceSegments, SegmentRow
 from stepscope.memory.snapshots.stacks import own_frame, short
-from stepscope.memory.snapshots.summary import SnapshotDiff, SnapshotSummary, by_module
-from stepscope.memory.snapshots.timeline import MemoryTimeline
+from stepscope.memory.snapshots.summary import (
+    AllocationSite,
+    SnapshotDiff,
+    SnapshotSummary,
+    by_module,
+)
+from stepscope.memory.snapshots.timeline import MemoryTimeline, StackUsage
 
 MIB = 2.0**20
-BANDS = (
-    *(BLUE, ORANGE, GREEN, PINK, AMBER),
+BANDS = (  # Colors of the bands for light and dark, the largest band first.
+    *(figures.BLUE, figures.ORANGE, figures.GREEN, figures.PINK, figures.AMBER),
     *("#7c6be4", "#2aa5c9", "#a3455a", "#8a9a2c", "#7d5a44"),
 )
-"""Colors of the bands for light and dark, the largest band first."""
 BEFORE_COLOR, REST_COLOR = "#6b7280", "#a9b1bc"
-STATE_COLORS = {ACTIVE: BLUE, AWAITING: PINK, FREE: "#b9c0c9"}
+STATE_COLORS = {ACTIVE: figures.BLUE, AWAITING: figures.PINK, FREE: "#b9c0c9"}
 STATE_WORDS = {ACTIVE: "in use", AWAITING: "freed, another stream still uses it", FREE: "free"}
 MAX_LABEL_CHARS = 52  # of a legend entry
 ROW_PX, MAP_ROWS = 20, 24  # height of a segment in the map, and number of segments
@@ -70,12 +55,12 @@ def _where_and_inner(frames: tuple[str, ...]) -> str:
 def history_figure(summary: SnapshotSummary, history: MemoryTimeline) -> Json:
     """Return live bytes as stacked bands over the actions of the allocator."""
     x = list(history.columns)
-    unit, factor = unit_of(max(history.live, default=0))
+    unit, factor = figures.unit_of(max(history.live, default=0))
     bands: list[tuple[str, str, tuple[int, ...]]] = []
     if any(history.before):
         bands.append(("Allocated before the recording", BEFORE_COLOR, history.before))
     for place, held in enumerate(history.bands):
-        label = shortened(_where_and_inner(summary.frames(held.stack)), MAX_LABEL_CHARS)
+        label = figures.shortened(_where_and_inner(summary.frames(held.stack)), MAX_LABEL_CHARS)
         bands.append((label, BANDS[place % len(BANDS)], held.live))
     if any(history.rest):
         bands.append(("Everything else", REST_COLOR, history.rest))
@@ -89,40 +74,40 @@ def history_figure(summary: SnapshotSummary, history: MemoryTimeline) -> Json:
         for label, color, live in bands
     ]
     if history.reserved is not None and any(history.reserved):
-        traces.append(_line(x, "Reserved", history.reserved, unit, factor, GRAY))
+        traces.append(_line(x, "Reserved", history.reserved, unit, factor, figures.GRAY))
     return {"data": traces, "layout": _history_layout(summary, history, unit)}
 
 
 def map_figure(summary: SnapshotSummary, memory: DeviceSegments) -> Json:
     """Return the most fragmented segments as rows of blocks."""
     rows = memory.rows[:MAP_ROWS]
-    unit, factor = unit_of(max((row.size for row in rows), default=0))
+    unit, factor = figures.unit_of(max((row.size for row in rows), default=0))
     traces = [
         trace
         for state in (ACTIVE, AWAITING, FREE)
         if (trace := _blocks(summary, rows, state, unit, factor)) is not None
     ]
-    found = layout(
+    found = figures.layout(
         90 + ROW_PX * len(rows),
         barmode="overlay",
-        xaxis=FIXED | {"ticksuffix": f" {unit}"},
-        yaxis=rows_axis([_row_label(row) for row in rows]),
+        xaxis=figures.FIXED | {"ticksuffix": f" {unit}"},
+        yaxis=figures.rows_axis([_row_label(row) for row in rows]),
     )
     return {"data": traces, "layout": found}
 
 
-def allocation_rows(summary: SnapshotSummary, device: int) -> list[Json]:
-    """Return one row per stack with live memory at the end, the largest first; sizes in MiB."""
+def stack_rows(summary: SnapshotSummary, held: Iterable[AllocationSite | StackUsage]) -> list[Json]:
+    """Return one row per stack with live memory; sizes in MiB."""
     return [
-        _row(summary, site.stack, site.size, site.count)
-        for site in summary.sites
-        if site.device == device
+        {
+            "Size": one.size / MIB,
+            "Blocks": one.count,
+            "Allocated at": where(summary.frames(one.stack)),
+            "Module": summary.module(one.stack) or "",
+            "Stack": _stack(summary.frames(one.stack)),
+        }
+        for one in held
     ]
-
-
-def peak_rows(summary: SnapshotSummary, history: MemoryTimeline) -> list[Json]:
-    """Return one row per stack with live memory at the peak."""
-    return [_row(summary, held.stack, held.size, held.count) for held in history.at_peak]
 
 
 def module_rows(summary: SnapshotSummary, device: int) -> list[Json]:
@@ -153,17 +138,6 @@ def change_rows(changes: SnapshotDiff) -> list[Json]:
     ]
 
 
-def _row(summary: SnapshotSummary, stack: int, size: int, count: int) -> Json:
-    frames = summary.frames(stack)
-    return {
-        "Size": size / MIB,
-        "Blocks": count,
-        "Allocated at": where(frames),
-        "Module": summary.module(stack) or "",
-        "Stack": _stack(frames),
-    }
-
-
 def _stack(frames: tuple[str, ...]) -> list[str]:
     return [short(frame) for frame in frames[:MAX_FRAMES]]
 
@@ -184,33 +158,41 @@ def _line(
 
 def _history_layout(summary: SnapshotSummary, history: MemoryTimeline, unit: str) -> Json:
     x = history.columns
-    shapes = [line("x", x[column], ORANGE, "solid") for column in history.ooms]
+    shapes = [figures.line("x", x[column], figures.ORANGE, "solid") for column in history.ooms]
     notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
     named: set[int] = set()
     after = 0.0
     for span in history.spans:
         name = summary.labels[span.label].removeprefix(PHASE)
         last = x[min(span.last + 1, len(x) - 1)]
-        color = PHASE_COLORS.get(name, GRAY)
-        shapes.append(band("x", x[span.first], last, 1.005, 1.025, fillcolor=color))
+        color = PHASE_COLORS.get(name, figures.GRAY)
+        shapes.append(figures.band("x", x[span.first], last, 1.005, 1.025, fillcolor=color))
         if span.label not in named and span.first >= after:
             named.add(span.label)
             after = span.first + MIN_NAME_DISTANCE * len(x)
-            notes.append(_note(x[span.first], plain(name)))
-    return layout(
+            notes.append(_note(x[span.first], figures.plain(name)))
+    return figures.layout(
         HISTORY_PX,
         dragmode="zoom",
         hovermode="x unified",
         legend={"orientation": "h", "y": -0.2, "font": {"size": 12}, "itemclick": False},
         shapes=shapes,
         annotations=notes,
-        xaxis={"title": title("Actions of the allocator"), "showgrid": False},
+        xaxis={"title": figures.title("Actions of the allocator"), "showgrid": False},
         yaxis={"ticksuffix": f" {unit}", "rangemode": "tozero", "automargin": True},
     )
 
 
 def _note(x: Any, text: str) -> Json:
-    return note(x, 1.03, text, xref="x", yref="paper")
+    place = {
+        "x": x,
+        "y": 1.03,
+        "xref": "x",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+    }
+    return place | {"text": text, "showarrow": False, "font": {"size": 11}}
 
 
 def _blocks(
@@ -226,7 +208,7 @@ def _blocks(
                 size.append(round(part.size / factor, 4))
                 place.append(number)
                 frames = summary.frames(part.stack)
-                at = f"<br>{plain(where(frames))}" if frames else ""
+                at = f"<br>{figures.plain(where(frames))}" if frames else ""
                 text.append(format_bytes(part.size) + at)
             start += part.size
     if not base:

@@ -15,20 +15,16 @@ NO_EPOCH = {
     RunKind.WATCH: "Unknown: epochs are counted for batches from a torch DataLoader.",
     RunKind.INIT: "Unknown: the script has not set rec.epoch.",
 }
-GPU_TILES = {
+GPU_TILES = {  # Id of each tile, and its label for one GPU and for several.
     "gpu/util": ("gpu_util", "Utilization", "Mean utilization"),
     "gpu/mem_used": ("gpu_memory", "GPU memory", "Mean GPU memory"),
     "gpu/power": ("power", "Power", "Mean power"),
     "gpu/temp": ("temperature", "Temperature", "Mean temperature"),
 }
-"""Id of each tile, and its label for one GPU and for several."""
 
 
 def tiles(content: RunView) -> list[Json]:
-    """Return the tiles in page order.
-
-    Samples/s of a distributed run is the sum of all ranks, assuming equal batch sizes.
-    """
+    """Return the tiles; samples/s of a job assumes equal batch sizes of all ranks."""
     if content.kind is RunKind.RECORD:
         return [*_gpus(content, content.gpus, *GPU_TILES), *_host()]
     rate: Json = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}

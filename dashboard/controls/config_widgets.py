@@ -1,4 +1,4 @@
-"""Widgets of single RunConfig fields: label, help, range, and why a value is unsupported.
+"""Widgets of RunConfig fields: label, help, range, and why a value is unsupported.
 
 Values live in `st.session_state` under `config_<field>`. `trainer.config_validation` decides which
 values are possible; the tooltip of a disabled widget has the reason.
@@ -14,17 +14,18 @@ import streamlit as st
 
 from dashboard.format import named_reason, note, pick
 from stepscope.common.config_issue import ConfigError, ConfigIssue
-from trainer.config import FIELDS, LIMITS, RunConfig
-from trainer.config_validation import TrainDevice, choice_problem
+from trainer import custom_workload as custom
+from trainer.config import FIELDS, LIMITS, RunConfig, Workload
+from trainer.config_validation import TRAITS, TrainDevice, choice_problem
+from trainer.datasets import data_problem, data_root, data_sets
 from trainer.techniques import BY_FIELD
 
-LEAST_USE: dict[str, Any] = {
+LEAST_USE: dict[str, Any] = {  # The smallest value that turns on a number whose default is off.
     "num_workers": 1,
     "gradient_accumulation_steps": 2,
     "max_grad_norm": 1.0,
 }
-"""The smallest value that turns on a number whose default is off."""
-TEXTS: dict[str, tuple[str, str]] = {
+TEXTS: dict[str, tuple[str, str]] = {  # Label and help of each field.
     "batch_size": ("Batch size", "Samples per forward pass, on each rank."),
     "learning_rate": ("Learning rate", "The optimizer's initial learning rate."),
     "epochs": ("Epochs", "Passes over the training data."),
@@ -80,7 +81,6 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Counts unreadable rows and images and skips them; otherwise the first one ends the run.",
     ),
 } | {name: (technique.label, technique.help) for name, technique in BY_FIELD.items()}
-"""Label and help of each field."""
 DEFAULTS = RunConfig()
 
 
@@ -143,10 +143,7 @@ def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
 
 
 def switch(name: str, choice: SidebarState) -> None:
-    """Draw a technique that is on or off, disabled if it cannot be changed.
-
-    An unsupported technique that is on stays enabled, so that it can be turned off.
-    """
+    """Draw a technique that is on or off; an unsupported one can only be turned off."""
     label, text = TEXTS[name]
     value = bool(getattr(choice.config, name))
     wrong, refused = choice.refusal(name, value), choice.refusal(name, not value)
@@ -170,11 +167,7 @@ def switch_select(
     choice: SidebarState,
     on_change: Callable[[], None] | None = None,
 ) -> None:
-    """Draw a choice of values without the unsupported ones.
-
-    Streamlit cannot disable one option of a list: one line names the missing ones, and the tooltip
-    has the reasons.
-    """
+    """Draw a choice of values without the unsupported ones, which the line below names."""
     value = getattr(choice.config, name)
     refused = {
         kind: problem
@@ -209,12 +202,85 @@ def is_possible(
 
 
 def take_proposal(wanted: Any) -> None:
-    """Put one suggested setting into the sidebar, before the sidebar is drawn.
-
-    Raises ValueError for an unknown field or value.
-    """
+    """Put a suggested setting into the sidebar, before it is drawn. Raises ValueError."""
     name = wanted.get("field") if isinstance(wanted, dict) else None
     if name not in FIELDS or name in NOT_PROPOSED:
         raise ValueError(f"field: unknown setting {str(name)[:40]!r}. Reload the page.")
     checked = replace(DEFAULTS, **{name: wanted.get("value")})
     st.session_state[f"config_{name}"] = getattr(checked, name)
+
+
+CAPTIONS = {
+    Workload.IMAGES: "Images from a CSV file or class folders, decoded again every epoch.",
+    Workload.GPT: "Real text: Python's own help pages. The sizes below set the memory use.",
+    Workload.RESNET: "Synthetic images: for measuring speed and memory.",
+    Workload.MATMUL: "Multiplies two square matrices; no data loading.",
+    Workload.MEMORY_STRESS: "Synthetic images. Width and image size set the memory use.",
+}
+
+
+def offered(chosen: Workload) -> list[Workload]:
+    """Return the workloads to choose from: the custom one only if given, or `chosen`."""
+    try:
+        given = custom.user_workload() is not None
+    except custom.UserWorkloadError:
+        given = True  # its file is gone: `absent` has the reason
+    return [one for one in Workload if one is not Workload.CUSTOM or given or one is chosen]
+
+
+def absent(config: RunConfig) -> tuple[ConfigIssue, ...]:
+    """Return the files that this workload lacks."""
+    found = (data_problem(config), custom.user_problem(config))
+    return tuple(problem for problem in found if problem is not None)
+
+
+def workload_fields(config: RunConfig) -> None:
+    """Draw the fields of the chosen workload: numbers first, two per row."""
+    if config.workload in CAPTIONS:
+        st.caption(CAPTIONS[config.workload])
+    names = TRAITS[config.workload].fields
+    if "custom_options" in names:
+        _custom_options(config)
+    if "dataset" in names:
+        _dataset(config)
+    numbers = [name for name in names if name in LIMITS]
+    for first in range(0, len(numbers), 2):
+        for column, name in zip(st.columns(2), numbers[first : first + 2], strict=False):
+            with column:
+                number(name)
+    for name in names:
+        if isinstance(getattr(config, name), bool):
+            label, text = TEXTS[name]
+            st.toggle(label, key=f"config_{name}", help=text)
+
+
+def _dataset(config: RunConfig) -> None:
+    """Draw the choice of a dataset, or how to get one."""
+    names = sorted({config.dataset, *data_sets(data_root())})
+    select("dataset", {name: name or "No dataset selected" for name in names})
+    problem = data_problem(config)
+    if problem is not None:
+        problem_caption(problem)
+
+
+def _custom_options(config: RunConfig) -> None:
+    """Draw the file of the custom workload, and a switch for each of its options."""
+    problem = custom.user_problem(config)
+    if problem is not None:
+        problem_caption(problem)
+    try:
+        given, settings = custom.user_workload(), custom.user_workload_settings()
+    except custom.UserWorkloadError:
+        return
+    if given is not None:
+        st.caption(f"`{given}`, set at server start.")
+    for name, text in settings.items():
+        st.session_state[f"own_{name}"] = config.has(name)
+        st.toggle(name, key=f"own_{name}", help=text, on_change=_switch_option, args=(name,))
+
+
+def _switch_option(name: str) -> None:
+    """Add a custom option to `custom_options`, the names that are on, or remove it."""
+    state = st.session_state
+    on = [each for each in str(state.config_custom_options).split(",") if each and each != name]
+    state.config_custom_options = ",".join([*on, name] if state[f"own_{name}"] else on)

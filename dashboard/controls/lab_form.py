@@ -1,28 +1,37 @@
-"""The lab's form: the baseline, the settings to measure, and the number of rounds.
+"""The lab's forms: settings of a workload to compare, or the command of a script of the user.
 
-Widgets keep their values for the session, also while other pages are shown. The selection and what
-it depends on are in the page's address, so that a reload restores them.
+Widgets keep their values for the session. The selection of settings is in the page's address, so
+that a reload restores it; a script's fields are not: a link must not prepare a command.
 """
 
 from __future__ import annotations
 
+import ast
+import os
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from dashboard.controls.config_widgets import absent, offered
 from dashboard.controls.lab_labels import BASELINES, GROUPS, arm_help, arm_words, group_of
 from dashboard.controls.lab_labels import baseline_words as words
 from dashboard.controls.sidebar import SETTINGS, WORKLOADS
-from dashboard.controls.workload_fields import absent, offered
-from dashboard.format import escape_markdown, named_reason, note, pick
+from dashboard.format import escape_markdown, named_reason, note, pick, segments
 from dashboard.services import Devices, Services
 from stepscope.common.config_issue import ConfigError, ConfigIssue
+from stepscope.common.files import read_regular_file
 from stepscope.common.formatting import format_duration
-from stepscope.lab.folder import seconds_per_sample
+from stepscope.lab import script_plan
+from stepscope.lab.command import UsageError
+from stepscope.lab.folder import SweepError, seconds_per_sample
 from stepscope.lab.plan import MAX_ROUNDS, SweepPlan, Variant, estimate
+from stepscope.lab.statistics import load_scipy
+from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.run.setting_names import EARLIER_WORKLOADS, current_variant
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
@@ -31,6 +40,9 @@ from trainer.lab.presets import PLAIN, PRESETS
 from trainer.lab.variants import all_variants, own_settings, speed_problem
 from trainer.techniques import SWITCHES
 
+TUNE, COMPARE = "Try all settings", "Compare variants"
+MAX_SCRIPT_BYTES = 2**20
+_EXAMPLES = "bs64: --batch-size 64\ntf32\nnum_workers=4 pin_memory\nenv:OMP_NUM_THREADS=1"
 _PRESET_CHANGED = "lab_preset_taken"
 _LINK_READ = "lab_link_taken"
 _LINK_TICKS = "lab_link_ticks"
@@ -99,10 +111,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
 
 
 def _read_link() -> bool:
-    """Put the address into the widgets, once per session; return True if it has a workload.
-
-    Unknown values are ignored.
-    """
+    """Put the address into the widgets, once per session; return True if it has a workload."""
     state, params = st.session_state, st.query_params
     if state.get(_LINK_READ):
         return False
@@ -131,8 +140,7 @@ def baseline(
 ) -> RunConfig:
     """Return the baseline: the sidebar's settings, or "plain", with all techniques off.
 
-    A workload that is not the sidebar's has its own sizes. Techniques that it or the device does
-    not support are off.
+    Unsupported techniques are off. A workload that is not the sidebar's has its own sizes.
     """
     config = settings
     if workload is not settings.workload:
@@ -193,20 +201,19 @@ def length_fields() -> tuple[int, int, bool]:
             "A round measures every undecided setting once and the baseline once or more, in "
             "random order. Verdicts follow after 5, 8 and 12 rounds."
         )
-        more: Any = {"key": "lab_rounds", "help": about, **_KEPT}
+        more: Any = {"help": about, **_KEPT}
         # Not by session_state: drawn again, a widget may answer with the default of its kind.
-        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, 12, **more)
+        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, 12, key="lab_rounds", **more)
         about = (
             "Measured steps per trial, after warm-up; 0 uses as many as the baseline runs in two "
             "seconds."
         )
-        more = {"key": "lab_steps", "help": about, **_KEPT}
-        steps = st.number_input("Steps per trial", 0, 100_000, 0, **more)
-        about = (
+        more["help"] = about
+        steps = st.number_input("Steps per trial", 0, 100_000, 0, key="lab_steps", **more)
+        more["help"] = (
             "Combines the winners one by one and measures the result against the baseline again."
         )
-        more = {"key": "lab_find_best", "help": about, **_KEPT}
-        find_best = st.toggle("Find the best combination", True, **more)
+        find_best = st.toggle("Find the best combination", True, key="lab_find_best", **more)
     return int(rounds), int(steps), bool(find_best)
 
 
@@ -217,10 +224,7 @@ def _box(name: str) -> str:
 def _group(
     members: list[Variant], of_preset: set[str], devices: Mapping[str, str], own: Mapping[str, str]
 ) -> list[Variant]:
-    """Draw a checkbox for each variant; return the selected ones.
-
-    An unsupported variant of a preset is a row of the sweep too, with its reason.
-    """
+    """Draw a checkbox for each variant; return the selected ones."""
     chosen = []
     refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
     # Supported variants first: the reasons below are then next to the unsupported ones.
@@ -280,3 +284,95 @@ def settings_of_sidebar() -> RunConfig:
         return RunConfig(**settings)
     except ConfigError:
         return defaults(settings["workload"], settings["device"])
+
+
+def wanted_script(simulated: bool) -> LabForm:
+    """Draw the form of a script and return its plan and command; `simulated`: a GPU is."""
+    about = "A training script, relative to the working folder, or -m and a module."
+    target = _text("Script", "lab_script", "train.py or -m package.module", about)
+    about = "{out} becomes a new folder of each trial, {seed} a number per round."
+    arguments = _text("Arguments", "lab_arguments", "--epochs 90 --out {out}", about)
+    about = "Trials run here, as in a terminal. No trial may change a file in it."
+    folder = _text("Working folder", "lab_cwd", "", about, os.getcwd())
+    about = "Ranks that torchrun starts on this machine. 0: the script starts without torchrun."
+    limits: Any = {"min_value": 0, "max_value": RANKS_LIMIT, "value": 0, "help": about}
+    ranks = st.number_input("torchrun processes", key="lab_ranks", **limits, **_KEPT)
+    about = "Search for the fastest settings and write a patch, or measure changes of your own."
+    kind = segments("Compare", [TUNE, COMPARE], "lab_kind", help=about, **_KEPT)
+    fields: dict[str, Any]
+    if kind == TUNE:
+        about = "The time limit. Settings that are not decided by then have no verdict."
+        minutes = st.number_input("Minutes", 1, 24 * 60, 20, key="lab_minutes", help=about, **_KEPT)
+        st.caption(
+            "Measures each setting that needs no edit, combines the faster ones, confirms the "
+            "combination, and writes a patch of the script."
+        )
+        lines = script_plan.tuning_candidates(len(os.sched_getaffinity(0)) // (ranks or 1))
+        fields, options = {"minutes": minutes}, ["tune", "--minutes", str(minutes)]
+    else:
+        about = "One per line: settings, NAME: ARGUMENTS, env:NAME=VALUE, python:PATH, rev:NAME."
+        more: Any = {"placeholder": _EXAMPLES, "height": 130, "help": about, **_KEPT}
+        text = str(st.text_area("Variants", key="lab_variants", **more))
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        rounds, steps, find_best = length_fields()
+        fields = {"max_rounds": rounds, "steps": steps, "find_best": find_best}
+        options = ["lab", *(word for line in lines for word in ("--variant", line))]
+        options += ["--max-rounds", str(rounds), *(("--steps", str(steps)) if steps else ())]
+        options += [] if find_best else ["--no-combination"]
+    place = st.container(gap="xsmall", key="lab_begin")
+    if simulated:
+        note("science", "The GPU is simulated: a script that uses it is not measured.")
+    try:
+        load_scipy()
+        script = _script(target, arguments, folder, ranks or None)
+        if not lines:
+            raise UsageError("Name at least one variant.")
+        arms = tuple(script_plan.variant(line, Path(script.cwd)) for line in lines)
+        plan = (script_plan.TunePlan if kind == TUNE else script_plan.ScriptPlan)(
+            script=script, arms=arms, **fields
+        )
+    except (UsageError, ConfigError, SweepError) as error:
+        return LabForm(None, str(error).removeprefix("--variant: "), place)
+    options += ["--nproc-per-node", str(ranks)] if ranks else []
+    module = ["-m"] if script.is_module else []
+    words = (*options, *module, script.target, *script.arguments)
+    command = f"cd {shlex.quote(script.cwd)} && {shlex.join(['stepscope', *words])}"
+    place.code(command, language="bash", wrap_lines=True)
+    return LabForm(plan, None, place, words)
+
+
+def _text(label: str, key: str, placeholder: str, about: str, value: str = "") -> str:
+    more: Any = {"placeholder": placeholder, "help": about, **_KEPT}
+    return str(st.text_input(label, value, key=key, **more)).replace("\0", "").strip()
+
+
+def _script(
+    target: str, arguments: str, folder: str, ranks: int | None
+) -> script_plan.ScriptCommand:
+    """Return the command of the fields. Raises UsageError, SweepError."""
+    if not target:
+        raise UsageError("Name a script.")
+    cwd = os.path.expanduser(folder)
+    if not os.path.isdir(cwd):
+        raise UsageError(f"folder: must be an existing folder, got {folder[:120]!r}. Name another.")
+    try:
+        words = shlex.split(arguments)
+    except ValueError as error:
+        raise UsageError(f"arguments: cannot be split ({error}). Close the quotes.") from error
+    is_module, name = target.startswith("-m "), target.removeprefix("-m ").strip()
+    if not is_module:
+        _check_python(Path(cwd, name))
+    where: Any = {"cwd": Path(cwd).resolve(), "nproc_per_node": ranks}
+    return script_plan.script_command(name, words, is_module=is_module, **where)
+
+
+def _check_python(path: Path) -> None:
+    """Raise UsageError for a file that is not Python, such as a device, which has no end."""
+    try:
+        ast.parse(read_regular_file(path, MAX_SCRIPT_BYTES, follow_links=True))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(
+            f"script: {str(path)[:200]} is not a Python script ({reason}). Name another, or a "
+            "module after -m."
+        ) from error

@@ -36,10 +36,7 @@ def group_of(arm: Variant) -> str:
 
 
 def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
-    """Return a variant's short label, which the group and the help complete.
-
-    Examples: "bf16 AMP", "channels_last", "set_to_none off".
-    """
+    """Return a variant's short label, such as "bf16 AMP" or "set_to_none off"."""
     if not arm.changes:
         return arm.label
     field, value = next(iter(arm.changes.items()))
@@ -66,10 +63,7 @@ def _setting(field: str, value: Any) -> str:
 
 
 def arm_help(arm: Variant, own_settings: Mapping[str, str]) -> str:
-    """Return the help of a variant's technique, and its other changes.
-
-    `own_settings` has the help of a custom workload's options.
-    """
+    """Return the help of a variant's technique or custom option, and its other changes."""
     field = next(iter(arm.changes), "device")
     if field == "custom_options":
         return own_settings.get(arm.name.removesuffix("=false"), arm.label)

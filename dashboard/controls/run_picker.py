@@ -120,11 +120,9 @@ def labels(
     now: float | None = None,
     roots: Mapping[Path, str | None] = _NO_ROOTS,
 ) -> dict[str, str]:
-    """Return each run's label by its id, all different.
+    """Return a different label for each run, by its id: name, kind, status and times.
 
-    Examples: "● train.py · watched · running · since 14:02", "digits_cnn · built-in · finished ·
-    20 Nov 14:02 · 3 min 05 s". Runs of a folder with a label in `roots` end in that label, other
-    runs of others in user@host.
+    Runs of a folder with a label in `roots` end in that label, other runs of others in user@host.
     """
     now = time.time() if now is None else now
     return distinct({run.id: _label(run, now, roots.get(run.folder.parent)) for run in runs})

@@ -16,7 +16,6 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.controls import config_widgets as widgets
 from dashboard.controls.sidebar_groups import groups
-from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown, note, pick
 from dashboard.services import Devices, missing_package
 from stepscope.common.config_issue import ConfigError, ConfigIssue
@@ -55,7 +54,7 @@ PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_s
 """First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
-_KEPT = (
+_KEPT = (  # Fields that a change of workload keeps; channels_last has a default for each.
     "device",
     "seed",
     "runner",
@@ -64,7 +63,6 @@ _KEPT = (
     "max_steps",
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
-"""Fields that a change of workload keeps; channels_last has a default for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +109,7 @@ def keep_settings() -> None:
 
 
 def load_settings(found: Devices) -> list[ConfigIssue]:
-    """Fill the sidebar from the URL at first, later with its settings before another page.
-
-    Returns the problems of the link.
-    """
+    """Fill the sidebar from the URL, later from its settings; return the problems of the link."""
     away = st.session_state.pop(_AWAY, False)
     if SETTINGS in st.session_state:
         if away:
@@ -156,7 +151,7 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
         start = st.container()
     config, invalid = _current()
     st.session_state[SETTINGS] = _values(config)
-    found_problems = (*invalid, *validate(config, found.devices), *absent(config))
+    found_problems = (*invalid, *validate(config, found.devices), *widgets.absent(config))
     return NewRunForm(config, found_problems, estimate, start)
 
 
@@ -173,10 +168,7 @@ def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dic
 
 
 def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:
-    """Return the widgets' values as a configuration, and the issues of invalid values.
-
-    A field with an invalid value has its default in the configuration.
-    """
+    """Return the widgets' values, defaults for invalid ones, and the issues of those."""
     state = st.session_state
     base = fields.defaults(state["config_workload"], state["config_device"])
     values = _values(base)
@@ -190,10 +182,7 @@ def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:
 
 
 def _values(base: fields.RunConfig) -> dict[str, Any]:
-    """Return the widgets' values, those of `base` for widgets that Streamlit has dropped.
-
-    The runner of DDP and FSDP, and only of them, is torchrun.
-    """
+    """Return the widgets' values, of `base` without a widget; torchrun runs DDP and FSDP only."""
     state = st.session_state
     values = {name: state.get(f"config_{name}", getattr(base, name)) for name in fields.FIELDS}
     distributed = values["strategy"] in (fields.Strategy.DDP, fields.Strategy.FSDP)
@@ -260,8 +249,8 @@ def _device_name(device: TrainDevice) -> str:
 
 
 def _workload(config: fields.RunConfig, found: Devices) -> None:
-    names = {one: WORKLOADS[one] for one in offered(config.workload)}
+    names = {one: WORKLOADS[one] for one in widgets.offered(config.workload)}
     about = "Selecting a workload loads its recommended epochs, batch size and learning rate."
     more: Any = {"on_change": _reload_defaults, "args": (found.devices,)}
     pick("Workload", names, "config_workload", about, **more)
-    workload_fields(config)
+    widgets.workload_fields(config)

@@ -14,7 +14,7 @@ from dashboard.format import note
 from trainer import config as fields
 from trainer.config_validation import cores_note, step_sentence
 
-CHOICES: dict[str, dict[Any, str]] = {
+CHOICES: dict[str, dict[Any, str]] = {  # label of each value, by field
     "compile_mode": {
         fields.CompileMode.NONE: "Off",
         fields.CompileMode.DEFAULT: "default",
@@ -39,9 +39,8 @@ CHOICES: dict[str, dict[Any, str]] = {
         fields.Strategy.FSDP: "FSDP2",
     },
 }
-"""The values of the fields that are a choice, with their labels."""
 CPU_RANKS = 2  # Default number of ranks on a CPU.
-GROUPS: dict[str, tuple[str, ...]] = {
+GROUPS: dict[str, tuple[str, ...]] = {  # the fields of each group
     "Training": (
         *("lr_scheduler", "lr_warmup_steps", "gradient_accumulation_steps", "max_grad_norm"),
         *("max_steps", "seed", "resume_from"),
@@ -61,9 +60,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("runner", "num_threads"),
     ),
 }
-"""The fields of each group."""
 PLACES = {name: group for group, names in GROUPS.items() for name in names}
-"""The group of each field."""
 
 
 def groups(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:

@@ -1,9 +1,8 @@
 // One chart: a card with title, tools, legend with values, Plotly's drawing, marks and crosshair.
-//
-// `scene` is the painter with everything that the cards share; the user's choices are in its store.
+// `scene` is the painter, with everything that the cards share.
 
 import { button, el, parts, setAttribute, setText, showText } from "./dom.js";
-import { changesOf, nameOf, textOf } from "./events.js";
+import { changesOf, markShapes, nameOf, textOf } from "./events.js";
 import { MISSING, clock, counted, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
 import {
   bandPoints,
@@ -18,7 +17,6 @@ import {
   visibleSpan,
   xsOf,
 } from "./lines.js";
-import { markShapes } from "./marks.js";
 import { latest, latestEver, thinned } from "./series.js";
 import { withAlpha } from "./theme.js";
 
@@ -170,8 +168,7 @@ export class Card {
     return this.box.l + ((x - from) / (to - from)) * this.plotWidth;
   }
 
-  // The largest value to show on an axis. Totals and limits count only at full scale, the first rows
-  // of a run only if they are not warm-up.
+  // The largest value to show on an axis: totals count only at full scale, rows of warm-up never.
   top(axis) {
     const { spec, store } = this;
     const full = store.prefs[`full-${spec.id}`];

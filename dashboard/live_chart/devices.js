@@ -1,5 +1,4 @@
-// The GPUs tab: the machine, a card per GPU, and below the open card its health, charts of the last ten
-// minutes, facts and processes.
+// The GPUs tab: the machine, a card per GPU, and below the open card its details.
 
 import { button, el, loadPlotly, morph, mounting, parts, render } from "./dom.js";
 import { setAttribute, setChildren, setText, showText } from "./dom.js";
@@ -37,8 +36,7 @@ export function topOf(chart, values) {
 // Converts epoch seconds to Plotly's dates, which have no time zone, in the browser's time zone.
 const dateOf = (time) => 1000 * time - 60_000 * new Date().getTimezoneOffset();
 
-// Returns {data, layout} for Plotly of a chart over the history. A line has a gap where no value was
-// read for some seconds.
+// Returns {data, layout} for Plotly of a chart over the history, with gaps where nothing was read.
 export function chartFigure(chart, { t, v }, now, theme) {
   const values = chart.lines.map(({ key }) => t.map((_, at) => v[key]?.[at] ?? null));
   const top = topOf(chart, values);
@@ -79,31 +77,22 @@ export function chartFigure(chart, { t, v }, now, theme) {
 // Appends new readings to a history {t, v: {key: values}}, and drops readings of before MAX_HISTORY_S.
 export function extend(history, { t, v }, now) {
   const last = history.t.at(-1) ?? 0;
-  const fresh = t.findIndex((time) => time > last);
-  if (fresh >= 0) {
-    const before = history.t.length;
-    history.t.push(...t.slice(fresh));
-    for (const key of new Set([...Object.keys(history.v), ...Object.keys(v)])) {
-      history.v[key] ??= new Array(before).fill(null);
-      history.v[key].push(...(v[key] ?? new Array(t.length).fill(null)).slice(fresh));
-    }
-  }
+  const fresh = t.filter((time) => time <= last).length;
+  history.t.push(...t.slice(fresh));
+  for (const [key, values] of Object.entries(v))
+    (history.v[key] ??= []).push(...values.slice(fresh));
   const kept = history.t.findIndex((time) => time >= now - MAX_HISTORY_S);
   if (kept > 0)
     for (const values of [history.t, ...Object.values(history.v)]) values.splice(0, kept);
 }
 
-function factGroup({ title, rows }) {
-  const facts = rows.map(([label, value, help, missing]) =>
-    el(
-      "div",
-      {},
-      el("dt", { title: help }, label),
-      el("dd", { class: missing ? "ss-muted" : null }, value),
-    ),
-  );
-  return el("section", {}, el("h4", {}, title), el("dl", {}, ...facts));
+function fact([label, value, help, missing]) {
+  const shown = el("dd", { class: missing ? "ss-muted" : null }, value);
+  return el("div", {}, el("dt", { title: help }, label), shown);
 }
+
+const factGroup = ({ title, rows }) =>
+  el("section", {}, el("h4", {}, title), el("dl", {}, ...rows.map(fact)));
 
 // The processes of a GPU or of a MIG instance; `none` is the reason without any.
 function processTable(title, processes, none) {
@@ -179,7 +168,7 @@ class DeviceDetails {
       ({ profile, short, memory, processes, no_processes: none }) =>
         processTable(`MIG ${profile} · ${short} · memory ${memory}`, processes, none),
     );
-    const whole = processTable("Processes", gpu.processes ?? [], gpu.no_processes);
+    const whole = processTable("Processes", gpu.processes, gpu.no_processes);
     render(this.processes, whole, ...instances);
   }
 
@@ -312,7 +301,6 @@ class DevicesView {
       meter("CPU", "blue", host.cpu),
       meter("Memory", "green", host.memory),
     );
-    const fact = ([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value));
     render(this.facts, ...host.facts.map(fact));
     this.none.hidden = !none;
     setText(this.reason, none?.reason ?? "");

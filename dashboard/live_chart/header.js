@@ -1,5 +1,4 @@
-// The sticky header of a run: picker, status, progress and buttons; below them the result of the last
-// command, warnings and the tabs.
+// The sticky header of a run: picker, status, progress, buttons, result of a command, warnings, tabs.
 
 import { Button, ButtonGroup } from "./commands.js";
 import { button, el, parts, render, setAttribute, setText, showText } from "./dom.js";
@@ -164,9 +163,8 @@ export class Header {
   }
 }
 
-// Returns the content of the diagnosis line, null without a diagnosis: its text, more words, the label
-// and title of the link that applies its setting, and the tab with details. A setting that the
-// sidebar already has is no link.
+// Returns the diagnosis line, null without one: text, words, link that applies its setting unless the
+// sidebar has it, and the tab with details.
 export function verdictContent(answer, settings) {
   if (!answer?.verdict) return null;
   const { text, words, setting, tab = null } = answer.verdict;

@@ -1,5 +1,4 @@
-// A chart of many GPUs: a heatmap with a row per GPU over the shared horizontal axis. A press on the
-// chip of a GPU shows its lines in all such charts.
+// A chart of many GPUs: a heatmap with a row per GPU, or the lines of the GPU whose chip is pressed.
 
 import { Card } from "./card.js";
 import { button, el, setAttribute, setText } from "./dom.js";

@@ -1,9 +1,8 @@
-// The memory breakdown on the Memory tab: the stack over the whole run, and a table of its parts, now and
-// at their peaks. The table is the legend: a press on a part shows or hides it.
+// The memory breakdown: the stack over the run, and a table of its parts, which is the legend.
 
 import { ChartView } from "./chart_view.js";
 import { button, el, mounting, parts, render, setText, showText } from "./dom.js";
-import { MISSING, clock, isNumber, percent, sum, withUnit } from "./format.js";
+import { clock, isNumber, percent, sum, withUnit } from "./format.js";
 import { bisect, xsOf } from "./lines.js";
 
 const PACE_MS = 1_000;
@@ -54,12 +53,6 @@ export function momentAt(series, axis, x) {
 export function shareOf(bytes, total) {
   const share = (100 * bytes) / total;
   return share > 0 && share < 0.01 ? "<0.01%" : percent(share);
-}
-
-function cell(bytes, total) {
-  const share = bytes !== null && total > 0 ? shareOf(bytes, total) : "";
-  const size = el("span", {}, bytes === null ? MISSING : withUnit(bytes, "B"));
-  return el("td", {}, size, el("span", { class: "ss-muted" }, share));
 }
 
 class LedgerView extends ChartView {
@@ -117,6 +110,8 @@ class LedgerView extends ChartView {
       card.pick(trace);
       this.showTable();
     };
+    const [bytes, total] = [bytesAt(moment, keys), moment?.v[TOTAL]];
+    const share = bytes !== null && total > 0 ? shareOf(bytes, total) : "";
     const name = el("span", {}, label);
     const head = isSum
       ? el("span", {}, swatch, name)
@@ -128,8 +123,8 @@ class LedgerView extends ChartView {
         class: isSum ? "ss-ledger-sum" : null,
       },
       el("th", { scope: "row", style: `--ss-depth:${depth}` }, head),
-      cell(bytesAt(moment, keys), moment?.v[TOTAL]),
-      cell(peak, 0),
+      el("td", {}, el("span", {}, withUnit(bytes, "B")), el("span", { class: "ss-muted" }, share)),
+      el("td", {}, withUnit(peak, "B")),
     );
   }
 

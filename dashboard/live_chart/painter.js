@@ -1,7 +1,7 @@
 // The schedule of redraws: one chart per frame, the one that waits longest first. The painter holds
 // what all cards share: the store, the theme, Plotly, the marks of the range, the crosshair.
 
-import { marksIn } from "./marks.js";
+import { marksIn } from "./events.js";
 
 const MAX_REDRAW_MS = 2_000; // between redraws of a long run, where a poll adds less than a pixel
 const MAX_DRAW_SHARE = 0.15; // of the main thread, for redraws that the user did not cause
@@ -91,8 +91,7 @@ export class Painter {
     } else this.frame = requestAnimationFrame(() => this.drawOne());
   }
 
-  // Draws one chart, then rests in proportion to its cost: a slow computer draws less often and stays
-  // responsive.
+  // Draws one chart, then rests in proportion to its cost: a slow computer stays responsive.
   drawOne() {
     this.frame = 0;
     if (performance.now() < this.restUntil) {

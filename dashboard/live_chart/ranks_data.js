@@ -15,9 +15,7 @@ export function unpacked(text, ranks) {
   );
 }
 
-const STATES = { a: "alive", p: "starting", f: "finished", s: "stopped", x: "failed", c: "dead" };
-const stateWord = (state) => STATES[state] ?? state;
-const WENT_WRONG = ["x", "c"];
+const WENT_WRONG = ["failed", "dead"];
 
 export class RankData {
   constructor() {
@@ -92,8 +90,7 @@ export class RankData {
     return this.axis === "time" ? "time" : "steps";
   }
 
-  // Returns round places on the axis that fit a width in px: {values, text}. The label of a step is below
-  // the middle of its column.
+  // Returns round places on the axis that fit a width in px; of a step the middle of its column.
   ticks(width) {
     const count = Math.max(3, Math.floor(width / 100));
     if (this.axis === "time") return timeTicks(this.begin, this.end, count);
@@ -112,13 +109,13 @@ export class RankData {
   // Returns the rows of the table in the order of the ranks, ranks without a file last.
   rows() {
     if (!this.answer) return [];
-    const { table, state, ends, ranks, hosts, missing } = this.answer;
+    const { table, state, ends, ranks, missing } = this.answer;
     const ended = new Map(ends.map(([row, seconds, reason]) => [row, { seconds, reason }]));
-    const here = ranks.map(([number, rank, host, place], row) => {
+    const here = ranks.map(([rank, host, place], row) => {
       const values = Object.fromEntries(Object.keys(table).map((key) => [key, table[key][row]]));
       const own = ownTime(values.time, values.wait);
-      const about = { row, number, rank, host: hosts[host], place, state: state[row] };
-      return { ...about, ...values, own, ended: ended.get(row) ?? null };
+      const about = { row, rank, host, place, state: state[row], ended: ended.get(row) ?? null };
+      return { ...about, ...values, own };
     });
     const absent = Object.entries(missing)
       .filter(([state]) => state !== "elsewhere")
@@ -133,22 +130,19 @@ function ownTime(time, wait) {
 }
 
 // "alive", "dead since 3:05", "failed at 3:05".
-export function stateWords({ state, ended }, clock) {
-  const word = stateWord(state);
-  if (!isNumber(ended?.seconds) || !WENT_WRONG.includes(state)) return word;
-  return `${word} ${state === "c" ? "since" : "at"} ${clock(ended.seconds)}`;
+export function stateWords({ state, ended }) {
+  if (!isNumber(ended?.seconds) || !WENT_WRONG.includes(state)) return state;
+  return `${state} ${state === "dead" ? "since" : "at"} ${clock(ended.seconds)}`;
 }
 
 export const isKnown = (value) => value !== null && value !== undefined && value !== "";
 
 export const wentWrong = ({ state }) => state === "never started" || WENT_WRONG.includes(state);
 
-// Returns the rows sorted by a column: rows without a value last, equal rows by rank, GPU 2 before GPU
-// 10.
+// Returns the rows sorted by a column, GPU 2 before GPU 10: without a value last, equal ones by rank.
 export function sorted(rows, key, descending) {
   const sign = descending ? -1 : 1;
-  const read = (value) => (key === "state" ? stateWord(value) : value);
-  const texts = (a, b) => read(a).localeCompare(read(b), "en", { numeric: true });
+  const texts = (a, b) => a.localeCompare(b, "en", { numeric: true });
   const order = (a, b) => (typeof a === "string" ? texts(a, b) : a - b);
   const known = (row) => isKnown(row[key]);
   return [...rows].sort((a, b) => {

@@ -80,8 +80,7 @@ function fromPart({ bucket, stack, end, t, s, first, v }) {
   return series;
 }
 
-// Merges one series of an answer: buckets from its first row on are replaced, the others appended.
-// Idempotent. Changes `held` in place and returns the series to keep.
+// Merges one series of an answer: replaces buckets from its first row on, in place. Idempotent.
 export function mergeSeries(held, part) {
   let series = !held || part.reset ? emptySeries(part.bucket) : coarsen(held, part.bucket);
   const fresh = coarsen(fromPart(part), series.bucket);
@@ -109,8 +108,7 @@ export const cursorText = (all) =>
     .map(([name, series]) => `${name}~${series.end}~${series.bucket}`)
     .join(",");
 
-// Returns the newest value of a metric: the server's last one, else that of the newest buckets. Returns
-// null if it is missing or not finite.
+// Returns the newest value of a metric; null if it is old, missing or not finite.
 export function latest(series, key, stat = "mean") {
   if (!series || oddNow(series, key)) return null;
   if (series.last && isNumber(series.last[key])) return series.last[key];
@@ -118,8 +116,7 @@ export function latest(series, key, stat = "mean") {
   return recent.findLast((value) => value !== null) ?? null;
 }
 
-// Returns the newest values of a metric in several series, without missing ones; of a peak the highest
-// value of the newest bucket.
+// Returns the newest known values of a metric in several series, of a peak the highest of a bucket.
 export function latestOf(live, names, key) {
   const stat = key.includes("peak") ? "max" : "mean";
   return names.map((name) => latest(live[name], key, stat)).filter(isNumber);
@@ -132,8 +129,7 @@ export function latestEver(series, key) {
   return i < 0 ? null : (mean[i] ?? oddWord(odd[i]));
 }
 
-// Returns the seconds left by the mean step time of the newest buckets; null with fewer than five.
-// Pauses and validation are not in it, and the first two buckets (warm-up) are excluded.
+// Returns the seconds left by the newest step times without warm-up; null with fewer than five.
 export function secondsLeft(steps, progress) {
   const total = progress?.total_steps;
   const values = steps?.v["perf/step_time"]?.mean;

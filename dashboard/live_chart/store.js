@@ -1,5 +1,4 @@
-// The state of a view: the shown run, its data, and the user's choices. Only the methods below change
-// it. No DOM.
+// The state of a view, changed only here: the shown run, its data, and the user's choices. No DOM.
 
 import { commandOf } from "./events.js";
 import { convertX, xsOf } from "./lines.js";
@@ -19,8 +18,7 @@ const DEFAULTS = {
 };
 
 export class Store {
-  // `moved()` is called for another part of the horizontal axis. `only` is the one series that is
-  // requested, null for all drawn ones.
+  // `moved()` is called for another part of the axis; `only` is the one requested series, null for all.
   constructor(moved, only = null) {
     Object.assign(this, { moved, only });
     this.header = null; // content from the page's script: runs, buttons, errors

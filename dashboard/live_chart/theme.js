@@ -54,8 +54,7 @@ export function withAlpha(hex, alpha) {
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
-// Reads Streamlit's variables, sets the palette on `root`, and returns the resolved colors and the
-// template of all charts for Plotly.
+// Sets the palette on `root`; returns the colors of Streamlit's theme and Plotly's template.
 export function readTheme(root) {
   const css = getComputedStyle(root);
   const read = (name, fallback) => css.getPropertyValue(name).trim() || fallback;

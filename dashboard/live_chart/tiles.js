@@ -33,8 +33,8 @@ function tile(spec, live, ended) {
   return node;
 }
 
-// Returns {text, reason, odd, drawn} of a tile: its two lines, the reason of a missing value, true for
-// a value that is not finite, true with a sparkline. An ended run has the mean, peak or last value.
+// Returns {text, reason, odd, drawn} of a tile: its two lines, why a value is missing, true if it is
+// not finite, true with a sparkline. An ended run has the mean, peak or last value.
 export function tileContent(spec, live, ended = false) {
   const { series, metric } = spec;
   const shown = { reason: null, odd: false, drawn: true };
@@ -96,8 +96,7 @@ function validationText(keys, steps) {
   return parts.filter(Boolean).join(" · ");
 }
 
-// The newest values of a series as an SVG path. Like a line of a chart it bridges the gaps of slow
-// sensors.
+// The newest values of a series as an SVG path, which bridges the gaps of slow sensors.
 export function sparkPath({ t, v }, metric, bridges) {
   const [values, odd] = [v[metric].mean, v[metric].odd].map((all) => all.slice(-SPARK_POINTS));
   const places = values.map((_, i) => i);

@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 IDLE_S = 10.0
 STALE_S = 5.0  # age of the newest reading from which the page shows it
-FIRST_TIMEOUT_S = 3.0
-"""Opening NVML takes some 10 ms; with a failed GPU it may never return."""
+FIRST_TIMEOUT_S = 3.0  # Opening NVML takes some 10 ms; with a failed GPU it may never return.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,18 @@
-"""The ranks of a job at one time, read from their files: names, table and heatmaps.
-
-`dashboard/live_chart/ranks_data.js` is the client of `ranks_answer`.
-"""
+"""The ranks of a job, read from their files: names, table and heatmaps for ranks_data.js."""
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dashboard.charts.series import fitting_bucket
-from dashboard.ranks.heatmap import FIRST_WIDTHS, Heatmap, MetricPoints, heatmap, points_of
 from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_member
 from stepscope.distributed import ranks_text
 from stepscope.metrics import Stream
@@ -29,15 +26,39 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 NEWEST_ROWS = 128  # newest rows that the table shows
-LETTERS = {
-    RunStatus.PENDING: "p",
-    RunStatus.RUNNING: "a",
-    RunStatus.PAUSED: "a",
-    RunStatus.FINISHED: "f",
-    RunStatus.STOPPED: "s",
-    RunStatus.FAILED: "x",
-    RunStatus.CRASHED: "c",
+COLUMNS = 120
+FIRST_WIDTHS = {"time": 0.25, "step": 1.0}
+"""Smallest width of a column on each axis, in seconds or steps."""
+MAX_X = 1e9  # larger values come from a wrong clock or a damaged file
+METRICS = (  # Metrics of the heatmap, in the order of the page.
+    *("perf/step_time", "perf/comm_wait", "perf/data_wait"),
+    *("memory/allocated", "process/rss", "gpu/util", "train/loss"),
+)
+HIGHEST = ("memory/allocated", "process/rss")  # the maximum of a column, not the mean
+STATES = {  # The words of states that differ from those of a run.
+    RunStatus.PENDING: "starting",
+    RunStatus.RUNNING: "alive",
+    RunStatus.PAUSED: "alive",
+    RunStatus.CRASHED: "dead",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MetricPoints:
+    """Values (n,) of a metric for the rank in row `row`, at `xs` (n,) in seconds or steps."""
+
+    row: int
+    xs: Floats
+    values: Floats
+    counts: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """Columns of `width` seconds or steps; `cells`: float32 (columns, ranks), base64, by metric."""
+
+    width: float
+    cells: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +102,7 @@ class _NewestRows:
 
 
 def ranks_answer(job: JobRanks | None, run: RunInfo, metric: str, axis: str) -> Json:
-    """Return the table and one heatmap: of `metric` if recorded, else of the first one.
-
-    Without `ranks` while the job has not been read.
-    """
+    """Return the table and one heatmap, of `metric` if recorded; neither before the first read."""
     ended = None if run.status.live else run.ended
     now = round((now_of(run.run_json) if ended is None else ended) - run.created, 1)
     shown = {"run": run.id, "live": run.status.live, "now": now, "axis": axis}
@@ -131,14 +149,10 @@ def _rows_of(info: SeriesInfo, own: int, members: Sequence[RankEntry]) -> list[i
 
 
 def _names(run: RunInfo, members: list[RankEntry], more: int) -> Json:
-    hosts = list(dict.fromkeys(member.host for member in members))
     missing = _missing(members, run)
+    named = zip(members, places(members), strict=True)
     return {
-        "hosts": hosts,
-        "ranks": [
-            [member.number, member.rank, hosts.index(member.host), place]
-            for member, place in zip(members, places(members), strict=True)
-        ],
+        "ranks": [[member.rank, member.host, place] for member, place in named],
         "world_size": run.world_size,
         "missing": missing,
         "missing_text": missing_text(missing, more),
@@ -206,7 +220,7 @@ def _table(newest: Sequence[_NewestRows]) -> Json:
 
 def _state(members: Sequence[RankEntry], created: float) -> Json:
     return {
-        "state": "".join(LETTERS[member.status] for member in members),
+        "state": [STATES.get(member.status, member.status) for member in members],
         "ends": [
             [row, _finite((member.ended or math.nan) - created), member.reason]
             for row, member in enumerate(members)
@@ -217,3 +231,44 @@ def _state(members: Sequence[RankEntry], created: float) -> Json:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
+
+
+def points_of(
+    block: SeriesBlock, row: int, created: float
+) -> Iterator[tuple[str, str, MetricPoints]]:
+    """Yield axis, metric and points of a series; time is in seconds since `created`."""
+    for axis, xs in (("time", block.ts - created), ("step", block.step)):
+        known = np.isfinite(xs) & (xs < MAX_X)
+        for place, name in enumerate(block.keys):
+            good = known & (block.count[place] > 0)
+            if name in METRICS and good.any():
+                values = (block.high if name in HIGHEST else block.mean)[place]
+                counts = block.count[place][good]
+                yield axis, name, MetricPoints(row, np.maximum(xs[good], 0), values[good], counts)
+
+
+def heatmap(points: Mapping[str, Sequence[MetricPoints]], ranks: int, axis: str) -> Heatmap:
+    """Return the heatmap of all metrics on an axis; the columns hold the whole run."""
+    ends = [float(each.xs.max()) for listed in points.values() for each in listed]
+    width, latest = FIRST_WIDTHS[axis], max(ends, default=0.0)
+    while latest >= COLUMNS * width:
+        width *= 2
+    shape = int(latest / width) + 1, ranks
+    recorded = [name for name in METRICS if name in points]
+    with np.errstate(over="ignore", invalid="ignore"):  # damaged files
+        return Heatmap(
+            width, {name: _cells(points[name], shape, width, name in HIGHEST) for name in recorded}
+        )
+
+
+def _cells(
+    points: Sequence[MetricPoints], shape: tuple[int, int], width: float, highest: bool
+) -> str:
+    sums, counts, tops = np.zeros(shape), np.zeros(shape), np.full(shape, -np.inf)
+    for each in points:
+        at = (each.xs / width).astype(np.intp)
+        sums[:, each.row] += np.bincount(at, each.values * each.counts, shape[0])
+        counts[:, each.row] += np.bincount(at, each.counts, shape[0])
+        np.maximum.at(tops[:, each.row], at, each.values)
+    means = np.divide(sums, counts, out=np.full(shape, np.nan), where=counts > 0)
+    return base64.b64encode((tops if highest else means).astype("<f4").tobytes()).decode()

@@ -1,7 +1,4 @@
-"""The ranks of a job, read from their rank files: host, device and status.
-
-Rank files are untrusted: missing or malformed entries are omitted.
-"""
+"""The ranks of a job by their files, which are untrusted: malformed entries are omitted."""
 
 from __future__ import annotations
 
@@ -92,10 +89,7 @@ def used_gpus(run: RunInfo) -> frozenset[str]:
 
 
 def places(members: Iterable[RankEntry]) -> list[str]:
-    """Return the device of each rank as text: "CPU", "GPU 3", "" if unknown.
-
-    The index of a GPU comes from its host's list, else from the local rank.
-    """
+    """Return the device of each rank, by its host's list or the local rank: "CPU", "GPU 3", ""."""
     members = list(members)
     indices = {
         (member.host, uuid): index for member in members for index, uuid in enumerate(member.gpus)

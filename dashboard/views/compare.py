@@ -19,13 +19,7 @@ from dashboard.services import Services
 from dashboard.views import parts
 from stepscope.common.files import modified_ns
 from stepscope.common.formatting import printable
-from stepscope.compare.comparison import (
-    NOT_COMPARABLE,
-    PARTS,
-    Comparison,
-    ComparisonRow,
-    compare_runs,
-)
+from stepscope.compare import comparison
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
 from stepscope.report.reports import run_report, scale_and_title
 from stepscope.run import RUN_JSON, RunError, RunInfo, read_run
@@ -122,9 +116,9 @@ def charts(each: Sequence[RunFigures], lines: Sequence[Lines], names: Sequence[s
             st.caption(f"No run has {escape_markdown(title)} over this axis.")
 
 
-def tables(found: Comparison, names: Sequence[str], each: Sequence[RunFigures]) -> None:
+def tables(found: comparison.Comparison, names: Sequence[str], each: Sequence[RunFigures]) -> None:
     """Draw a table for each part of the comparison: a row per item, a column per run."""
-    for part, title in PARTS.items():
+    for part, title in comparison.PARTS.items():
         rows: list[dict[str, Any]] = []
         if part == "figures":
             head = [("Run", found.runs), ("Status", [str(one.run.status) for one in each])]
@@ -153,23 +147,23 @@ content = [
     for run in runs
 ]
 each, lines = [figures for figures, _ in content], [found for _, found in content]
-names = line_names(runs, compare_runs(each).configuration)
+names = line_names(runs, comparison.compare_runs(each).configuration)
 with st.container(horizontal=True):
     options = dict(enumerate(names))
     about = "Changes are relative to it. A run on other hardware has none."
     baseline = pick("Baseline", options, "compare_baseline", about)
-    found = compare_runs(each, baseline)
+    found = comparison.compare_runs(each, baseline)
     rows = {row.label: row for row in found.configuration}  # a setting may have any name
     groups = {f"setting {name}" if name in (EACH, OWN) else name: row for name, row in rows.items()}
     own = tuple(one.metadata.group for one in each)
     if any(own):
-        groups = {OWN: ComparisonRow(OWN, "group", own)} | groups
+        groups = {OWN: comparison.ComparisonRow(OWN, "group", own)} | groups
     about = "A group is drawn as its mean, with a band from the lowest to the highest run."
     by = pick("Group by", [EACH, *groups], "compare_group", about)
     ordered = [runs[baseline], *(run for run in runs if run is not runs[baseline])]
     parts.report_button(functools.partial(run_report, ordered), "comparison", "compare_report")
 if found.obstacles:
-    parts.warning(f"{NOT_COMPARABLE} {' '.join(found.obstacles)}")
+    parts.warning(f"{comparison.NOT_COMPARABLE} {' '.join(found.obstacles)}")
 for text in found.notes:
     note("info", escape_markdown(text))
 shown = names

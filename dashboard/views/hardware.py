@@ -13,16 +13,7 @@ from dashboard.controls.sidebar import keep_settings
 from dashboard.format import escape_markdown, pick
 from dashboard.live_chart import device_cards
 from dashboard.services import ServerActivity, Services
-from dashboard.views.parts import (
-    READING_WIDTH,
-    devices,
-    number,
-    plot,
-    start_button,
-    table,
-    text,
-    warning,
-)
+from dashboard.views import parts
 from stepscope.common.formatting import format_bytes
 from stepscope.host.child_process import ChildState
 from stepscope.run import RunError
@@ -33,12 +24,12 @@ TAB = "hardware_tab"
 LOOK_S, AGAIN_S = 0.5, 5.0  # Refresh of the results during a measurement, and without one.
 LARGEST = tuple(size * 2**20 for size in (1, 4, 16, 64, 256, 1024))
 COLUMNS = {
-    "Operation": text(pinned=True),
-    "Time": number(format="%,.1f µs"),
-    "Slowest / fastest": number(format="%.1f"),
-    "Algorithm": number(format="%.3g GB/s"),
-    "Bus": number(format="%.3g GB/s"),
-    "Reason": text(width="large"),
+    "Operation": parts.text(pinned=True),
+    "Time": parts.number(format="%,.1f µs"),
+    "Slowest / fastest": parts.number(format="%.1f"),
+    "Algorithm": parts.number(format="%.3g GB/s"),
+    "Bus": parts.number(format="%.3g GB/s"),
+    "Reason": parts.text(width="large"),
 }
 NAMES = {stored.GLOO: "gloo (CPUs)", stored.NCCL: "nccl (GPUs)"}
 
@@ -46,7 +37,7 @@ NAMES = {stored.GLOO: "gloo (CPUs)", stored.NCCL: "nccl (GPUs)"}
 def collectives_tab(server: Services) -> None:
     """Draw the settings of a measurement, its button, and the results."""
     st.markdown("### Collectives")
-    st.container(width=READING_WIDTH).markdown(
+    st.container(width=parts.READING_WIDTH).markdown(
         "Speed of collective operations between processes on this machine, by operation and size. "
         "**Algorithm bandwidth** is size divided by time. **Bus bandwidth** is the traffic of one "
         "link, independent of the number of ranks: compare it with the link's specification. Small "
@@ -89,7 +80,7 @@ def _start_button(server: Services, plan: stored.CollectivePlan, refused: str | 
         return
     refused = refused or server.busy_reason(ServerActivity.COLLECTIVES)
     about = "Run these ranks with torchrun on this machine."
-    if start_button("Measure", refused, about, icon=":material/speed:"):
+    if parts.start_button("Measure", refused, about, icon=":material/speed:"):
         try:
             server.begin(
                 ServerActivity.COLLECTIVES,
@@ -139,7 +130,7 @@ def _stored(server: Services) -> None:
         document = stored.read_result(server.runs, shown)
         compared = stored.read_result(server.runs, other) if other is not None else None
     except stored.ResultError as error:
-        warning(str(error))
+        parts.warning(str(error))
         return
     if not document["rows"]:
         st.info("This measurement has no results. Choose another, or press **Measure**.")
@@ -150,11 +141,11 @@ def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
     rows = document["rows"]
     drawn = figure(document, other)
     if drawn is not None:
-        plot(drawn, "collectives_figure")
+        parts.plot(drawn, "collectives_figure")
         st.caption("Both axes are logarithmic. The dashed line is the link's peak.")
     if rows:
         st.caption(escape_markdown(stored.closing(document)))
-        table(table_rows(document), COLUMNS, "collectives_rows", "Results", height="content")
+        parts.table(table_rows(document), COLUMNS, "collectives_rows", "Results", height="content")
 
 
 server = services.get()
@@ -179,5 +170,5 @@ if tab == "gpus":
         )
 else:
     with collectives:
-        devices(server)
+        parts.devices(server)
         collectives_tab(server)

@@ -6,12 +6,10 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_form import settings_of_sidebar, wanted
+from dashboard.controls.lab_form import settings_of_sidebar, wanted, wanted_script
 from dashboard.controls.run_picker import newest_live
-from dashboard.controls.script_form import wanted_script
-from dashboard.controls.sweep_picker import picked_sweep, show_sweep
 from dashboard.format import escape_markdown, segments
-from dashboard.views.lab_panel import ERROR, attempt, empty_lab, sweep_panel
+from dashboard.views import lab_panel as panel
 from dashboard.views.parts import devices, start_button
 
 SWEEP = services.ServerActivity.SWEEP
@@ -57,14 +55,14 @@ watch_others()
 # Not in a callback: it would have the settings of the script run before.
 if pressed and (plan := choice.plan) is not None:
     start = functools.partial(server.sweeps.start, plan, choice.words)
-    attempt("The sweep could not start", lambda: show_sweep(server.begin(SWEEP, start)))
+    panel.attempt("The sweep could not start", lambda: panel.show_sweep(server.begin(SWEEP, start)))
 
 with right, st.container(key="lab_results"):
-    shown = picked_sweep(server)
-    trouble = st.session_state.pop(ERROR, None)
+    shown = panel.picked_sweep(server)
+    trouble = st.session_state.pop(panel.ERROR, None)
     if trouble is not None:
         st.error(trouble, icon=":material/error:")
     if shown is None:
-        empty_lab(server)
+        panel.empty_lab(server)
     else:
-        sweep_panel(server, shown)
+        panel.sweep_panel(server, shown)

@@ -1,4 +1,4 @@
-"""One sweep on the Lab page: its progress, its buttons and its results.
+"""One sweep on the Lab page: its choice, its progress, its buttons and its results.
 
 Everything is read from the sweep's folder. While the sweep runs, a fragment redraws it once a
 second; elements keep their keys, so that only changes are drawn.
@@ -10,17 +10,18 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import streamlit as st
 
 from dashboard.charts.lab import effects_figure, listed, reasons, rows
 from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_labels import throttle_words, workload_and_device
-from dashboard.controls.sweep_picker import show_sweep
-from dashboard.format import button, escape_markdown, note
+from dashboard.controls.run_picker import distinct
+from dashboard.format import button, escape_markdown, note, pick
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import Best, SweepContent, SweepStatus
-from dashboard.sweeps import StoredSweep
+from dashboard.sweeps import EXAMPLE, StoredSweep
 from dashboard.views.lab_patch import patch_card
 from dashboard.views.live_panel import APPLIED
 from dashboard.views.parts import download, number, plot, report_button, table, text
@@ -34,6 +35,8 @@ from stepscope.run import RunError
 from trainer.config import RunConfig
 
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
+SWEEP = "lab_sweep"  # Session state: the id of the shown sweep, also `sweep` in the URL.
+_NEXT = "lab_sweep_next"
 AGAIN_S = 1.0
 TIME, SIZE = "%.2f ms", "%.1f MiB"
 MAX_SETTING_WIDTH = 320  # px
@@ -84,6 +87,54 @@ def empty_lab(server: Services) -> None:
             if button(title, "play_circle", f"lab_open_{example.id}", about):
                 show_sweep(example.id)
                 st.rerun()
+
+
+def picked_sweep(server: Services) -> str | None:
+    """Draw the list of sweeps, if there are any; return the one to show.
+
+    The order: one just started or in the URL, the one chosen before, the one that runs, the newest
+    of this server. An example is shown only when chosen; an unknown one gives a warning.
+    """
+    state, sweeps = st.session_state, server.sweeps.list_sweeps()
+    known = {sweep.id: sweep for sweep in sweeps}
+    own = [sweep.id for sweep in sweeps if sweep.look_only != EXAMPLE]
+    first = next((sweep.id for sweep in sweeps if sweep.live), own[0] if own else None)
+    asked = state.pop(_NEXT, None) or state.get(SWEEP) or st.query_params.get("sweep")
+    if asked and asked not in known:
+        name = escape_markdown(str(asked)[:80])
+        st.warning(f"The sweep {name} no longer exists.", icon=":material/link_off:")
+    state[SWEEP] = asked if asked in known else first
+    if own or state[SWEEP] is not None:
+        names = distinct({sweep.id: label(sweep) for sweep in sweeps})
+        more: Any = {"label_visibility": "collapsed", "persist_state": "session"}
+        pick("Sweep", names, SWEEP, "Earlier sweeps, newest first.", **more)
+    picked: str | None = state[SWEEP]
+    if picked is None:
+        st.query_params.pop("sweep", None)
+    elif st.query_params.get("sweep") != picked:
+        st.query_params["sweep"] = picked
+    return picked
+
+
+def show_sweep(sweep_id: str | None) -> None:
+    """Show this sweep from the next script run on; None for the default one."""
+    st.session_state[_NEXT] = sweep_id
+    if sweep_id is None:
+        st.session_state.pop(SWEEP, None)
+        st.query_params.pop("sweep", None)
+
+
+def label(sweep: StoredSweep) -> str:
+    """Return a sweep's label, "Digits, MLP on CPU · 22 Nov 06:15 · finished · 6 settings"."""
+    content = sweep.content
+    when = time.strftime("%d %b %H:%M", time.localtime(content.created))
+    count = len(content.arms) or len(content.plan.arms)
+    # The same text until the sweep ends, so that the list is not redrawn with each trial.
+    status = "running" if sweep.live else str(content.status)
+    name = workload_and_device(content)
+    if sweep.look_only == EXAMPLE:
+        name = f"Example: {name}"
+    return " · ".join([name, when, status, f"{count} setting{'' if count == 1 else 's'}"])
 
 
 def sweep_panel(server: Services, sweep_id: str) -> None:

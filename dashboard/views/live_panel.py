@@ -17,7 +17,7 @@ from dashboard.controls.config_widgets import take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.controls.sidebar import load
 from dashboard.live_chart import live_chart
-from dashboard.out_of_memory import retry
+from dashboard.out_of_memory import retry, retry_button
 from dashboard.ranks.members import used_gpus
 from dashboard.run_index import RunList
 from dashboard.services import ServerActivity, Services
@@ -79,10 +79,7 @@ def live_panel(
     tab: str,
     trouble: str | None = None,
 ) -> None:
-    """Draw the header and, for a run, the charts of `tab`.
-
-    `config` has the sidebar's settings; `trouble` is why the picked run cannot be read.
-    """
+    """Draw the header, with `trouble` of the picked run, and the charts of `tab`."""
     # Before the layout: if a finding changes between the two, the next poll has another token.
     token = page_token(listing, run, server.measuring())
     picked = st.session_state.get(RUN)
@@ -93,7 +90,7 @@ def live_panel(
         "picked": picked,
         "tabs": list(tabs_of(run).items()),
         "tab": tab,
-        "retry": None if again is None else again.as_button(server.busy_reason(ServerActivity.RUN)),
+        "retry": again and retry_button(again, server.busy_reason(ServerActivity.RUN)),
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,
@@ -110,16 +107,13 @@ def live_panel(
         on_tab_change=_open_tab,
         on_run_change=lambda: choose(st.session_state[KEY].run),
         on_setting_change=_apply_setting,
-        on_retry_change=functools.partial(start_with, None if again is None else again.config),
+        on_retry_change=functools.partial(_start_again, again),
     )
 
 
-def start_with(config: RunConfig | None) -> None:
-    """Put settings into the sidebar and make the Run page start them, in a callback.
-
-    Does nothing for None.
-    """
-    if config is None:
+def _start_again(config: RunConfig | ConfigIssue | None) -> None:
+    """Make the Run page start these settings, in a callback; does nothing without them."""
+    if not isinstance(config, RunConfig):
         return
     load(config)
     st.session_state.setdefault("link_problems", [])  # the URL is not read any more

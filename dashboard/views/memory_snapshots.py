@@ -49,10 +49,7 @@ COLUMNS = {
 
 
 def snapshot_section(run: RunInfo | None) -> None:
-    """Draw the chosen snapshot, at first the run's newest, or how to record one.
-
-    Only this section is drawn again each second while a snapshot is being opened.
-    """
+    """Draw the chosen snapshot or how to record one; each second while one is being opened."""
     waits = st.session_state.get(WAITS, False)
     st.fragment(_section, run_every=LOOK_S if waits else None)(run)
 
@@ -229,9 +226,10 @@ def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
 
 
 def _allocations(summary: SnapshotSummary, device: int, history: MemoryTimeline | None) -> None:
-    kinds = {"At the end": charts.allocation_rows(summary, device)}
+    held = [site for site in summary.sites if site.device == device]
+    kinds = {"At the end": charts.stack_rows(summary, held)}
     if history is not None and history.at_peak:
-        kinds["At the peak"] = charts.peak_rows(summary, history)
+        kinds["At the peak"] = charts.stack_rows(summary, history.at_peak)
     kinds["By module"] = charts.module_rows(summary, device)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**Top allocations**", width="content")

@@ -106,10 +106,7 @@ def download(
     file: tuple[Path, int] | None = None,
     mime: str | None = None,
 ) -> None:
-    """Draw a button that downloads the result of `make`.
-
-    `file` is its path and size in bytes: if it is too large, the path is shown instead.
-    """
+    """Draw a download of what `make` returns, or the path of a `file` (and size) too large."""
     refused = None if file is None else too_large_to_download(*file)
     if refused is not None:
         st.caption(escape_markdown(printable(refused)), width="content")

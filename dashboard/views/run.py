@@ -13,8 +13,7 @@ from dashboard.controls.run_picker import attempts, next_attempt, picked_run
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live
-from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
-from dashboard.views.launch_panel import launch_panel
+from dashboard.views.new_run_panels import estimate_buttons, estimate_panel, launch_panel
 from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
@@ -49,8 +48,9 @@ config, problems = form.config, form.problems
 by_hand = start_problem(config)
 to_start = problems if by_hand is None else (*problems, by_hand)
 refused = start_refusal(server.busy_reason(ServerActivity.RUN), to_start)
-with form.estimate:
-    estimate_buttons(server, config, problems)
+if not problems:
+    with form.estimate:
+        estimate_buttons(server, config)
 kind = "secondary" if run is not None and run.status.live else "primary"
 text = "Train with these settings."
 if start_button(

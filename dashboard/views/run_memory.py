@@ -47,10 +47,7 @@ def memory_tab(run: RunInfo, token: str) -> None:
 
 
 def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | None:
-    """Return a row for each other process on the GPU, the largest first.
-
-    Skips invalid entries. Returns None if the driver hides processes or none was recorded.
-    """
+    """Return the other processes on the GPU, the largest first; None if they are unknown."""
     entries = (run_json.get("gpu_processes") or {}).get(gpu)
     if not isinstance(entries, list):
         return None

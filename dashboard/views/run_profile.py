@@ -85,10 +85,7 @@ def profile_section(run: RunInfo) -> None:
 
 
 def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
-    """Draw the choice of steps and rank; return the profile.
-
-    The chosen rank stays if it has a profile of the other steps as well.
-    """
+    """Draw the choice of steps and rank; return the profile."""
     by_steps: dict[str, list[ProfileFiles]] = {}
     for profile in made:
         by_steps.setdefault(_steps(profile), []).append(profile)

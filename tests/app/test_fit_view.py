@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard.services import ServerActivity, Services
-from dashboard.views.estimate_panel import batch_rows, rows
+from dashboard.views.new_run_panels import batch_rows, rows
 from stepscope.host.child_process import ChildOutput, ChildState
 from stepscope.run import RunError
 from tests.support.app_page import OpenPage, label, text_of

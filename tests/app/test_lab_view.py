@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.controls import script_form
+from dashboard.controls import lab_form
 from dashboard.format import escape_markdown
 from dashboard.services import Services
 from dashboard.sweep_content import SweepStatus, to_content
@@ -482,7 +482,7 @@ def test_a_script_needs_scipy(
     def missing() -> None:
         raise SweepError(NO_SCIPY)
 
-    monkeypatch.setattr(script_form, "load_scipy", missing)
+    monkeypatch.setattr(lab_form, "load_scipy", missing)
     app = lab()
     fill_script(app, tmp_path, "tf32")
     assert "SciPy" in label(app, "button", "Start sweep").help

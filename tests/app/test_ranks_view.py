@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.run_rows import row
+from dashboard.run_catalog import row
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
 from tests.support.app_page import OpenPage, header

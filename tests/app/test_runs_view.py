@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
-from dashboard.run_rows import disk_use, row, whole_metadata
+from dashboard.run_catalog import disk_use, row, whole_metadata
 from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run

@@ -15,8 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from dashboard.machine.content import machine_content
-from dashboard.machine.details import details, history
+from dashboard.machine.content import details, history, machine_content
 from tests.support.browser_page import OpenPage, violations, wait_until, wide, window
 from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
 from tests.support.server import Server, start_server, stop_server

@@ -28,9 +28,9 @@ import stepscope
 from app import app
 from dashboard import services
 from dashboard.crash_watch import CrashWatch
+from dashboard.run_catalog import row
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import RunIndex
-from dashboard.run_rows import row
 from dashboard.sweeps import Sweeps
 from stepscope.cli import main
 from stepscope.diagnosis.findings import findings, read_recorded

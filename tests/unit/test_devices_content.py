@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dashboard.machine.content import Json, machine_content
-from dashboard.machine.details import details, history
+from dashboard.machine.content import Json, details, history, machine_content
 from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
 from stepscope.gpu.machine_state import MachineState
 from stepscope.gpu.xid import NO_INSTANCE, xid_event
@@ -39,7 +38,7 @@ def page(
 
 def shown(gpu: Gpu, looks: int = 1) -> Json:
     (device,) = seen(gpu, looks=looks).devices
-    return details(device, 1.7e9, {})
+    return details(device, 1.7e9, {}, "cuda:0", device.values)
 
 
 def rows(found: Json) -> dict[str, str]:
@@ -131,7 +130,7 @@ def test_errors_of_the_driver_are_told_newest_first_and_none_is_not_unknown() ->
             watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
         clock.now += 2
         (device,) = watched.look().devices
-        told.append(rows(details(device, 0.0, {}))["Xid errors"])
+        told.append(rows(details(device, 0.0, {}, "cuda:0", device.values))["Xid errors"])
     watched.xid_refused = {"GPU-other": "permission"}
     assert watched.look().devices[0].missing.get("xid") is None
     watched.xid_refused = {info().uuid: "permission"}
@@ -151,7 +150,7 @@ def test_throttle_time_is_told_by_reason_in_words() -> None:
     clock.now += 60
     gpu.values["gpu/throttle_sw_thermal"] += 15.0
     (device,) = watched.look().devices
-    found = rows(details(device, 0.0, {}))
+    found = rows(details(device, 0.0, {}, "cuda:0", device.values))
     assert found["Clocks lowered"] == "In 1 min 00 s: 15 s (25%) thermal slowdown (software)."
 
 
@@ -164,7 +163,7 @@ def test_processes_are_whole_in_the_details() -> None:
     assert (found[0]["sm"], found[1]["sm"]) == ("96%", "n/a")
     gpu.processes = None
     hidden = shown(gpu)
-    assert hidden["processes"] is None
+    assert hidden["processes"] == []
     assert hidden["no_processes"] == "n/a on this GPU: no answer yet"
 
 
@@ -174,7 +173,7 @@ def test_only_charts_of_what_the_gpu_tells_are_drawn() -> None:
     assert found[3]["mark"] == {"value": 92.0, "label": "slowdown"}
     assert found[2]["mark"] == {"value": 700.0, "label": "limit"}
     (lost,) = seen(Gpu(lost="lost: GPU is lost")).devices
-    told = details(lost, 0.0, {}, seen={"gpu/power"})["charts"]
+    told = details(lost, 0.0, {}, "cuda:0", {"gpu/power"})["charts"]
     assert [chart["title"] for chart in told] == ["Power"], "what was seen before stays"
     bare = Gpu(info(memory_total=None), {"gpu/util": 3.0, "gpu/mem_used": 1.0 * GIB})
     assert [len(chart["lines"]) for chart in shown(bare)["charts"]] == [1, 1]

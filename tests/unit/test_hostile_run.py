@@ -25,9 +25,9 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_state import state
 from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
+from dashboard.run_catalog import row
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, tail
 from dashboard.run_index import RunIndex
-from dashboard.run_rows import row
 from dashboard.sweeps import Sweeps
 from stepscope.alerts.monitor import tell_crash
 from stepscope.alerts.settings import AlertSettings

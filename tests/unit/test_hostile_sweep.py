@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from dashboard.controls.sweep_picker import label
 from dashboard.sweep_content import SweepStatus, to_content
 from dashboard.sweeps import Sweeps
-from dashboard.views.lab_panel import progress_words
+from dashboard.views.lab_panel import label, progress_words
 from stepscope.lab.folder import (
     LOCK,
     PLAN_JSON,

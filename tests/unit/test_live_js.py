@@ -536,7 +536,7 @@ def test_a_line_of_a_gpu_breaks_where_nothing_was_read(js: Script) -> None:
 def test_the_history_of_a_gpu_grows_by_new_readings_and_drops_old_ones(js: Script) -> None:
     grown = """(() => {
       const held = { t: [], v: {} };
-      extend(held, { t: [1, 2], v: { a: [10, 20] } }, 2);
+      extend(held, { t: [1, 2], v: { a: [10, 20], b: [null, null] } }, 2);
       extend(held, { t: [2, 3], v: { a: [20, 30], b: [7, 8] } }, 3);
       extend(held, { t: [3], v: { a: [30], b: [8] } }, 3);
       const all = structuredClone(held);

@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from dashboard.ranks.heatmap import COLUMNS, FIRST_WIDTHS, MetricPoints, heatmap, points_of
+from dashboard.ranks.job_ranks import COLUMNS, FIRST_WIDTHS, MetricPoints, heatmap, points_of
 from stepscope.store import SeriesBlock
 
 TIME, PEAK = "perf/step_time", "memory/allocated"

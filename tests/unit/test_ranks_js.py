@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.ranks.heatmap import METRICS
+from dashboard.ranks.job_ranks import METRICS
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]
@@ -19,8 +19,7 @@ NAMED = {
     "axis": "time",
     "live": True,
     "now": 4.0,
-    "hosts": ["a", "b"],
-    "ranks": [[0, 0, 0, "GPU 0"], [1, 1, 0, "GPU 1"], [2, 2, 1, "GPU 0"]],
+    "ranks": [[0, "a", "GPU 0"], [1, "a", "GPU 1"], [2, "b", "GPU 0"]],
     "world_size": 4,
     "missing": {"never started": [3]},
     "missing_text": "",
@@ -36,7 +35,7 @@ NAMED = {
         "peak": [20, 21, 22],
     },
     "memory": "allocated",
-    "state": "aac",
+    "state": ["alive", "alive", "dead"],
     "ends": [[2, 3.0, None]],
     "verdict": None,
 }
@@ -127,7 +126,7 @@ def test_rows_of_the_table_and_ranks_without_a_file(js: Script) -> None:
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     busy = [pytest.approx(0.08), pytest.approx(0.098), None, None]
     assert [row.get("own") for row in rows] == busy
-    words = js("rows.map((row) => [stateWords(row, clock), wentWrong(row)])", rows=rows)
+    words = js("rows.map((row) => [stateWords(row), wentWrong(row)])", rows=rows)
     alive, dead = ["alive", False], ["dead since 0:03", True]
     assert words == [alive, alive, dead, ["never started", True]]
 
@@ -136,9 +135,14 @@ GIVEN = {
     "busy": [{"rank": 0, "own": 1.0}, {"rank": 1, "own": None}, {"rank": 2, "own": 3.0}],
     "hosts": [{"rank": rank, "host": host} for rank, host in enumerate("baa")],
     "places": [{"rank": rank, "place": f"GPU {n}"} for rank, n in enumerate((10, 2, 1))],
-    "states": [{"rank": n, "state": s} for n, s in enumerate([*"sxcpfa", "never started"])],
+    "states": [
+        {"rank": rank, "state": state}
+        for rank, state in enumerate(
+            ("stopped", "failed", "dead", "starting", "finished", "alive", "never started")
+        )
+    ],
     "steady": [[1.0, 1.02]] * 60,
-    "ranks": [[n, n, 0, ""] for n in range(8)],
+    "ranks": [[n, "a", ""] for n in range(8)],
 }
 
 

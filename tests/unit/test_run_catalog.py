@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard import run_catalog
-from dashboard.run_catalog import CATALOG, RunCatalog
-from dashboard.run_search import hint, matching
+from dashboard.run_catalog import CATALOG, RunCatalog, hint, matching
 from stepscope.run import process_identity, write_run_json
 from stepscope.run.metadata import edit_notes
 

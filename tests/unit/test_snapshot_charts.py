@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from dashboard.charts.snapshot import (
-    allocation_rows,
     change_rows,
     history_figure,
     map_figure,
     module_rows,
-    peak_rows,
+    stack_rows,
     where,
 )
-from dashboard.run_files import snapshots
-from dashboard.snapshot_files import SnapshotLibrary, upload_name
+from dashboard.run_files import SnapshotLibrary, snapshots, upload_name
 from stepscope.memory.snapshots.load import load
 from stepscope.memory.snapshots.summary import SnapshotSummary, difference, summarize
 from tests.support.snapshots import REAL, action, live_block, snapshot
@@ -58,14 +56,13 @@ def test_the_map_has_every_byte_of_its_segments(real: SnapshotSummary) -> None:
 
 
 def test_tables_have_the_line_of_the_program_and_the_whole_stack(real: SnapshotSummary) -> None:
-    rows = allocation_rows(real, 0)
+    rows = stack_rows(real, [site for site in real.sites if site.device == 0])
     assert rows[0]["Size"] == 32.0
     assert rows[0]["Allocated at"] == "record_snapshot.py:31 in forward"
     assert rows[0]["Module"] == "torch.nn.modules.linear, called at record_snapshot.py:31"
     assert rows[0]["Stack"][0] == "linear.py:134 in forward"
-    assert allocation_rows(real, 1) == []
     [history] = real.histories
-    assert sum(row["Size"] for row in peak_rows(real, history)) <= history.peak / 2**20
+    assert sum(row["Size"] for row in stack_rows(real, history.at_peak)) <= history.peak / 2**20
     assert [row["Module"] for row in module_rows(real, 0)][-1] == "No module in the stack"
     assert module_rows(real, 1) == []
     assert where(()) == "No stack recorded"
@@ -129,7 +126,7 @@ def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
 
 def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = SnapshotLibrary(tmp_path)
-    monkeypatch.setattr("dashboard.snapshot_files.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("dashboard.run_files.MAX_FILE_BYTES", 1000)
     for name, size, told in (
         ("a.exe", 1, "must end in .pickle"),
         ("b.pickle", 0, "must have 1 to 1,000 bytes, got 0"),
