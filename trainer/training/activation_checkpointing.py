@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,6 +18,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 Forward = Callable[..., Tensor]
+
+
+@dataclass(slots=True)
+class RngUsage:
+    """Whether a recomputed block has used random numbers."""
+
+    state: Callable[[], Tensor | None]
+    seen: bool = False
+
+
+_watched: ContextVar[RngUsage | None] = ContextVar("watched", default=None)
+
+
+@contextmanager
+def detect_rng_usage(state: Callable[[], Tensor | None]) -> Iterator[RngUsage]:
+    """Watch the forward passes of this thread; `state` returns the generator's state."""
+    usage = RngUsage(state)
+    token = _watched.set(usage)
+    try:
+        yield usage
+    finally:
+        _watched.reset(token)
 
 
 def apply_activation_checkpointing(model: nn.Module, *, preserve_rng_state: bool = True) -> int:
@@ -30,23 +54,26 @@ def apply_activation_checkpointing(model: nn.Module, *, preserve_rng_state: bool
     for holder in _holders(model):
         found = [part for part in holder if _has_parts(part)]
         for block in found:
-            block.forward = wrap(block.forward, [block])
+            _replace_forward(block, wrap(block.forward, [block]))
         count += len(found)
         if not found and isinstance(holder, nn.Sequential):
             runs = [nn.Sequential(*run) for run in _runs(list(holder))]
             # The backward pass would recompute the last run at once.
             forwards = [wrap(run.forward, [run]) for run in runs[:-1]]
-            turns = [*forwards, runs[-1].forward]
-            holder.forward = partial(_in_turn, turns)  # type: ignore[method-assign]
+            _replace_forward(holder, partial(_in_turn, [*forwards, runs[-1].forward]))
             count += len(forwards)
     if not count:
-        model.forward = wrap(model.forward, [model])
+        _replace_forward(model, wrap(model.forward, [model]))
     return max(1, count)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the submodules with children in the model's Sequentials and ModuleLists."""
     return [part for holder in _holders(model) for part in holder if _has_parts(part)]
+
+
+def _replace_forward(module: nn.Module, forward: Forward) -> None:
+    module.forward = forward
 
 
 def _holders(model: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
@@ -86,6 +113,8 @@ def _recomputed(
     def run(*inputs: Tensor) -> Tensor:
         if not torch.is_grad_enabled():  # validation stores no activations
             return forward(*inputs)
+        usage = _watched.get()
+        before = None if usage is None else usage.state()
         outputs: Tensor = checkpoint(
             forward,
             *inputs,
@@ -93,6 +122,9 @@ def _recomputed(
             preserve_rng_state=preserve_rng_state,
             context_fn=contexts if norms else noop_context_fn,
         )
+        if usage is not None and before is not None:
+            after = usage.state()
+            usage.seen |= after is not None and not torch.equal(before, after)
         return outputs
 
     return run

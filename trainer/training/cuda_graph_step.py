@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from trainer.error_messages import RunFailedError
+from trainer.training.activation_checkpointing import detect_rng_usage
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.warmup import (
@@ -30,19 +30,19 @@ def capture_step(step: TrainStep, training: TrainState, split: Split) -> Graphed
     The optimizer must be capturable or fused. Raises RunFailedError if the step cannot be captured.
     """
     config = training.config
-    drops = any(isinstance(part, _DropoutNd) and part.p for part in training.model.modules())
-    if config.activation_checkpointing and drops:
-        raise RunFailedError(
-            "cuda_graphs: this model uses dropout, which would draw different random numbers when "
-            "recomputed inside a graph. Turn off activation_checkpointing or cuda_graphs."
-        )
     stream = torch.cuda.Stream(training.compute.device)  # type: ignore[no-untyped-call]
     with preserve_train_state(training):
         batch = first_batch(split, config, training.compute)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), detect_rng_usage(training.compute.rng_state) as rng:
             for _ in range(WARMUP_STEPS):
                 run_optimizer_step(step, batch, config.gradient_accumulation_steps)
+        if rng.seen:
+            raise RunFailedError(
+                "cuda_graphs: this model uses dropout, which would draw different random "
+                "numbers when recomputed inside a graph. Turn off activation_checkpointing "
+                "or cuda_graphs."
+            )
         torch.cuda.current_stream().wait_stream(stream)
         try:
             return GraphedStep(step, batch, config.gradient_accumulation_steps, stream)
