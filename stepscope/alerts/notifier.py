@@ -1,6 +1,6 @@
-"""Deliver alerts to the user's command and webhook in a thread.
+"""Deliver alerts to the user's command and webhook, in a thread for each.
 
-The thread starts with the run, because a process that is ending cannot start any. The training
+The threads start with the run, because a process that is ending cannot start any. The training
 never waits for a delivery; the exit of the process waits at most EXIT_WAIT_S.
 """
 
@@ -127,77 +127,90 @@ def post(channel: WebhookChannel, alert: Alert) -> str | None:
     return problem
 
 
-class AlertNotifier:
-    """Delivers the alerts of one run. Thread-safe."""
+class ChannelThread(threading.Thread):
+    """Delivers alerts to one channel: a webhook without an answer must not delay a command."""
 
-    def __init__(self, settings: AlertSettings) -> None:
-        self._channels: list[tuple[str, Channel, Callable[[Alert], str | None]]] = []
-        if (command := settings.command) is not None:
-            self._channels.append(("the command", command, partial(run_command, command)))
-        if (webhook := settings.webhook) is not None:
-            name = f"the webhook at {webhook.shown}"
-            self._channels.append((name, webhook, partial(post, webhook)))
+    def __init__(self, what: str, channel: Channel, send: Callable[[Alert], str | None]) -> None:
+        super().__init__(name="stepscope-alerts", daemon=True)
+        self._what = what
+        self._channel = channel
+        self._send = send
         self._alerts: SimpleQueue[Alert | None] = SimpleQueue()
         self._warned: set[str] = set()
-        self._pid = os.getpid()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="stepscope-alerts", daemon=True)
-        if self._channels:
-            _open.add(self)
-            try:
-                self._thread.start()
-            except RuntimeError:  # the process is exiting, or has too many threads
-                self._channels.clear()
-                log.warning("stepscope: alerts: no thread can be started; none are delivered")
 
-    def deliver(self, alert: Alert) -> None:
-        """Queue an alert; drop it, with one warning, if the queue is full. Never blocks."""
-        if self._closed or not any(
-            channel.accepts(alert.level, alert.state) for _, channel, _ in self._channels
-        ):
-            return
-        if self._alerts.qsize() < QUEUE_LIMIT:
-            self._alerts.put(alert)
+    def put(self, alert: Alert | None) -> None:
+        """Queue an alert, or None as the last; drop it, with one warning, if the queue is full."""
+        if alert is None or self._alerts.qsize() < QUEUE_LIMIT:
+            if alert is None or self._channel.accepts(alert.level, alert.state):
+                self._alerts.put(alert)
         else:
             self._warn("queue", f"{QUEUE_LIMIT} alerts are queued; later ones are dropped")
 
-    def close(self) -> None:
-        """Accept no more alerts. Never blocks."""
-        if not self._closed:
-            self._closed = True
-            self._alerts.put(None)
-
-    def finish(self, timeout_s: float) -> bool:
-        """Wait for the deliveries; return False if they take longer."""
-        if self._pid != os.getpid():  # in a forked child, where a lock may be held for ever
-            return True
-        self.close()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            log.warning("stepscope: an alert could not be delivered within %g s", timeout_s)
-            return False
-        return True
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Deliver until None is queued."""
         for alert in iter(self._alerts.get, None):
-            for what, channel, send in self._channels:
-                if not channel.accepts(alert.level, alert.state):
-                    continue
-                try:
-                    problem = send(alert)
-                except Exception as error:  # noqa: BLE001 - the next alert must still be tried
-                    problem = type(error).__name__
-                if problem is None:
-                    self._warned.discard(what)
-                else:
-                    self._warn(what, f"{what} failed: {problem}")
+            try:
+                problem = self._send(alert)
+            except Exception as error:  # noqa: BLE001 - the next alert must still be tried
+                problem = type(error).__name__
+            if problem is None:
+                self._warned.discard("delivery")
+            else:
+                self._warn("delivery", f"{self._what} failed: {problem}")
 
     def _warn(self, kind: str, text: str) -> None:
         """Log a failure once, and again only after a success."""
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("stepscope: alerts: %s", text)
+
+
+class AlertNotifier:
+    """Delivers the alerts of one run. Thread-safe."""
+
+    def __init__(self, settings: AlertSettings) -> None:
+        self._threads: list[ChannelThread] = []
+        if (command := settings.command) is not None:
+            send = partial(run_command, command)
+            self._threads.append(ChannelThread("the command", command, send))
+        if (webhook := settings.webhook) is not None:
+            name = f"the webhook at {webhook.shown}"
+            self._threads.append(ChannelThread(name, webhook, partial(post, webhook)))
+        self._pid = os.getpid()
+        self._closed = False
+        _open.add(self)
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:  # the process is exiting, or has too many threads
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            log.warning("stepscope: alerts: no thread can be started; none are delivered")
+
+    def deliver(self, alert: Alert) -> None:
+        """Queue an alert. Never blocks."""
+        for thread in self._threads:
+            if not self._closed:
+                thread.put(alert)
+
+    def close(self) -> None:
+        """Accept no more alerts. Never blocks."""
+        if not self._closed:
+            self._closed = True
+            for thread in self._threads:
+                thread.put(None)
+
+    def finish(self, timeout_s: float) -> bool:
+        """Wait for the deliveries; return False if they take longer."""
+        if self._pid != os.getpid():  # in a forked child, where a lock may be held for ever
+            return True
+        self.close()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("stepscope: an alert could not be delivered within %g s", timeout_s)
+            return False
+        return True
 
 
 _open: weakref.WeakSet[AlertNotifier] = weakref.WeakSet()

@@ -122,12 +122,12 @@ def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
 
 def search() -> tuple[list[Any], list[Any]]:
     """Return optimizers and outermost models, except frozen objects. Training thread only."""
-    optimizer_kinds = _with_subclasses("torch.optim.optimizer", "Optimizer")
-    module_kinds = _with_subclasses("torch.nn.modules.module", "Module")
+    optimizer_kinds = with_subclasses("torch.optim.optimizer", "Optimizer")
+    module_kinds = with_subclasses("torch.nn.modules.module", "Module")
     kinds = optimizer_kinds | module_kinds
     if not kinds:
         return [], []
-    instances = _instances(kinds)
+    instances = instances_of(kinds)
     # An optimizer whose constructor has not run has neither of both.
     optimizers = [
         one
@@ -149,7 +149,7 @@ def outermost(modules: Iterable[Any]) -> list[Any]:
     return [module for module in modules if id(module) not in inner]
 
 
-def _instances(kinds: set[type[Any]]) -> list[Any]:
+def instances_of(kinds: set[type[Any]]) -> list[Any]:
     """Return the tracked objects of exactly these classes.
 
     `gc.get_objects()` also returns tuples that other threads are still building from generators.
@@ -161,7 +161,7 @@ def _instances(kinds: set[type[Any]]) -> list[Any]:
     return [one for one in gc.get_referrers(*(kinds & types)) if type(one) in kinds]
 
 
-def _with_subclasses(module: str, name: str) -> set[type[Any]]:
+def with_subclasses(module: str, name: str) -> set[type[Any]]:
     """Return a class of torch and its subclasses; empty before the module is imported."""
     base = getattr(sys.modules.get(module), name, None)
     kinds: set[type[Any]] = set()

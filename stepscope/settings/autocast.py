@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from contextlib import nullcontext
 from threading import get_ident
 from typing import Any, ClassVar
 
+from stepscope.memory.model_states import instances_of, with_subclasses
 from stepscope.settings.model import Call, ModelSetting
 from stepscope.settings.setting import Training
 
@@ -40,8 +40,8 @@ class Autocast(ModelSetting):
             return f"Not supported on the device {device}."
         if any(p.dtype is not torch.float32 for p in subject.model.parameters()):
             return f"{kind.__name__} has parameters of other types than float32."
-        loss = torch.nn.BCELoss
-        if device == "cuda" and any(issubclass(type(one), loss) for one in gc.get_objects()):
+        losses = with_subclasses("torch.nn.modules.loss", "BCELoss")
+        if device == "cuda" and instances_of(losses):
             return "The script has a BCELoss, which raises under autocast. Use BCEWithLogitsLoss."
         if not _layers(subject):
             return f"{kind.__name__} has no linear layer or convolution."

@@ -326,6 +326,21 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     thread.join()
 
 
+def test_a_webhook_that_does_not_answer_does_not_delay_the_command(
+    file: File, receiver: Receiver
+) -> None:
+    receiver.delay_s = 5.0
+    settings = msgspec.structs.replace(
+        receiver.settings(timeout_s=10.0), command=CommandChannel(argv=file.argv)
+    )
+    notifier = AlertNotifier(settings)
+    for _ in range(2):
+        notifier.deliver(ALERT)
+    wait_until(lambda: len(file.lines()) == 2, 20)
+    assert notifier.finish(0.0) is False, "the webhook has not answered twice yet"
+    assert notifier.finish(20.0) is True
+
+
 def post(receiver: Receiver, timeout_s: float = 5.0) -> None:
     with notified(receiver.settings(timeout_s)) as found:
         found.deliver(ALERT)

@@ -8,7 +8,6 @@ local variables of torch's frames are read, never those of the script, and no fr
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import sys
@@ -29,6 +28,7 @@ from stepscope.gpu.processes import OTHERS, OWN, OWN_NOT_LISTED, GpuProcess, sha
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
+from stepscope.memory.model_states import instances_of, with_subclasses
 from stepscope.memory.oom.record import (
     AllocatorSettings,
     HostMemory,
@@ -229,7 +229,7 @@ def _is_in_autocast(torch: Any) -> bool:
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == 0:  # the usual case: nothing is searched
         return False
-    contexts = (one for one in gc.get_objects() if issubclass(type(one), torch.autocast))
+    contexts = instances_of(with_subclasses("torch.amp.autocast_mode", "autocast"))
     return any(context._enabled and context.device == "cuda" for context in contexts)
 
 
