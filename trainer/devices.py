@@ -15,7 +15,7 @@ import torch
 
 from stepscope.common.json_values import first_line
 from stepscope.gpu.source import nvml_uuid
-from stepscope.host.environment import cpu_name
+from stepscope.host.environment import cpu_name, granted_cores
 from trainer.config_validation import TrainDevice
 
 _TRITON_SINCE = (7, 0)  # compute capability: `has_triton` of torch/utils/_triton.py
@@ -97,7 +97,7 @@ def _build_reason(capability: tuple[int, int], arch_list: list[str]) -> str | No
 
 
 def _cpu() -> TrainDevice:
-    cores = os.cpu_count() or 1
+    cores = granted_cores()
     return TrainDevice(
         id="cpu",
         name=f"{cpu_name()} ({cores} core{'s' if cores > 1 else ''})",

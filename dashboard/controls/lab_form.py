@@ -26,6 +26,7 @@ from dashboard.services import Devices, Services
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.common.files import read_regular_file
 from stepscope.common.formatting import format_duration
+from stepscope.host.environment import granted_cores
 from stepscope.lab import script_plan
 from stepscope.lab.command import UsageError
 from stepscope.lab.folder import SweepError, seconds_per_sample
@@ -307,7 +308,7 @@ def wanted_script(simulated: bool) -> LabForm:
             "Measures each setting that needs no edit, combines the faster ones, confirms the "
             "combination, and writes a patch of the script."
         )
-        lines = script_plan.tuning_candidates(len(os.sched_getaffinity(0)) // (ranks or 1))
+        lines = script_plan.tuning_candidates(granted_cores() // (ranks or 1))
         fields, options = {"minutes": minutes}, ["tune", "--minutes", str(minutes)]
     else:
         about = "One per line: settings, NAME: ARGUMENTS, env:NAME=VALUE, python:PATH, rev:NAME."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import streamlit as st
 
 from dashboard.controls import config_widgets as widgets
 from dashboard.format import note
+from stepscope.host.environment import granted_cores
 from trainer import config as fields
 from trainer.config_validation import cores_note, step_sentence
 
@@ -127,7 +127,7 @@ def _has_effect(name: str, config: fields.RunConfig) -> bool:
 
 def _distributed_notes(config: fields.RunConfig) -> None:
     launcher = "Launcher: torchrun, one process per rank." if config.distributed else None
-    notes = (step_sentence(config), cores_note(config, os.cpu_count() or 1))
+    notes = (step_sentence(config), cores_note(config, granted_cores()))
     for sentence in (_placement(config), launcher, *notes):
         if sentence is not None:
             note("info", sentence)

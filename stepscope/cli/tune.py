@@ -11,6 +11,7 @@ from typing import Any
 
 from stepscope.cli.lab import NPROC, command_of, folder_of, numbers_of, script_at, script_parser
 from stepscope.common.formatting import printable
+from stepscope.host.environment import granted_cores
 from stepscope.lab import command
 from stepscope.lab.command import UsageError, print_error
 from stepscope.lab.patch import Patch, write_patch
@@ -68,7 +69,7 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
             f"--minutes: must be above 0 and at most {MAX_MINUTES}, got {options.minutes:g}."
         )
     script = command_of(options, words)
-    cores = len(os.sched_getaffinity(0)) // (script.nproc_per_node or 1)
+    cores = granted_cores() // (script.nproc_per_node or 1)
     texts = tuning_candidates(max(1, cores))
     if options.settings is not None:
         texts = options.settings.split(",")

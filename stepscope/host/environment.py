@@ -36,12 +36,17 @@ def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[
         "driver": driver,
         "gpu": gpu,
         "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": granted_cores(),
         "threads": _query(torch, "get_num_threads"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "commit": None if code is None else _commit(code),
     }
+
+
+def granted_cores() -> int:
+    """Return the cores that this process may use: fewer than the machine's in many Slurm jobs."""
+    return len(os.sched_getaffinity(0))
 
 
 def torch_versions() -> dict[str, Any]:

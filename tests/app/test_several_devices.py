@@ -80,7 +80,7 @@ def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
 def test_a_link_without_a_runner_can_start_and_another_workload_keeps_the_ranks(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
     app = page(strategy="ddp", devices_per_node="3", static_graph="1")
     assert app.query_params["runner"] == "torchrun"
     assert start_refused(app) is None

@@ -27,7 +27,7 @@ def offered(config: Any, devices: list[TrainDevice]) -> list[Variant]:
 
 
 def test_a_cpu_offers_as_many_ranks_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(6)))
     baseline, found = PRESETS["scaling"].build(CONFIG, [CPU])
     assert baseline.num_threads == 1
     assert [(arm.changes["strategy"], arm.changes["devices_per_node"]) for arm in found] == [
@@ -37,7 +37,7 @@ def test_a_cpu_offers_as_many_ranks_as_cores(monkeypatch: pytest.MonkeyPatch) ->
         assert arm.problem is None
         assert changed(baseline, arm.changes).runner is Runner.TORCHRUN
         assert "runner" not in arm.label
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
     [arm] = offered(CONFIG, [CPU])
     assert "this machine has one core" in str(arm.problem)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.common.config_issue import ConfigIssue
+from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import Variant
 from trainer.config import LIMITS, OptimizerImpl, Precision, RunConfig, Runner, Strategy
 from trainer.config_validation import TrainDevice
@@ -50,7 +50,7 @@ def _tutorials(config: RunConfig, devices: Devices) -> Choice:
 def _loading(config: RunConfig, devices: Devices) -> Choice:
     baseline = replace(config, **{field: PLAIN[field] for field in _LOADING})
     found = _variants(_LOADING, baseline, devices)
-    workers = min(4, max(2, os.cpu_count() or 1))
+    workers = min(4, max(2, granted_cores()))
     for extra in ({"prefetch_factor": 4}, {"persistent_workers": False}):
         found.append(make_variant({"num_workers": workers, **extra}, baseline, devices))
     return baseline, found
@@ -76,7 +76,7 @@ def _scaling(config: RunConfig, devices: Devices) -> Choice:
     """Compare one device with several, each with the same batch size, on a CPU with one thread."""
     on_cpu = config.device == "cpu"
     gpus = sum(device.cuda_index is not None and device.reason is None for device in devices)
-    most = os.cpu_count() or 1 if on_cpu else gpus
+    most = granted_cores() if on_cpu else gpus
     baseline = replace(
         config,
         strategy=Strategy.NONE,

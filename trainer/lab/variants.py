@@ -6,7 +6,6 @@ The name of a variant is its text in `--variants`: `pin_memory` turns a setting 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.gpu.source import is_simulated
+from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import Variant
 from stepscope.run.setting_names import current_settings
 from trainer.config import FIELDS, LIMITS, RunConfig, Runner, Strategy, Workload
@@ -97,7 +97,7 @@ def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> 
 
 
 def _numbers(field: str, config: RunConfig) -> Sequence[float]:
-    cores = os.cpu_count() or 1
+    cores = granted_cores()
     double = 2 * config.batch_size
     # A GPU run uses the host's threads very little. 0 threads are half of the cores.
     threads = {1, cores} - {config.num_threads or max(1, cores // 2)}

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from stepscope.distributed import ONE_MACHINE
+from stepscope.host.environment import granted_cores
 from stepscope.run import RunError, RunStatus, own_ranks, read_run
 from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
@@ -31,7 +32,7 @@ class TorchrunRun(ChildRun):
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self._max_restarts = config.max_restarts
         arguments = torchrun_arguments(config, folder.resolve())
-        environment = os.environ | rank_variables(config, os.cpu_count() or 1)
+        environment = os.environ | rank_variables(config, granted_cores())
         super().__init__(folder, ["-m", "trainer.runners.agent", *arguments], env=environment)
 
     @property

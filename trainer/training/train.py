@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from stepscope.host.environment import granted_cores
 from stepscope.profiling.phase_ranges import DATA
 from stepscope.recorder.cuda_readback import keep_for_good
 from stepscope.recorder.recorder import Recorder
@@ -320,7 +321,7 @@ def _resume(training: TrainState, recorder: Recorder) -> None:
 def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
     """Set the intra-op threads; by default the ranks of a machine share half the cores."""
     former = torch.get_num_threads()
-    torch.set_num_threads(wanted or max(1, (os.cpu_count() or 1) // 2 // ranks.local_size))
+    torch.set_num_threads(wanted or max(1, granted_cores() // 2 // ranks.local_size))
     try:
         yield
     finally:
