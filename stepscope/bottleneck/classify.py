@@ -126,6 +126,8 @@ def verdict(
     if isinstance(parts, str):
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts, figures=figures)
     kind, share = _cause(parts, figures, setup)
+    # NCCL's kernels occupy the GPU while they wait for other ranks.
+    waits_too = kind is BottleneckKind.COMPUTE and setup.on_gpu and setup.world_size > 1
     if kind is BottleneckKind.UNCLEAR or share is None:
         text = _unclear(parts, setup)
         return BottleneckDiagnosis(kind=kind, text=text, parts=parts, figures=figures)
@@ -133,7 +135,7 @@ def verdict(
         kind=kind,
         text=_text(kind, parts, figures, setup),
         share=share,
-        next=next_to_try(kind.value, setup, allowed),
+        next=None if waits_too else next_to_try(kind.value, setup, allowed),
         parts=parts,
         figures=figures,
     )
@@ -244,6 +246,8 @@ def _text(
             "with the training process itself."
         )
     who = "the GPU computes" if setup.on_gpu else "the CPU computes"
+    if setup.on_gpu and setup.world_size > 1:
+        who += ", or waits for other ranks,"
     if kind is BottleneckKind.COMPUTE:
         text = f"Compute-bound: {who} for {parts.compute:.0%} of each step."
         if figures.throttled:

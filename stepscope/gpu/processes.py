@@ -276,9 +276,12 @@ class ProcessMemoryTracker:
             return {}
         self._lists[uuid] = processes
         used, total = values.get("gpu/mem_used"), values.get("gpu/mem_total")
-        own, others, self._reasons[uuid] = shares(processes, os.getpid(), used=used, total=total)
+        own, others, reasons = shares(processes, os.getpid(), used=used, total=total)
         if uuid == self.training:
             self._own = None if own is None else float(own)
+            if reasons.get(OWN) == OWN_NOT_LISTED:  # perhaps it is listed with the host's pid
+                others, reasons = None, reasons | {OTHERS: OWN_NOT_LISTED}
+        self._reasons[uuid] = reasons
         return {} if others is None else {OTHERS: float(others)}
 
     def take_own(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties, describe, parent_uuid
-from stepscope.gpu.gpm import GpmReader
+from stepscope.gpu.gpm import SHARES, GpmReader
 from stepscope.gpu.nvml_device import Clock, NvmlDevice, NvmlLibrary, static
 from stepscope.gpu.nvml_queries import FIELDS, SamplingTier, field_number, memory_total
 from stepscope.gpu.nvml_reader import NvmlReader
@@ -127,7 +127,8 @@ class NvmlSource(DeviceSource):
     def reasons(self, uuid: str) -> dict[str, str]:
         gpu, known = self._gpus.get(uuid), self._known.get(uuid)
         if gpu is not None and gpu.lost is not None:
-            return dict.fromkeys((key for entry in FIELDS for key in entry.keys), gpu.lost)
+            keys = {key for entry in FIELDS for key in entry.keys} | {*SHARES}
+            return dict.fromkeys(keys, gpu.lost)
         if known is None:
             return {}
         reasons = known.values.reasons() | known.processes.reasons()

@@ -240,6 +240,7 @@ LEVELS = {
     RESTART_APP: HealthStatus.WARNING,
     CHECK_APP: HealthStatus.WARNING,
     VENDOR: HealthStatus.WARNING,
+    FOLLOW: HealthStatus.WARNING,  # also of a killed program
 }
 """Severity by NVIDIA's advice; all other advice concerns the GPU or the machine."""
 

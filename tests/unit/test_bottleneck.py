@@ -110,6 +110,14 @@ def test_the_kind_of_a_verdict(given: StepAverages, setup: RunSetup, kind: Bottl
     assert verdict(given, setup).kind is kind
 
 
+def test_a_gpu_of_a_job_may_wait_for_other_ranks_where_it_is_busy() -> None:
+    """Their wait is a kernel of NCCL; a faster step of this rank would not shorten it."""
+    assert verdict(figures(), gpu()).next is not None
+    found = verdict(figures(), replace(gpu(), world_size=2))
+    assert (found.kind, found.next) == (COMPUTE, None)
+    assert "or waits for other ranks" in found.text
+
+
 def test_the_host_s_wait_for_a_copy_is_counted_once() -> None:
     """The loop waits 40 ms for a batch, 30 of them because the copy blocks it."""
     given = figures(data_wait=0.04, copies=0.03, device_time=0.03, utilization=0.3)

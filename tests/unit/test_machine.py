@@ -185,10 +185,10 @@ def test_an_xid_is_remembered_with_its_age_and_as_bad_as_its_advice() -> None:
 
 def test_how_bad_an_xid_is_follows_from_what_nvidia_advises() -> None:
     known = XidLog()
-    codes = (63, 43, 13, 31, 9999, 48, 74, 95)
+    codes = (63, 43, 13, 31, 45, 9999, 48, 74, 95)
     for code in codes:
         known.add(10.0, xid_event("GPU-1", code, NO_INSTANCE))
-    levels = [HealthStatus.NOTICE] * 2 + [HealthStatus.WARNING] * 3 + [HealthStatus.CRITICAL] * 3
+    levels = [HealthStatus.NOTICE] * 2 + [HealthStatus.WARNING] * 4 + [HealthStatus.CRITICAL] * 3
     found = [(xid.code, xid.level, xid.age_s) for xid in known.of("GPU-1", 12.0)]
     assert found == [(code, level, 2.0) for code, level in zip(codes, levels, strict=True)]
 

@@ -214,6 +214,8 @@ def test_reasons_follow_the_training_gpu_and_the_driver(
     assert sharing.take_own() == sharing.reasons(A) == {}
     sharing.training = A
     assert sharing.reasons(A) == {OWN: OWN_NOT_LISTED}
+    assert sharing.look(A, {}) == {}, "the listed one may be this process, with another pid"
+    assert sharing.reasons(A) == {OWN: OWN_NOT_LISTED, OTHERS: OWN_NOT_LISTED}
     source.listed[A], source.why = None, {"processes": "permission"}
     assert sharing.look(A, {"gpu/mem_used": GIB}) == {}
     assert sharing.reasons(A) == {OTHERS: "permission", OWN: "permission"}
