@@ -232,19 +232,26 @@ def _writes(pid: int, file: Path) -> bool:
     return False
 
 
+_FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+_nowhere: list[int] = []  # /dev/null, once this process's tracebacks have been recorded
+
+
 @contextlib.contextmanager
 def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
-    """Write tracebacks of fatal signals into the folder, unless faulthandler is in use.
+    """Write tracebacks of fatal signals into the folder, unless the script has handlers for them.
 
+    A library may handle them in its normal work, as a JVM does with SIGSEGV.
     SIGTERM is recorded where it ends the process, in C: it ends as soon as without Stepscope, and
     `signal.getsignal` returns the same.
     """
     with contextlib.ExitStack() as at_end:
-        if not faulthandler.is_enabled():
+        if _nowhere or not (faulthandler.is_enabled() or _are_caught(*_FATAL)):
             descriptor = at_end.enter_context(_trace_file(folder / rank_file(TRACEBACK_FILE, rank)))
             if descriptor is not None:
+                if not _nowhere:
+                    _nowhere.append(os.open(os.devnull, os.O_WRONLY))
                 faulthandler.enable(descriptor)
-                at_end.callback(faulthandler.disable)
+                at_end.callback(_end_tracebacks)
         if _ends_at_sigterm():
             descriptor = at_end.enter_context(_trace_file(folder / rank_file(SIGTERM_FILE, rank)))
             if descriptor is not None:
@@ -272,15 +279,26 @@ def _trace_file(path: Path) -> Iterator[int | None]:
                 path.unlink()
 
 
-def _ends_at_sigterm() -> bool:
-    """Return True if SIGTERM ends this process: without a handler of Python or of C."""
+def _end_tracebacks() -> None:
+    """Discard later tracebacks; `disable` would also remove handlers that were installed since."""
+    if _nowhere and faulthandler.is_enabled():
+        faulthandler.enable(_nowhere[0])
+
+
+def _are_caught(*signals: signal.Signals) -> bool:
+    """Return True if one of the signals has a handler of Python or of C."""
     caught = 0
     with contextlib.suppress(OSError, IndexError, ValueError):  # no /proc
         status = Path("/proc/self/status").read_text()
         caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    is_caught = caught >> (signal.SIGTERM - 1) & 1
+    return any(caught >> (number - 1) & 1 for number in signals)
+
+
+def _ends_at_sigterm() -> bool:
+    """Return True if SIGTERM ends this process."""
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     # The kernel ignores the default action in the first process of a container.
-    return os.getpid() != 1 and not is_caught and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    return os.getpid() != 1 and not _are_caught(signal.SIGTERM) and is_default
 
 
 _sigterm_recorded_in: set[int] = set()  # this process's ID while its SIGTERM is recorded
@@ -295,6 +313,7 @@ def _unregister_sigterm() -> None:
 
 # A child, such as a DataLoader worker that its parent terminates, is not the recorded process.
 os.register_at_fork(after_in_child=_unregister_sigterm)
+os.register_at_fork(after_in_child=_end_tracebacks)
 
 
 def was_terminated(folder: Path, rank: int) -> bool:

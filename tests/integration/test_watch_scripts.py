@@ -14,6 +14,7 @@ import torch
 
 import stepscope
 from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.run.folder import fatal_signal
 from stepscope.session import stop
 from stepscope.store import EventRow, StoreError
 from stepscope.store.reader import send_command
@@ -337,3 +338,46 @@ def test_a_scripts_own_faulthandler_stays(
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, check=True)
     assert bool((tmp_path / "traces.txt").stat().st_size) is not recorded
+
+
+CATCHES_SEGV = """
+import os, signal, stepscope
+caught = []
+catch = lambda: signal.signal(signal.SIGSEGV, lambda *_: caught.append(1))
+{before}
+run = stepscope.init(name="catches")
+{after}
+os.kill(os.getpid(), signal.SIGSEGV)
+run.close()
+os.kill(os.getpid(), signal.SIGSEGV)
+assert len(caught) == 2
+"""
+CHILD_DIES = """
+import os, signal, stepscope
+run = stepscope.init(name="child dies")
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGSEGV)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (CATCHES_SEGV.format(before="catch()", after=""), 0),
+        (CATCHES_SEGV.format(before="", after="catch()"), 0),
+        (CHILD_DIES, -9),
+    ],
+    ids=["handler before", "handler after", "child"],
+)
+def test_fatal_signals_of_others_end_neither_the_script_nor_the_run(
+    tmp_path: Path, script: str, code: int
+) -> None:
+    """A JVM handles SIGSEGV in its normal work, before or after the run has begun."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(tmp_path / "runs")}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment)
+    assert done.returncode == code
+    [folder] = (tmp_path / "runs").glob("*/run.json")
+    assert fatal_signal(folder.parent, 0) is None
