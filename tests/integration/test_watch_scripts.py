@@ -341,9 +341,10 @@ def test_a_scripts_own_faulthandler_stays(
 
 
 CATCHES_SEGV = """
-import os, signal, stepscope
+import ctypes, os, signal, stepscope
 caught = []
-catch = lambda: signal.signal(signal.SIGSEGV, lambda *_: caught.append(1))
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(caught.append)
+catch = lambda: ctypes.CDLL(None).signal(signal.SIGSEGV, handler)
 {before}
 run = stepscope.init(name="catches")
 {after}
