@@ -135,13 +135,15 @@ class FarReader:
         return found
 
     def follow(self, run, cursor):
-        """Return what is new in a run's stores and small files after a cursor."""
+        """Return what is new, and which small files are gone, in a run after a cursor."""
         folder = os.path.join(self.root, run)
-        found = {"files": [], "stores": {}}
+        found = {"files": [], "gone": [], "stores": {}}
         try:
             if run not in self.foreign:
                 self.read_whole(run, "run.json", None)
-            for name in sorted(os.listdir(folder)):
+            names = sorted(os.listdir(folder))
+            found["gone"] = list(set(filter(WHOLE.fullmatch, cursor["seen"])).difference(names))
+            for name in names:
                 number = STORE.fullmatch(name)
                 if self.left <= 0:
                     break

@@ -69,9 +69,10 @@ class FarStore(msgspec.Struct):
 
 
 class FarRun(msgspec.Struct):
-    """What is new in the folder of a run."""
+    """What is new in the folder of a run, and the small files that are gone."""
 
     files: list[FarFile] = []
+    gone: list[_Name] = []
     stores: dict[str, FarStore] = {}
     error: str | None = None
 
@@ -119,7 +120,7 @@ class Mirror:
     def cursor(self, run_id: str, *, large: bool) -> dict[str, Any]:
         """Return what is here of a run; `large` asks for snapshots and traces, too."""
         folder, stores = self.root / run_id, {}
-        seen = self.seen.get(run_id, {})
+        seen: dict[str, Any] = dict(self.seen.get(run_id, {}))
         sizes: dict[str, tuple[int, Any]] = {}
         with suppress(OSError):
             for entry in os.scandir(folder):
@@ -128,6 +129,8 @@ class Mirror:
                     sizes[entry.name] = size, seen.get(entry.name, [None])[0]
                 elif (number := far_reader.STORE.fullmatch(entry.name)) is not None:
                     stores[number[1]] = self._store_cursor(folder / entry.name)
+                elif far_reader.WHOLE.fullmatch(entry.name):
+                    seen.setdefault(entry.name, None)  # of an earlier server
         large &= sum(size for size, _ in sizes.values()) < MAX_RUN_BYTES
         return {"seen": seen, "sizes": sizes, "stores": stores, "large": large}
 
@@ -144,6 +147,10 @@ class Mirror:
         for run_id, raw in answer.follow.items():
             if run_id not in followed or (run := self._decoded(run_id, raw, FarRun)) is None:
                 continue
+            for name in run.gone:
+                if far_reader.WHOLE.fullmatch(name) and name != RUN_JSON:
+                    (self.root / run_id / name).unlink(missing_ok=True)
+                    self.seen.get(run_id, {}).pop(name, None)
             for file in run.files:
                 self._write_file(run_id, file)
             for number, rows in run.stores.items():

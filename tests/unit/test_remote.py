@@ -143,7 +143,7 @@ def test_a_growing_store_is_equal_after_each_exchange(link: Link) -> None:
         assert rows(link.near / "r") == rows(folder)
     writer.close()
     link.ask("r")
-    assert json.loads(bytes(link.ask("r").follow["r"])) == {"files": [], "stores": {}}
+    assert json.loads(bytes(link.ask("r").follow["r"])) == {"files": [], "gone": [], "stores": {}}
 
 
 def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
@@ -212,6 +212,38 @@ def test_a_rotated_log_replaces_the_old_one(link: Link) -> None:
     link.ask("r")
     for name in ("output.log", "output.1.log"):
         assert (link.near / "r" / name).read_text() == (log.with_name(name)).read_text()
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_small_file_that_is_deleted_there_is_deleted_here(link: Link, is_new: bool) -> None:
+    """The file of a rank that hangs is deleted when its steps go on."""
+    folder = write_run(link.far / "r", LIVE)
+    (folder / "hang-rank0.json").write_text("{}")
+    (folder / "output.log").write_text("text")
+    link.ask("r")
+    assert (link.near / "r" / "hang-rank0.json").exists()
+    (folder / "hang-rank0.json").unlink()
+    if is_new:
+        link.reconnect()
+    link.ask("r")
+    left = {"run.json", "output.log", STORE_NAME}
+    assert {path.name for path in (link.near / "r").iterdir()} == left
+    (folder / "hang-rank0.json").write_text("{}")
+    link.ask("r")
+    assert (link.near / "r" / "hang-rank0.json").exists()
+
+
+def test_a_host_deletes_small_files_of_its_runs_only(link: Link) -> None:
+    write_run(link.far / "r", LIVE)
+    link.ask("r")
+    for path in (link.near / "out.json", link.near.parent / "out.json"):
+        path.write_text("")
+    names = ["../out.json", "../../out.json", str(link.near / "out.json"), "run.json", STORE_NAME]
+    answer = Answer(follow={"r": msgspec.Raw(msgspec.json.encode({"gone": names}))})
+    link.mirror.apply(answer, ["r"])
+    assert {path.name for path in (link.near / "r").iterdir()} == {"run.json", STORE_NAME}
+    assert (link.near / "out.json").exists()
+    assert (link.near.parent / "out.json").exists()
 
 
 def test_an_ended_run_is_followed_until_its_other_ranks_have_ended(link: Link) -> None:
