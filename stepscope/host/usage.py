@@ -20,14 +20,13 @@ _NO_LIMIT = 2**60  # cgroup v1 writes a number of pages near 2**63 without a lim
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """Memory of a cgroup in bytes; None for no limit, or unknown.
+    """Memory of a cgroup in bytes; None without a limit, or unknown.
 
     `idle_cache` is the part of `used` that the kernel reclaims first: inactive files.
     """
 
     limit: int | None = None
     used: int | None = None
-    kills: int | None = None
     idle_cache: int | None = None
 
     def within(self, free: int) -> int:
@@ -38,17 +37,32 @@ class CgroupMemory:
 
 
 def container(folder: Path | None = None) -> CgroupMemory:
-    """Read the cgroup of this process, or the one in `folder`; all None if it is not visible."""
+    """Read the cgroup of this process, or the one in `folder`; all None if it is not visible.
+
+    Slurm and systemd set the limit of a job or slice on an ancestor: limit and use are those of the
+    level with the fewest available bytes.
+    """
     folder = own_folder() if folder is None else folder
     if folder is None:
         return CgroupMemory()
+    levels = map(_level, (folder, *folder.parents))
+    return min(levels, key=lambda level: level.within(_NO_LIMIT))
+
+
+def _level(folder: Path) -> CgroupMemory:
+    """Read one cgroup; all None without a limit, because the kernel adds up `memory.stat`."""
     limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
+    if limit is None or limit >= _NO_LIMIT:
+        return CgroupMemory()
     used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
-    kills = _counter("oom_kill", folder / "memory.events", folder / "memory.oom_control")
     stat = folder / "memory.stat"
     cache = _counter("total_inactive_file", stat)  # cgroup v1 includes subfolders in this entry
     idle = cache if cache is not None else _counter("inactive_file", stat)
-    return CgroupMemory(None if limit is None or limit >= _NO_LIMIT else limit, used, kills, idle)
+    return CgroupMemory(limit, used, idle)
+
+
+def _kills(folder: Path) -> int | None:
+    return _counter("oom_kill", folder / "memory.events", folder / "memory.oom_control")
 
 
 @functools.cache
@@ -70,7 +84,7 @@ def own_folder(root: Path = ROOT, table: Path = Path("/proc/self/cgroup")) -> Pa
 def first_count() -> dict[str, Any] | None:
     """Return the OOM kill counter at a run's start for run.json; None if unknown."""
     folder = own_folder()
-    kills = container(folder).kills if folder is not None else None
+    kills = _kills(folder) if folder is not None else None
     return None if kills is None else {"folder": str(folder), "count": kills, "booted": _booted()}
 
 
@@ -84,7 +98,7 @@ def kills_since(first: Any) -> int | None:
     path = Path(folder)
     if not path.is_relative_to(ROOT) or ".." in path.parts:
         return None
-    now = container(path).kills
+    now = _kills(path)
     return None if now is None else max(0, now - count)
 
 

@@ -82,7 +82,9 @@ class FarReader:
             found["error"] = f"there is no folder {self.root}"
             return found
         self.left = ANSWER_BYTES
-        found["runs"] = self.list_names()
+        live = request.get("live", ())  # runs that the mirror shows as live
+        found["runs"] = self.list_names(live)
+        found["gone"] = [run for run in live if run not in self.names and not self.exists(run)]
         found["listed"] = self.list_runs(request.get("known") or {})
         found["more"] = self.left <= 0
         self.left = ANSWER_BYTES
@@ -96,16 +98,19 @@ class FarReader:
         found["more"] |= self.left <= 0
         return found
 
-    def list_names(self):
-        """Return the newest run ids, by name."""
+    def exists(self, run):
+        """Return True if a run has its run.json."""
+        return os.path.isfile(os.path.join(self.root, run, "run.json"))
+
+    def list_names(self, live):
+        """Return the run ids that are `live`, then the newest, by name."""
         modified, now = os.stat(self.root).st_mtime_ns, time.monotonic()
         settled = abs(time.time() - modified / 1e9) > SETTLED_S
         if modified != self.listed[0] or now - self.listed[1] > CHECK_SETTLED_S:
             self.listed = modified if settled else None, now
-            names = sorted(filter(RUN_ID.fullmatch, os.listdir(self.root)), reverse=True)
-            paths = ((name, os.path.join(self.root, name, "run.json")) for name in names)
-            found = (name for name, path in paths if os.path.isfile(path))
-            self.names = list(islice(found, MAX_RUNS))
+            names = filter(RUN_ID.fullmatch, os.listdir(self.root))
+            names = sorted(names, key=lambda name: (name in live, name), reverse=True)
+            self.names = list(islice(filter(self.exists, names), MAX_RUNS))
         return self.names
 
     def list_runs(self, known):
@@ -130,20 +135,22 @@ class FarReader:
         return found
 
     def follow(self, run, cursor):
-        """Return what is new in a run's stores and small files after a cursor."""
+        """Return what is new, and which small files are gone, in a run after a cursor."""
         folder = os.path.join(self.root, run)
-        found = {"files": [], "stores": {}}
+        found = {"files": [], "gone": [], "stores": {}}
         try:
             if run not in self.foreign:
                 self.read_whole(run, "run.json", None)
-            for name in sorted(os.listdir(folder)):
+            names = sorted(os.listdir(folder))
+            found["gone"] = list(set(filter(WHOLE.fullmatch, cursor["seen"])).difference(names))
+            for name in names:
                 number = STORE.fullmatch(name)
                 if self.left <= 0:
                     break
                 if number is not None:
                     new = self.read_store(run, name, cursor["stores"].get(number[1]) or {})
                     found["stores"].update({} if new is None else {number[1]: new})
-                elif WHOLE.fullmatch(name) and not (name == "run.json" and run in self.known):
+                elif WHOLE.fullmatch(name) and not (name == "run.json" and run in self.names):
                     file = self.read_whole(run, name, cursor["seen"].get(name))
                     found["files"].extend([] if file is None else [file])
         except UNREADABLE as error:

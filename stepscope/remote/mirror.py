@@ -19,6 +19,7 @@ from stepscope.common.formatting import printable
 from stepscope.remote import far_reader
 from stepscope.run import RUN_JSON, is_run_id
 from stepscope.run.info import CONTACT
+from stepscope.run.rank_info import find_rank
 from stepscope.store import StoreError, schema, store_name
 
 log = logging.getLogger(__name__)
@@ -68,9 +69,10 @@ class FarStore(msgspec.Struct):
 
 
 class FarRun(msgspec.Struct):
-    """What is new in the folder of a run."""
+    """What is new in the folder of a run, and the small files that are gone."""
 
     files: list[FarFile] = []
+    gone: list[_Name] = []
     stores: dict[str, FarStore] = {}
     error: str | None = None
 
@@ -81,6 +83,7 @@ class Answer(msgspec.Struct):
     error: str | None = None
     now: float = 0.0
     runs: Annotated[list[_Name], msgspec.Meta(max_length=far_reader.MAX_RUNS)] = []
+    gone: list[_Name] = []
     listed: dict[str, msgspec.Raw] = {}
     follow: dict[str, msgspec.Raw] = {}
     commands: list[tuple[_Name, _Count, str | None]] = []
@@ -95,7 +98,6 @@ class Mirror:
         self.root, self._label = root, label
         self.seen: dict[str, dict[str, list[Any]]] = {}
         """Signatures of the files by run, as the other host has given them."""
-        self.live: dict[str, float] = {}  # Live runs, and ended ones until this monotonic time.
         self._stores: dict[Path, dict[str, Any]] = {}
         self._logged: set[str] = set()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,6 +106,9 @@ class Mirror:
             os.close(self._lock)
             raise OSError("another Stepscope uses it")
         self.bytes = sum(size for _, size, _ in self._used())  # Size on disk, at most.
+        ranks = ((name, find_rank(root / name, 0)) for name in filter(is_run_id, os.listdir(root)))
+        self.live = {name: float("inf") for name, rank in ranks if rank and rank.status.live}
+        """Live runs, and ended ones until this monotonic time."""
 
     def close(self) -> None:
         os.close(self._lock)
@@ -115,7 +120,7 @@ class Mirror:
     def cursor(self, run_id: str, *, large: bool) -> dict[str, Any]:
         """Return what is here of a run; `large` asks for snapshots and traces, too."""
         folder, stores = self.root / run_id, {}
-        seen = self.seen.get(run_id, {})
+        seen: dict[str, Any] = dict(self.seen.get(run_id, {}))
         sizes: dict[str, tuple[int, Any]] = {}
         with suppress(OSError):
             for entry in os.scandir(folder):
@@ -124,6 +129,8 @@ class Mirror:
                     sizes[entry.name] = size, seen.get(entry.name, [None])[0]
                 elif (number := far_reader.STORE.fullmatch(entry.name)) is not None:
                     stores[number[1]] = self._store_cursor(folder / entry.name)
+                elif far_reader.WHOLE.fullmatch(entry.name):
+                    seen.setdefault(entry.name, None)  # of an earlier server
         large &= sum(size for size, _ in sizes.values()) < MAX_RUN_BYTES
         return {"seen": seen, "sizes": sizes, "stores": stores, "large": large}
 
@@ -140,16 +147,21 @@ class Mirror:
         for run_id, raw in answer.follow.items():
             if run_id not in followed or (run := self._decoded(run_id, raw, FarRun)) is None:
                 continue
+            for name in run.gone:
+                if far_reader.WHOLE.fullmatch(name) and name != RUN_JSON:
+                    (self.root / run_id / name).unlink(missing_ok=True)
+                    self.seen.get(run_id, {}).pop(name, None)
             for file in run.files:
                 self._write_file(run_id, file)
             for number, rows in run.stores.items():
                 self._write_store(run_id, number, rows)
             if run.error is not None:
                 self._omit(run_id, run.error)
+        for run_id in answer.gone:
+            if self.live.pop(run_id, None) == float("inf"):
+                self._end_deleted(run_id)
         now = time.monotonic()
-        for run_id, until in list(self.live.items()):
-            if until < now or run_id not in names:  # ended, or deleted there
-                del self.live[run_id]
+        self.live = {run_id: until for run_id, until in self.live.items() if until >= now}
         (self.root / CONTACT).touch(mode=0o600)
 
     def _decoded(self, run_id: str, raw: msgspec.Raw, kind: type[_T]) -> _T | None:
@@ -243,6 +255,16 @@ class Mirror:
             self.live[run_id] = float("inf")
         elif self.live.get(run_id) == float("inf"):
             self.live[run_id] = time.monotonic() + ENDED_S
+
+    def _end_deleted(self, run_id: str) -> None:
+        """Let a live run that was deleted on the other host count as crashed; its data stay."""
+        gone = {"alive": False, "reason": "It is no longer on the remote host."}
+        for path in sorted((self.root / run_id).glob("*.json")):  # run.json last: lists read it
+            if far_reader.METADATA.fullmatch(path.name):
+                content = json.loads(path.read_bytes())
+                content["mirror"] |= gone
+                atomic_write(path, json.dumps(content), durable=False)
+        self.seen.pop(run_id, None)
 
     def _with_source(self, data: bytes, facts: FarFacts | None) -> bytes:
         """Return run.json with the key `mirror`, which `run.rank_info` reads."""

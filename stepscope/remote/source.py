@@ -272,7 +272,8 @@ class RemoteSource:
                 raise ConnectionLostError(f"The mirror has {mirror.bytes:,} bytes of live runs.")
             commands = [] if far_now is None else list(_commands(mirror, followed, far_now))
             cursors = {run: mirror.cursor(run, large=run in self._wanted) for run in followed}
-            request = {"known": known, "commands": commands, "follow": cursors}
+            request: dict[str, Any] = {"known": known, "live": list(mirror.live)}
+            request |= {"commands": commands, "follow": cursors}
             asked = time.monotonic()
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()

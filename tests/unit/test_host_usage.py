@@ -101,13 +101,34 @@ def test_both_versions_are_read(tmp_path: Path) -> None:
         memory_usage_in_bytes="900\n",
         memory_oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
     )
-    assert container(old) == CgroupMemory(limit=None, used=900, kills=2)
+    assert container(old) == CgroupMemory()
+    assert usage._kills(old) == 2
     folder = write(
         tmp_path, memory_max="1000\n", memory_current="900\n", memory_events="oom 1\noom_kill 4\n"
     )
-    assert container(folder) == CgroupMemory(limit=1000, used=900, kills=4)
+    assert container(folder) == CgroupMemory(limit=1000, used=900)
+    assert usage._kills(folder) == 4
     (folder / "memory.max").write_text("max\n")
-    assert container(folder).limit is None
+    assert container(folder) == CgroupMemory()
+
+
+@pytest.mark.parametrize(
+    ("limit", "use", "none"),
+    [
+        ("memory_max", "memory_current", "max\n"),
+        ("memory_limit_in_bytes", "memory_usage_in_bytes", "9223372036854771712\n"),
+    ],
+)
+def test_the_limit_is_that_of_the_level_with_the_fewest_available_bytes(
+    tmp_path: Path, limit: str, use: str, none: str
+) -> None:
+    job = write(tmp_path / "job", **{limit: "1000\n", use: "800\n"})
+    task = write(job / "step" / "task", **{limit: none, use: "700\n"})
+    assert container(task) == CgroupMemory(limit=1000, used=800), "as Slurm sets it"
+    write(job / "step", **{limit: "900\n", use: "750\n"})
+    assert container(task) == CgroupMemory(limit=900, used=750)
+    write(job, memory_stat="inactive_file 100\n", **{use: "990\n"})
+    assert container(task) == CgroupMemory(limit=1000, used=990, idle_cache=100)
 
 
 def test_a_process_has_what_its_container_leaves(tmp_path: Path) -> None:
@@ -126,7 +147,7 @@ def test_a_process_has_what_its_container_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "oom_kill", "oom_kill many", "oom_kill -1", "\x00" * 9])
 def test_what_is_no_counter_is_not_known(tmp_path: Path, text: str) -> None:
-    assert container(write(tmp_path, memory_events=text)).kills is None
+    assert usage._kills(write(tmp_path, memory_events=text)) is None
     assert container(tmp_path / "nowhere") == CgroupMemory()
 
 

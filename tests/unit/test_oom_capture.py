@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.gpu.processes import NO_MEMORY, OWN_NOT_LISTED, GpuProcess, ProcessState
+from stepscope.gpu.processes import HIDDEN, NO_MEMORY, OWN_NOT_LISTED, GpuProcess, ProcessState
 from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import bytes_in, shared_out
@@ -172,22 +172,27 @@ def process(pid: int, memory: int | None, state: ProcessState = "running") -> Gp
 def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     mine = process(7, 5)
     alone = {"others": 0, "others_reason": None, "processes": ()}
-    assert shared_out([mine], 7) == alone
-    both = shared_out([mine, process(8, 3, "gone")], 7)
+    memory = {"used": 5, "total": 80 * GIB}
+    assert shared_out([mine], 7, **memory) == alone
+    both = shared_out([mine, process(8, 3, "gone")], 7, **memory)
     assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3),))
-    assert shared_out([process(1, 5)], 7) == {"others_reason": OWN_NOT_LISTED}
-    hidden = shared_out([mine, process(1, None)], 7)
-    assert (hidden["others"], hidden["others_reason"]) == (None, NO_MEMORY)
+    assert shared_out([process(1, 5)], 7, **memory) == {"others_reason": OWN_NOT_LISTED}
+    no_memory = shared_out([mine, process(1, None)], 7, **memory)
+    assert (no_memory["others"], no_memory["others_reason"]) == (None, NO_MEMORY)
+    hidden = shared_out([mine], 7, used=47 * GIB, total=80 * GIB)  # by another container
+    assert (hidden["others"], hidden["others_reason"]) == (None, HIDDEN)
 
 
 def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu("GPU-oom", processes=[FakeProcess(os.getpid(), 5), FakeProcess(2**22 + 7, 3)])
     library = install(monkeypatch, FakeNvml(gpu))
+    fields = {"uuid": "GPU-oom", "free": 10, "total": 18}
     for _ in range(2):
-        found = capture._holders("GPU-oom")
+        found = capture._holders(fields)
         assert (found["others"], found["processes"][0].name) == (3, "")
     assert library.calls["nvmlInitWithFlags"] == 1
-    assert "not found" in capture._holders("GPU-other")["others_reason"]
+    assert "not found" in capture._holders(fields | {"uuid": "GPU-other"})["others_reason"]
+    assert capture._holders(fields | {"total": GIB})["others_reason"] == HIDDEN
 
 
 # --- the watch ------------------------------------------------------------------------------------

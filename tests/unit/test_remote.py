@@ -20,7 +20,7 @@ from stepscope.remote import far_reader
 from stepscope.remote.mirror import Answer, Mirror
 from stepscope.remote.source import SshAddress, parse_address
 from stepscope.run import RunStatus, is_own, read_only_reason, read_run
-from stepscope.run.rank_info import numbers_with
+from stepscope.run.rank_info import numbers_with, readable_ranks
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
 from tests.support.recorded_runs import write_run
@@ -42,6 +42,7 @@ class Link:
         while True:
             request = {
                 "known": self.mirror.known(),
+                "live": list(self.mirror.live),
                 "commands": commands,
                 "follow": {run: self.mirror.cursor(run, large=large) for run in followed},
             }
@@ -51,6 +52,12 @@ class Link:
             self.mirror.apply(answer, followed)
             if not answer.more:
                 return answer
+
+    def reconnect(self) -> None:
+        """Go on as another server with another connection."""
+        self.mirror.close()
+        self.reader = far_reader.FarReader(str(self.far))
+        self.mirror = Mirror(self.near, "far:/runs")
 
     def look_again(self) -> None:
         """Let the far side look at ended runs and at the list now."""
@@ -136,7 +143,7 @@ def test_a_growing_store_is_equal_after_each_exchange(link: Link) -> None:
         assert rows(link.near / "r") == rows(folder)
     writer.close()
     link.ask("r")
-    assert json.loads(bytes(link.ask("r").follow["r"])) == {"files": [], "stores": {}}
+    assert json.loads(bytes(link.ask("r").follow["r"])) == {"files": [], "gone": [], "stores": {}}
 
 
 def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
@@ -207,6 +214,38 @@ def test_a_rotated_log_replaces_the_old_one(link: Link) -> None:
         assert (link.near / "r" / name).read_text() == (log.with_name(name)).read_text()
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_small_file_that_is_deleted_there_is_deleted_here(link: Link, is_new: bool) -> None:
+    """The file of a rank that hangs is deleted when its steps go on."""
+    folder = write_run(link.far / "r", LIVE)
+    (folder / "hang-rank0.json").write_text("{}")
+    (folder / "output.log").write_text("text")
+    link.ask("r")
+    assert (link.near / "r" / "hang-rank0.json").exists()
+    (folder / "hang-rank0.json").unlink()
+    if is_new:
+        link.reconnect()
+    link.ask("r")
+    left = {"run.json", "output.log", STORE_NAME}
+    assert {path.name for path in (link.near / "r").iterdir()} == left
+    (folder / "hang-rank0.json").write_text("{}")
+    link.ask("r")
+    assert (link.near / "r" / "hang-rank0.json").exists()
+
+
+def test_a_host_deletes_small_files_of_its_runs_only(link: Link) -> None:
+    write_run(link.far / "r", LIVE)
+    link.ask("r")
+    for path in (link.near / "out.json", link.near.parent / "out.json"):
+        path.write_text("")
+    names = ["../out.json", "../../out.json", str(link.near / "out.json"), "run.json", STORE_NAME]
+    answer = Answer(follow={"r": msgspec.Raw(msgspec.json.encode({"gone": names}))})
+    link.mirror.apply(answer, ["r"])
+    assert {path.name for path in (link.near / "r").iterdir()} == {"run.json", STORE_NAME}
+    assert (link.near / "out.json").exists()
+    assert (link.near.parent / "out.json").exists()
+
+
 def test_an_ended_run_is_followed_until_its_other_ranks_have_ended(link: Link) -> None:
     folder = write_run(link.far / "r", LIVE | {"world_size": 2})
     link.ask()
@@ -223,6 +262,58 @@ def test_an_ended_run_is_followed_until_its_other_ranks_have_ended(link: Link) -
     link.look_again()
     link.ask()
     assert link.mirror.live == {}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_live_run_is_listed_beyond_the_newest(
+    link: Link, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    monkeypatch.setattr(far_reader, "MAX_RUNS", 2)
+    file = write_run(link.far / "a", LIVE) / "run.json"
+    link.ask()
+    for name in ("b", "c"):
+        write_run(link.far / name)
+    link.look_again()
+    link.ask()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "finished"}))
+    if is_new:
+        link.reconnect()
+    link.ask()
+    assert read_run(link.near / "a").status is RunStatus.FINISHED
+    link.look_again()
+    link.mirror.live.clear()
+    assert link.ask().runs == ["c", "b"]
+
+
+def test_run_json_of_an_open_run_beyond_the_newest_is_followed(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_run(link.far / "a", LIVE | {"pid": 2**22 + 1}) / "run.json"
+    link.ask("a")
+    monkeypatch.setattr(far_reader, "MAX_RUNS", 1)
+    write_run(link.far / "b")
+    link.look_again()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "failed"}))
+    assert link.ask("a").runs == ["b"]
+    assert read_run(link.near / "a").status is RunStatus.FAILED
+
+
+def test_a_live_run_that_is_deleted_there_is_live_no_more(link: Link) -> None:
+    folder = write_run(link.far / "r", LIVE | {"world_size": 2})
+    shutil.copy(folder / "run.json", folder / "rank1.json")
+    link.ask("r")
+    moved = folder.rename(link.far.parent / "r")
+    link.look_again()
+    link.ask()
+    run = read_run(link.near / "r")
+    assert (run.status, link.mirror.live) == (RunStatus.CRASHED, {})
+    assert [rank.status for rank in readable_ranks(run.folder)] == 2 * [RunStatus.CRASHED]
+    assert "no longer" in str(read_only_reason(run))
+    link.reconnect()
+    assert link.mirror.live == {}
+    os.utime(moved.rename(folder) / "run.json")  # its disk was not mounted
+    link.ask()
+    assert read_run(link.near / "r").status is RunStatus.RUNNING
 
 
 def test_a_run_without_heartbeat_or_process_is_not_live(link: Link) -> None:

@@ -98,7 +98,7 @@ def at_allocation(
     builder.read("device", _device, device)
     builder.read("settings", _settings)
     builder.read("stack", stack_here, run.own_parts)
-    builder.read("processes", _holders, builder.fields.get("uuid"))
+    builder.read("processes", _holders, builder.fields)
     builder.read("samples", _samples, run)
     return builder.record()
 
@@ -144,8 +144,9 @@ def _settings() -> Fields:
     return {"settings": settings}
 
 
-def _holders(uuid: str | None) -> Fields:
+def _holders(fields: Fields) -> Fields:
     """Return the GPU memory of all other processes, by the driver."""
+    uuid = fields.get("uuid")
     if uuid is None:
         return {}
     source = open_source(reader="out of memory")
@@ -153,13 +154,14 @@ def _holders(uuid: str | None) -> Fields:
     if processes is None:
         reason = source.reason or source.lost(uuid) or source.reasons(uuid).get("processes")
         return {"others_reason": reason or OWN_NOT_LISTED}
-    return shared_out(processes, os.getpid())
+    used, total = fields["total"] - fields["free"], fields["total"]
+    return shared_out(processes, os.getpid(), used=used, total=total)
 
 
-def shared_out(processes: Iterable[GpuProcess], own_pid: int) -> Fields:
+def shared_out(processes: Iterable[GpuProcess], own_pid: int, *, used: int, total: int) -> Fields:
     """Return the memory of all other processes; missing if the list is incomplete."""
     listed = sorted(processes, key=lambda process: -(process.memory or 0))
-    _, others, reasons = shares(listed, own_pid, used=None, total=None)
+    _, others, reasons = shares(listed, own_pid, used=used, total=total)
     if own_pid not in [process.pid for process in listed]:
         return {"others_reason": reasons[OWN]}
     holders = tuple(
