@@ -77,6 +77,29 @@ def test_zero_grad_drops_what_was_added_before(live: FakeLive) -> None:
     assert live.values("train/loss") == [seen[-1]]
 
 
+def test_zero_grad_of_the_module_drops_the_loss_of_an_optimizer_of_its_parameters(
+    live: FakeLive,
+) -> None:
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizer = sgd(*model.parameters())
+    for module, factor in ((model, 1.0), (other, 2.0), (model, 1.0)):
+        (model.bias * 0 + 1).sum().backward()
+        module.zero_grad()  # as for an outlier, whose gradients are not used
+        (model.bias * 0 + 1).sum().backward()
+        optimizer.step()
+        assert live.rows[-1][1]["train/loss"] == factor
+
+
+def test_two_optimizers_that_train_in_turns_count_the_steps_of_both(live: FakeLive) -> None:
+    policy, value = sgd(weight()), sgd(weight())
+    for _ in range(2):
+        for optimizer in (policy, value):
+            for _ in range(3):
+                train(optimizer, optimizer.param_groups[0]["params"][0] * 1.0)
+    # The first step of a turn belongs to the last step of the other optimizer, as in a GAN.
+    assert [step for step, _ in live.rows] == [1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9]
+
+
 def micro_batches(w: Tensor) -> None:
     for micro in (0.5, 1.5):
         ((w * micro) / 2).backward()

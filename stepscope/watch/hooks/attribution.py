@@ -53,9 +53,13 @@ class LossAttribution:
         self._alive[id(optimizer)] = optimizer
         self._count()
 
+    def alive(self) -> list[Any]:
+        """Return the live optimizers."""
+        return list(self._alive.values())
+
     def gradients(self) -> GradSnapshot:
         """Return some gradients of every optimizer, for `add`."""
-        alive = list(self._alive.values())
+        alive = self.alive()
         now: GradSnapshot = {
             key(one): [(p, p.grad, _version(p.grad)) for p in _some_parameters(one)]
             for one in alive

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from stepscope.profiling.phase_ranges import BACKWARD, span
-from stepscope.watch.hooks.attribution import GradSnapshot, reading
+from stepscope.watch.hooks.attribution import GradSnapshot, members, reading
 from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
 
@@ -87,6 +87,24 @@ class LossHook:
 
         return zero_grad
 
+    def around_module_zero_grad(self, original: Function) -> Function:
+        state, guard = self._state, self._guard
+
+        def zero_grad(module: Any, *args: Any, **kwargs: Any) -> Any:
+            has_loss = state.loss is not None or state.parties.sums
+            if has_loss and get_ident() == state.thread:
+                guard.call(self._clear, module)
+            return original(module, *args, **kwargs)
+
+        return zero_grad
+
+    def _clear(self, module: Any) -> None:
+        """Discard the losses of the optimizers whose parameters are all in the module."""
+        cleared = set(map(id, module.parameters()))
+        for optimizer in self._state.parties.alive():
+            if cleared.issuperset(members(optimizer)):
+                self._state.drop_loss(optimizer)
+
     def make_optimizer(
         self, original: Function, optimizer: Any, /, *args: Any, **kwargs: Any
     ) -> None:
@@ -136,6 +154,7 @@ def attach(torch: ModuleType, state: HookState) -> None:
     losses = LossHook(torch, state)
     replace(torch.autograd, "backward", losses.around_backward, traced=False)
     replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
+    replace(torch.nn.Module, "zero_grad", losses.around_module_zero_grad, traced=False)
     replace_call(torch.optim.Optimizer, "__init__", losses.make_optimizer)
 
 

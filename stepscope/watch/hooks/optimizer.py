@@ -20,16 +20,16 @@ GROUPS_LIMIT = 8  # Maximum number of parameter groups whose learning rate is re
 
 
 class OptimizerRecord:
-    """Index (in the order of first steps), number of steps and metric keys of one optimizer.
+    """Index (in the order of first steps), latest step and metric keys of one optimizer.
 
     Optimizer i > 0 has keys with the suffix `.optimizer<i>`, the learning rate of parameter group
     j > 0 a key with the suffix `.group<j>`.
     """
 
-    def __init__(self, optimizer: Any, index: int, count: int) -> None:
+    def __init__(self, optimizer: Any, index: int, step: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
-        self.count = count
+        self.step = step
         suffix = f".optimizer{index}" if index else ""
         self.loss = f"train/loss{suffix}"
         self.backwards = f"train/backwards{suffix}"
@@ -78,10 +78,10 @@ class OptimizerStepHook:
         if track is None:
             return
         row: dict[str, Any] = {}
-        if track.count == state.step:
+        if track.step == state.step:  # else this optimizer has its turn of the step
             state.step += 1
             state.times.add(row, now_s)
-        track.count += 1
+        track.step = state.step
         if state.feed.epoch is not None:
             row["train/epoch"] = float(state.feed.epoch)
         loss, terms = state.take_loss(optimizer)
@@ -112,10 +112,10 @@ class OptimizerStepHook:
         index = places[0] if places else len(self._slots)
         if index >= OPTIMIZERS_LIMIT:
             return self._remember(optimizer, None)
-        # A replacement continues the count of the deleted optimizer. The first step of the second
-        # optimizer of a pair, as in a GAN, is the current step of the first.
-        count = self._state.step - (0 if places or not self._slots else 1)
-        track = OptimizerRecord(optimizer, index, count)
+        # A replacement begins a step. The first step of the second optimizer of a pair, as in a
+        # GAN, is the current step of the first.
+        step = self._state.step - (0 if places or not self._slots else 1)
+        track = OptimizerRecord(optimizer, index, step)
         if not self._slots:
             parameters = (p for group in optimizer.param_groups for p in group["params"])
             self._state.times.begin(getattr(next(parameters, None), "device", None))
