@@ -31,7 +31,8 @@ from stepscope.store.reader import Axis
 
 TARGET = 500  # buckets of a chart, at most
 MAX_NEW = 250  # new buckets; with more, a fresh overview is smaller
-MAX_EVENTS = 1000  # newest events of a first answer: epochs must not crowd out commands
+MAX_EVENTS = 1000  # newest events of an answer
+ROUTINE = ("epoch", "checkpoint")  # must not crowd out commands and alerts
 RECENT_ROWS = 24  # searched for the newest value: 2.4 s of samples, more than the slowest tier
 RECENT_STEPS = 512  # searched for the newest value of a step
 RATE_S = 1.0  # the rate is averaged over it: a single step may be an epoch's short last batch
@@ -152,8 +153,12 @@ def window(
 
 
 def events(reader: StoreReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
-    """Return the newest events after an id, the oldest first."""
-    return [event_json(event, run.created) for event in reader.events(after, MAX_EVENTS)]
+    """Return the newest events after an id, and the newest that are not routine; oldest first."""
+    newest = reader.events(after, MAX_EVENTS)
+    if len(newest) == MAX_EVENTS:
+        others = reader.events(after, MAX_EVENTS, without=ROUTINE)
+        newest = [*(event for event in others if event.id < newest[0].id), *newest]
+    return [event_json(event, run.created) for event in newest]
 
 
 @dataclass(frozen=True, slots=True)

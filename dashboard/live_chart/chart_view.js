@@ -79,9 +79,11 @@ export class ChartView {
     this.painter.usePlotly(plotly);
   }
 
+  // Of a run that cannot be read, the list of runs and the run are requested in turn.
   address() {
     const { store } = this;
-    if (!store.run || store.unreadable) return "/api/runs";
+    this.asksForRuns = !store.run || (Boolean(store.unreadable) && !this.asksForRuns);
+    if (this.asksForRuns) return "/api/runs";
     return `/api/series?${new URLSearchParams(store.question())}`;
   }
 
@@ -92,6 +94,7 @@ export class ChartView {
 
   takeSeries(answer) {
     const { store } = this;
+    store.unreadable = null;
     const [before, { axis, afresh }, first] = [store.extent(), store, !store.answer];
     const fresh = store.take(answer);
     if (first) this.detail.plan(); // a zoom from before a reload

@@ -261,7 +261,7 @@ class DevicesView {
       url: () => this.address(),
       pace: () => PACE_MS,
       take: (answer) => this.take(answer),
-      refused: () => this.show(null), // the open GPU was removed
+      refused: () => this.open && this.show(null), // the open GPU was removed
       trouble: (sentence) => this.setTrouble("connection", sentence),
     });
   }

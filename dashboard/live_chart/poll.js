@@ -119,6 +119,7 @@ export class ZoomDetail {
 
   async fetch() {
     const { run, axis, live, zoom } = this.store;
+    this.abort?.abort();
     this.askedAt = performance.now();
     const whole = Object.values(live).every((series) => series.bucket === 1);
     if (!zoom || whole) return this.show();
@@ -135,12 +136,14 @@ export class ZoomDetail {
     return undefined;
   }
 
+  // Requests the detail again while rows are added to the zoomed part, or once polled rows are merged.
   follow() {
-    const { zoom } = this.store;
+    const { zoom, detail, live } = this.store;
     const newest = this.store.extent()?.[1];
     const soon = performance.now() - this.askedAt < MIN_DETAIL_PACE_MS;
     if (!zoom || newest === this.end || zoom[0] > newest || soon) return;
-    if (zoom[1] >= (this.end ?? newest)) this.fetch();
+    const merged = !detail && Object.values(live).some((series) => series.bucket > 1);
+    if (merged || zoom[1] >= (this.end ?? newest)) this.fetch();
     this.end = newest;
   }
 

@@ -5,6 +5,7 @@ import { convertX, xsOf } from "./lines.js";
 import { cursorText, mergeSeries } from "./series.js";
 
 const MAX_EVENTS = 2000;
+const ROUTINE = new Set(["epoch", "checkpoint"]); // dropped first
 const MAX_WAITING_MS = 5_000;
 const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
 const MIN_SPAN = { step: 2, time: 0.05 };
@@ -118,7 +119,9 @@ export class Store {
     // Without a cursor, the events of other ranks may be old: they are listed, not announced.
     this.news = this.rankEventsSeen ? fresh : own;
     this.rankEventsSeen = answer.rank_events_seen || "";
-    this.events = [...this.events, ...fresh].slice(-MAX_EVENTS);
+    let surplus = this.events.length + fresh.length - MAX_EVENTS;
+    const drops = ({ kind }) => surplus > 0 && ROUTINE.has(kind) && surplus-- > 0;
+    this.events = [...this.events, ...fresh].filter((event) => !drops(event)).slice(-MAX_EVENTS);
     if (others.length) this.events.sort((a, b) => a.t - b.t);
     return fresh;
   }

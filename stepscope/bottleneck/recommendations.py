@@ -70,16 +70,21 @@ class Recommendation:
     value: Any = None
 
 
-def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool]) -> Recommendation:
-    """Return the first recommendation for a `BottleneckKind` that is allowed and not set."""
+def next_to_try(
+    kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool]
+) -> Recommendation | None:
+    """Return the first recommendation for a `BottleneckKind` that is allowed and not set.
+
+    Returns None if no setting is allowed, as on a machine without the GPU of the run.
+    """
     if setup.own:
-        candidates = _CANDIDATES[kind](setup) if kind in _CANDIDATES else ()
+        candidates = list(_CANDIDATES[kind](setup)) if kind in _CANDIDATES else []
         for name, value in candidates:
             if allowed(name, value):
                 return Recommendation(
                     text=f"Try {setting_text(name, value)}.", name=name, value=value
                 )
-        return Recommendation(text=_NOTHING_LEFT[kind])
+        return None if candidates else Recommendation(text=_NOTHING_LEFT[kind])
     return Recommendation(text=_script_text(kind, setup))
 
 

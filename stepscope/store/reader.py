@@ -135,21 +135,27 @@ class StoreReader:
         return self._row_at(series, axis, low, "left"), self._row_at(series, axis, high, "right")
 
     def events(
-        self, after: int = 0, limit: int = 200, *, kind: str | None = None
+        self,
+        after: int = 0,
+        limit: int = 200,
+        *,
+        kind: str | None = None,
+        without: Sequence[str] = (),
     ) -> list[EventRow]:
         """Return the newest `limit` events with an id above `after`, oldest first.
 
-        With `kind`, only events of that kind. Omits damaged events, and the oldest events beyond
-        MAX_EVENTS_LENGTH characters.
+        With `kind`, only events of that kind; never those of the kinds `without`. Omits damaged
+        events, and the oldest events beyond MAX_EVENTS_LENGTH characters.
         """
         newest = (
             "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ?1 "
-            "AND (?3 IS NULL OR kind = ?3) ORDER BY id DESC LIMIT ?2"
+            "AND (?3 IS NULL OR kind = ?3) AND instr(?4, ',' || kind || ',') = 0 "
+            "ORDER BY id DESC LIMIT ?2"
         )
-        events, left = list[EventRow](), MAX_EVENTS_LENGTH
+        events, left, left_out = list[EventRow](), MAX_EVENTS_LENGTH, f",{','.join(without)},"
         with self._reading():
             try:
-                for row in self._connection.execute(newest, (after, limit, kind)):
+                for row in self._connection.execute(newest, (after, limit, kind, left_out)):
                     event = _event(*row)
                     if event is None:
                         self._log_omitted("an event")

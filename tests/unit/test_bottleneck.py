@@ -242,8 +242,7 @@ def proposed(kind: str, setup: RunSetup, **refused: Any) -> tuple[str | None, An
     }[kind]
     found = verdict(shown, setup, lambda name, value: refused.get(name, ...) != value)
     assert found.kind == kind
-    assert found.next is not None
-    return found.next.name, found.next.value
+    return (None, None) if found.next is None else (found.next.name, found.next.value)
 
 
 def test_a_proposal_respects_what_is_set() -> None:
@@ -327,10 +326,22 @@ def test_settings_in_effect_are_not_recommended_to_a_script(
     run_json = {"kind": "watch", "settings": entries + refused, "device": "GPU-1"}
     setup = setup_of(run_json)
     assert setup.applied == set(applied)
-    text = next_to_try(kind, setup, lambda *_: True).text
-    assert left in text
-    assert gone not in text
-    assert gone in next_to_try(kind, replace(setup, applied=frozenset()), lambda *_: True).text
+    found = next_to_try(kind, setup, lambda *_: True)
+    without = next_to_try(kind, replace(setup, applied=frozenset()), lambda *_: True)
+    assert found is not None
+    assert without is not None
+    assert left in found.text
+    assert gone not in found.text
+    assert gone in without.text
+
+
+def test_settings_that_this_machine_cannot_have_are_not_called_in_use() -> None:
+    setup = gpu({"pin_memory": False, "non_blocking": False})
+    assert next_to_try("transfer-bound", setup, lambda *_: False) is None
+    used = gpu({"copy_stream": True, "dataset_on_device": True})
+    found = next_to_try("transfer-bound", used, lambda *_: False)
+    assert found is not None
+    assert "in use" in found.text
 
 
 def test_a_script_is_told_in_words_what_to_change() -> None:

@@ -465,6 +465,39 @@ def test_a_planned_poll_is_not_sent_once_it_is_idle(js: Script, idle: bool, aske
     assert js(polled, idle=idle) == asked
 
 
+def test_routine_events_leave_an_open_tab_before_alerts(js: Script) -> None:
+    epochs = [{"id": number, "kind": "epoch", "t": number} for number in range(2, 2500)]
+    answer = {"series": {}, "events": [{"id": 1, "kind": "alert", "t": 1}, *epochs]}
+    result = "[store.events.length, store.events[0].kind, store.events.at(-1).id]"
+    assert store(js, result, "take(answer)", answer=answer) == [2000, "alert", 2499]
+
+
+@pytest.mark.parametrize(("bucket", "asked"), [(1, 0), (128, 1)])
+def test_the_detail_of_a_zoom_is_requested_once_polled_rows_are_merged(
+    js: Script, bucket: int, asked: int
+) -> None:
+    """The zoom was chosen while every row was in the browser."""
+    followed = """(() => {
+      let asked = 0;
+      const live = { steps: { bucket } };
+      const store = { zoom: [20, 40], detail: null, live, extent: () => [0, 900] };
+      const detail = new ZoomDetail(store, () => {}, () => {});
+      Object.assign(detail, { end: 100, askedAt: -1e9, fetch: () => (asked += 1) });
+      detail.follow();
+      return asked;
+    })()"""
+    assert js(followed, bucket=bucket) == asked
+
+
+def test_a_run_that_could_not_be_read_is_requested_again(js: Script) -> None:
+    asked = """(() => {
+      const view = { store: { run: "x", unreadable: "No such run.", question: () => ({}) } };
+      const address = () => ChartView.prototype.address.call(view);
+      return [address(), address(), address()];
+    })()"""
+    assert js(asked) == ["/api/runs", "/api/series?", "/api/runs"]
+
+
 # --- colors ---------------------------------------------------------------------------------------
 
 LINES = ("memory/allocated", "memory/reserved", "gpu/mem_used", "memory/peak_allocated")

@@ -16,6 +16,7 @@ from dashboard.charts import run_state, series
 from dashboard.charts.series import SeriesCursor, keys_of
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
+from stepscope.store.blocks import Event
 
 NAN, INF = float("nan"), float("inf")
 
@@ -185,6 +186,21 @@ def test_a_window_gives_detail(tmp_path: Path) -> None:
     assert by_step["s"][0] == 499  # one more on either side
     assert by_step["s"][-1] == 600
     assert by_time["t"] == by_step["t"]
+
+
+def test_epochs_do_not_crowd_out_other_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "MAX_EVENTS", 3)
+    kinds = ["mark", "epoch", "alert", *["epoch"] * 5, "checkpoint"]
+    run = RunInfo(tmp_path, RunStatus.RUNNING, None, 0.0, {"created": 0.0})
+    with closing(StoreWriter(tmp_path / STORE_NAME)) as writer, writer.transaction():
+        for number, kind in enumerate(kinds):
+            writer.add_event(Event(float(number), number, 1, kind, "", {}))
+    with StoreReader(tmp_path) as reader:
+        found = [event["id"] for event in series.events(reader, run, 0)]
+        assert found == [1, 3, 7, 8, 9]
+        assert [event["id"] for event in series.events(reader, run, 7)] == [8, 9]
 
 
 def test_numbers_are_short_but_whole_bytes_stay_whole() -> None:
