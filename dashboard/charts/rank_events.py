@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dashboard.charts.series import event_json
-from stepscope.alerts.rules import NO_STEP
+from stepscope.alerts.settings import NO_STEP
 from stepscope.run import RunInfo
 from stepscope.run.rank_info import find_rank, numbers_with
 from stepscope.store import EventRow, StoreError, StoreReader

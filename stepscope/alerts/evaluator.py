@@ -1,6 +1,7 @@
 """Evaluate all alert rules once a second; pure, no I/O.
 
-A rule has one alert instance per source: "" for the process, a UUID for a GPU, a key for a loss.
+An alert instance is the state of a rule for one source: "" for the process, the UUID of a GPU, the
+key of a loss.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import reduce
 from operator import or_
 
-from stepscope.alerts import rules as named
-from stepscope.alerts.rules import AlertInstance, AlertRule, AlertState, condition_of
+from stepscope.alerts import settings as named
+from stepscope.alerts.settings import AlertRule, AlertState
 from stepscope.common.formatting import format_bytes, format_duration
 from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import BY_KEY, Stream, Unit
@@ -22,6 +24,61 @@ RETRIED_S = 60.0  # time for which a retried allocation counts
 WARM_STEPS = 3  # steps before a run counts as warm: the first ones compile and allocate
 PATIENCE = 2.0  # factor on the longest wait for a step so far, after which a run is stuck
 LOSSES = ("train/loss", "val/loss")
+
+
+class RuleCondition(StrEnum):
+    """Result of one evaluation of a rule."""
+
+    HOLDS = "holds"
+    BETWEEN = "between"  # between the threshold and the value that clears the alert
+    OVER = "over"
+    UNKNOWN = "unknown"  # no value, or the rule does not apply at present
+
+
+def condition_of(rule: AlertRule, values: Sequence[float]) -> RuleCondition:
+    """Return the condition for the values since the last evaluation, newest last.
+
+    A rule without `for_s` holds if any value is bad; other rules hold only if all values are.
+    """
+    if rule.not_finite and values:
+        is_bad = not all(map(math.isfinite, values))
+        holds = is_bad and (rule.for_s == 0 or not math.isfinite(values[-1]))
+        return RuleCondition.HOLDS if holds else RuleCondition.OVER
+    sign = 1 if rule.below is None else -1
+    known = [sign * value for value in values if not math.isnan(value)]
+    if not known:
+        return RuleCondition.UNKNOWN
+    threshold = sign * (rule.threshold or 0.0)
+    clear = threshold if rule.clear is None else min(threshold, sign * rule.clear)
+    if (max(known) if rule.for_s == 0 else min(known)) > threshold:
+        return RuleCondition.HOLDS
+    return RuleCondition.OVER if max(known) <= clear else RuleCondition.BETWEEN
+
+
+@dataclass(slots=True)
+class AlertInstance:
+    """State of one rule for one GPU or process."""
+
+    for_s: float
+    clear_s: float
+    raised: bool = False
+    raised_at: float = 0.0
+    _since: float | None = None
+
+    def update(self, now: float, condition: RuleCondition) -> AlertState | None:
+        """Return the change at `now` (s); any unexpected condition restarts the waiting time."""
+        expected = RuleCondition.OVER if self.raised else RuleCondition.HOLDS
+        if condition is not expected:
+            self._since = None
+            return None
+        if self._since is None:
+            self._since = now
+        if now - self._since < (self.clear_s if self.raised else self.for_s):
+            return None
+        self.raised, self._since = not self.raised, None
+        if self.raised:
+            self.raised_at = now
+        return AlertState.RAISED if self.raised else AlertState.CLEARED
 
 
 @dataclass(slots=True)

@@ -23,8 +23,7 @@ import numpy as np
 from stepscope.alerts import evaluator
 from stepscope.alerts.evaluator import AlarmChange, AlertEvaluator, AlertFacts, ending
 from stepscope.alerts.notifier import Alert, AlertNotifier
-from stepscope.alerts.rules import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertState
-from stepscope.alerts.settings import AlertSettings
+from stepscope.alerts.settings import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertSettings, AlertState
 from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common.formatting import number_name
 from stepscope.recorder.recovery import recover_ended

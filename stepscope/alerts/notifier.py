@@ -25,8 +25,14 @@ from tempfile import TemporaryFile
 import msgspec
 
 from stepscope import __version__
-from stepscope.alerts.rules import AlertLevel, AlertState
-from stepscope.alerts.settings import AlertSettings, Channel, CommandChannel, WebhookChannel
+from stepscope.alerts.settings import (
+    AlertLevel,
+    AlertSettings,
+    AlertState,
+    Channel,
+    CommandChannel,
+    WebhookChannel,
+)
 
 log = logging.getLogger(__name__)
 

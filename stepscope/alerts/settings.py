@@ -1,4 +1,4 @@
-"""Read alerts.toml: rules, command and webhook.
+"""The alert rules, and alerts.toml, which has rules, a command and a webhook.
 
 The command runs as the user. So the file must belong to this user or root, and only the owner may
 write it. An invalid entry is skipped and reported.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,8 +20,102 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from stepscope.alerts.rules import DEFAULTS, ENDINGS, AlertLevel, AlertRule, AlertState
 from stepscope.common.files import open_regular_file
+
+Number = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+
+
+class AlertLevel(StrEnum):
+    """Severity of an alert, the lowest first."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class AlertState(StrEnum):
+    """Change that an alert reports."""
+
+    RAISED = "raised"
+    CLEARED = "cleared"
+
+
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule; those with an empty `metric` get their values from `evaluator.py`.
+
+    It is over once the metric is back at `clear`, by default the threshold. `text` may have
+    {value}, {threshold}, {metric}, {device}, {seconds} and {step}.
+    """
+
+    name: str
+    metric: Annotated[str, Meta(min_length=1, max_length=500)] = ""
+    above: Number | None = None
+    below: Number | None = None
+    not_finite: bool = False
+    clear: Number | None = None
+    for_s: Seconds = 0.0
+    clear_s: Seconds = 10.0
+    level: AlertLevel = AlertLevel.WARNING
+    text: Annotated[str, Meta(min_length=1, max_length=300)] = ""
+    enabled: bool = True
+
+    @property
+    def threshold(self) -> float | None:
+        """The value of `above` or `below`."""
+        return self.above if self.below is None else self.below
+
+
+MEMORY_FULL, THROTTLING, LOSS, NO_STEP = "memory_full", "throttling", "loss_not_finite", "no_step"
+GPU_IDLE, GPU_LOST, RUN_FAILED, RUN_FINISHED = "gpu_idle", "gpu_lost", "run_failed", "run_finished"
+
+DEFAULTS: tuple[AlertRule, ...] = (
+    AlertRule(
+        name=MEMORY_FULL,
+        above=95,
+        clear=90,
+        clear_s=30,
+        text="{device} is about to run out of memory: {value} is in use, and allocations were "
+        "retried after the cache was emptied",
+    ),
+    AlertRule(
+        name=THROTTLING,
+        for_s=5,
+        clear_s=30,
+        text="{device}: clocks lowered by {value} for {seconds}",
+    ),
+    AlertRule(
+        name=LOSS,
+        not_finite=True,
+        level=AlertLevel.CRITICAL,
+        text="{metric} is {value} at step {step}",
+    ),
+    AlertRule(
+        name=NO_STEP,
+        for_s=60,
+        clear_s=0,
+        level=AlertLevel.CRITICAL,
+        text="No step for {value}: the last was step {step}",
+    ),
+    AlertRule(
+        name=GPU_IDLE,
+        below=5,
+        for_s=60,
+        text="{device} is idle: utilization below {threshold} for {seconds}, while the run trains "
+        "on it",
+    ),
+    AlertRule(name=GPU_LOST, clear_s=30, level=AlertLevel.CRITICAL, text="{device}: {value}"),
+    AlertRule(name=RUN_FAILED, level=AlertLevel.CRITICAL, text="The run failed: {value}"),
+    AlertRule(
+        name=RUN_FINISHED,
+        level=AlertLevel.INFO,
+        text="The run finished after step {step}",
+        enabled=False,
+    ),
+)
+"""The rules without a file; `evaluator.py` computes their values."""
+
+ENDINGS = (RUN_FAILED, RUN_FINISHED)  # evaluated once, at the end of the run
 
 VARIABLE = "STEPSCOPE_ALERTS"  # path of the file, or "off" to disable alerts
 SIZE_LIMIT = 64 * 1024

@@ -75,7 +75,7 @@ def read_figures(run: RunInfo) -> RunFigures:
 
 
 def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
-    """Return steps, seconds and values of each metric, reduced; GPU: the one it trains on."""
+    """Return steps, seconds and values by metric, of the training GPU alone. Raises StoreError."""
     found = {}
     with StoreReader(run.folder) as reader:
         for info in reader.series():

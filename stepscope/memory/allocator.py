@@ -23,7 +23,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "memory/ooms": ("num_ooms",),
 }
 COUNTS = ("memory/alloc_retries", "memory/ooms")  # Of the process, also of earlier runs.
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # The first counts.
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # The first that is set counts.
 NO_SPLIT = "torch does not count the split of expandable segments (expandable_segments:True)"
 _ENTRY = re.compile(r"([a-z_0-9]+)\s*:\s*(\[[\w:,>. ]*\]|[\w.]+)", re.ASCII)
 """An entry of PYTORCH_ALLOC_CONF: a name and one value, or several in brackets."""

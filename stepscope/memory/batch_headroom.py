@@ -13,7 +13,7 @@ from typing import Any
 from stepscope.common.formatting import format_bytes
 
 HEADROOM = 0.10  # Fraction of the memory that the larger batch leaves free.
-MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02  # That depend on the batch.
+MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02  # That grow with the batch.
 MAX_DIFFERENCE = 0.25  # Between comparable steps, as a fraction of the largest.
 MAX_FACTOR = 1000.0
 

@@ -26,8 +26,8 @@ MIN_STEPS = 64
 MAX_RATE = 2.0  # Of a stretch, as a multiple of the mean: above, it was a single step in memory.
 MIN_LATE_RATE = 0.6  # Last three rises, as a fraction of the first three: below, a cache fills.
 SURE, SHOWN = 3.291, 1.960  # Normal quantiles: the 99.9% interval decides, the 95% one is shown.
-MIN_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}
-MIN_FRACTION = {"allocated": 0.01, "process": 0.02}  # Minimum growth, also of the level before it.
+MIN_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}  # Growth within the window.
+MIN_FRACTION = {"allocated": 0.01, "process": 0.02}  # Of the level before the window.
 EARLY_S = {"allocated": 60.0, "process": 300.0}
 MIN_EARLY_FRACTION = {"allocated": 0.05, "process": 0.15}
 """The same in windows shorter than EARLY_S: caches and pools fill, garbage is not collected yet."""

@@ -50,7 +50,7 @@ class ProfilerCapture:
         if (reason := why_not()) is not None:
             raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
-        self.cuda = cuda and not phase_ranges.under_nsight()  # Nsight alone sees kernels.
+        self.cuda = cuda and not phase_ranges.under_nsight()  # If kernels are recorded.
         # The tracer of frames would replace a Python profiler, such as cProfile.
         self.stacks = sys.getprofile() is None
         self.ended_early: str | None = None  # Why anything but its owner stopped it.

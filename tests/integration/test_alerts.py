@@ -24,8 +24,13 @@ from dashboard.run_index import RunIndex
 from stepscope.alerts import notifier
 from stepscope.alerts.monitor import MARKER
 from stepscope.alerts.notifier import Alert, AlertNotifier
-from stepscope.alerts.rules import AlertLevel, AlertState
-from stepscope.alerts.settings import AlertSettings, CommandChannel, WebhookChannel
+from stepscope.alerts.settings import (
+    AlertLevel,
+    AlertSettings,
+    AlertState,
+    CommandChannel,
+    WebhookChannel,
+)
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
 from stepscope.store import StoreReader

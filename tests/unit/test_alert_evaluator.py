@@ -16,7 +16,7 @@ from stepscope.alerts.evaluator import (
     AlertFacts,
     title,
 )
-from stepscope.alerts.rules import (
+from stepscope.alerts.settings import (
     DEFAULTS,
     GPU_IDLE,
     GPU_LOST,

@@ -13,8 +13,7 @@ import pytest
 
 from stepscope.alerts.monitor import STALE_S, AlertMonitor
 from stepscope.alerts.notifier import AlertNotifier
-from stepscope.alerts.rules import DEFAULTS, AlertRule
-from stepscope.alerts.settings import AlertSettings
+from stepscope.alerts.settings import DEFAULTS, AlertRule, AlertSettings
 from stepscope.run import RunStatus
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import RECORDED_NAN, Event, Sample

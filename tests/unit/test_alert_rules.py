@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.alerts.rules import AlertInstance, AlertRule, AlertState, RuleCondition, condition_of
+from stepscope.alerts.evaluator import AlertInstance, RuleCondition, condition_of
+from stepscope.alerts.settings import AlertRule, AlertState
 
 HOT = AlertRule(name="hot", metric="gpu/temp", above=85, clear=80, for_s=30)
 SLOW = AlertRule(name="slow", metric="perf/samples_per_sec", below=100, clear=120, for_s=30)

@@ -9,22 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.alerts.evaluator import RuleCondition, condition_of
 from stepscope.alerts.notifier import Alert
-from stepscope.alerts.rules import (
+from stepscope.alerts.settings import (
     DEFAULTS,
     GPU_IDLE,
     MEMORY_FULL,
     NO_STEP,
     RUN_FAILED,
     RUN_FINISHED,
+    SIZE_LIMIT,
     THROTTLING,
     AlertLevel,
     AlertRule,
+    AlertSettings,
     AlertState,
-    RuleCondition,
-    condition_of,
+    load,
 )
-from stepscope.alerts.settings import SIZE_LIMIT, AlertSettings, load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
 SECRET = "T0KEN"

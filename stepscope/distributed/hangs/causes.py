@@ -192,7 +192,7 @@ def _different_order(job: JobObservation, chained: Sequence[BlockedCollective]) 
 
 
 def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
-    """Return the hang by live ranks without a record, after PATIENCE_S: it may be a validation."""
+    """Return the hang caused by live ranks without a record; None before PATIENCE_S."""
     unknown = [one for one in job.ranks if one.rank in blocked.unknown]
     busy = [one for one in unknown if one.condition is RankLiveness.ALIVE]
     if len(busy) < len(blocked.unknown) or job.silent_s < PATIENCE_S:

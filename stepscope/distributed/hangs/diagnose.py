@@ -43,7 +43,7 @@ def judge(
     *,
     ended: bool = False,
 ) -> Hang | None:
-    """Return the hang of a job at `now`, or its last one (`ended`); None if it makes steps."""
+    """Return the hang of a job at `now`, or its last one (`ended`); None without a known cause."""
     job = JobObservation(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
     if not job.records or any(one.paused for one in ranks):
         return None

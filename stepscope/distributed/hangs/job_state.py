@@ -156,7 +156,7 @@ class JobObservation:
         *,
         now: str | None = None,
     ) -> Hang:
-        """Return a hang; `what` begins a sentence, `now` is `what` with present values."""
+        """Return a hang; `what` is its cause, and `now` the cause with present values."""
         step, silent_s = min(record.step for record in self.records.values()), self.silent_s
         begin = "It had made no step for" if self.ended else "No step for"
         silence = f"{begin} {format_duration(silent_s)} (the last was step {step:,})"

@@ -39,7 +39,7 @@ from stepscope.run.rank_info import torch_rank
 WARM_STEPS = 5  # Number of first steps that compile and allocate.
 USUAL_STEPS = 10.0  # Minimum duration of a hang, in usual step times.
 LEAST_S = 5.0  # Minimum duration of a hang.
-PATIENCE = 1.5  # Minimum duration of a hang in longest pauses so far, as for a checkpoint.
+PATIENCE = 1.5  # As a multiple of the longest pause so far, such as for a checkpoint.
 LOOKS = 30  # Number of updates with a step, of which the median is the usual step time.
 
 
