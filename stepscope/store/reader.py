@@ -139,8 +139,7 @@ class StoreReader:
     ) -> list[EventRow]:
         """Return the newest `limit` events with an id above `after`, oldest first.
 
-        With `kind`, only events of that kind. Omits damaged events, and the oldest events beyond
-        MAX_EVENTS_LENGTH characters.
+        With `kind`, only of that kind. Omits damaged ones, and the oldest beyond MAX_EVENTS_LENGTH.
         """
         newest = (
             "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ?1 "

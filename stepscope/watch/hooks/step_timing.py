@@ -84,8 +84,7 @@ class StepTimer:
 class StepPhaseTimer:
     """Sums the phases of a step. Training thread only.
 
-    `mark_s` is the end of the last batch, `backward()` or step. The time from a step to the next
-    batch is in no phase.
+    `mark_s` is the end of the last batch, `backward()` or step. No phase has the wait for data.
     """
 
     __slots__ = ("_backward_s", "_ddp", "_forward_s", "_guard", "mark_s")
@@ -133,8 +132,7 @@ class CopyTimer:
 
     Two CUDA events bracket a copy and are read once the device has completed them, without waiting.
     A pair costs the host about 20 us, so only one step in 10 ms is measured. Only calls through a
-    tensor are wrapped, because `__torch_function__` receives `torch.Tensor.to` as `func`, and
-    scripts compare it.
+    tensor are wrapped: scripts compare `torch.Tensor.to`, the `func` of `__torch_function__`.
     """
 
     def __init__(self, torch: ModuleType, state: HookState) -> None:
