@@ -112,25 +112,11 @@ def process_identity(pid: int | None = None) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": pid,
-        "pid_started": _start_of(pid),
+        "pid_started": start_of(pid),
         "pid_ticks": start_ticks(pid),
         "pid_namespace": pid_namespace(),
         "user": user_name(),
     }
-
-
-_SLURM = {
-    "job_id": "SLURM_JOB_ID",
-    "array_job_id": "SLURM_ARRAY_JOB_ID",
-    "array_task_id": "SLURM_ARRAY_TASK_ID",
-    "node_list": "SLURM_JOB_NODELIST",
-}
-
-
-def slurm_job(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the Slurm job of an environment, for run.json; None outside of a job."""
-    job = {name: environ[variable] for name, variable in _SLURM.items() if variable in environ}
-    return job or None
 
 
 @functools.cache
@@ -152,13 +138,9 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def own_start() -> float:
-    """Return the start time of this process in epoch seconds."""
-    return _start_of(os.getpid())
-
-
 @functools.cache
-def _start_of(pid: int) -> float:
+def start_of(pid: int) -> float:
+    """Return the start time of a process in epoch seconds."""
     return float(psutil.Process(pid).create_time())
 
 

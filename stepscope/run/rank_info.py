@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stepscope.common.files import read_json
-from stepscope.run.folder import is_here, own_start, process_of, rank_json, was_terminated
+from stepscope.run.folder import is_here, process_of, rank_json, start_of, was_terminated
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
@@ -302,7 +302,8 @@ def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
         return heartbeat_age_s < STALE_S if mirror["alive"] is None else bool(mirror["alive"])
     if not is_here(run_json):
         return heartbeat_age_s < STALE_S
-    if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == own_start():
+    pid = os.getpid()
+    if run_json.get("pid") == pid and run_json.get("pid_started") == start_of(pid):
         return True  # checked at every poll and click; reading /proc would cost more
     unsure = run_json.get("pid_namespace") is None and heartbeat_age_s < FRESH_S
     return process_of(run_json) is not None or unsure
