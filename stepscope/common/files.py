@@ -112,12 +112,8 @@ def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
     return value
 
 
-def _parse_int(digits: str) -> int | float:
-    """Return an int of at most 64 bits, or a float: long integers overflow in a division."""
-    return int(digits) if len(digits) < 20 else float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_parse_int)
+# Long integers, which overflow in a division, become floats.
+_DECODER = json.JSONDecoder(parse_int=lambda n: int(n) if len(n) < 20 else float(n))
 
 
 def is_deeper(value: Any, levels: int) -> bool:
