@@ -125,7 +125,7 @@ def pid_namespace() -> str | None:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:  # not Linux, or a /proc that is hidden
+    except OSError:  # hidden in a container
         return None
 
 
@@ -148,7 +148,7 @@ def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since the boot; None if unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):  # not Linux, gone, or a /proc that is hidden
+    except (OSError, IndexError, ValueError):  # gone, or hidden in a container
         return None
 
 
@@ -256,10 +256,8 @@ def _trace_file(path: Path) -> Iterator[int | None]:
 
 def _ends_at_sigterm() -> bool:
     """Return True if SIGTERM ends this process: without a handler of Python or of C."""
-    caught = 0
-    with contextlib.suppress(OSError, IndexError, ValueError):  # no /proc
-        status = Path("/proc/self/status").read_text()
-        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    status = Path("/proc/self/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
     is_caught = caught >> (signal.SIGTERM - 1) & 1
     # The kernel ignores the default action in the first process of a container.
     return os.getpid() != 1 and not is_caught and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
