@@ -21,17 +21,16 @@ from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStat
 
 NAMED = 8  # maximum number of ranks in a sentence
 
-_OF_A_PEER = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|Connection refused|pair closure|Socket Timeout"
-    r"|remote process exited|ncclRemoteError|DistNetworkError|DistStoreError"
-    r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
-    r"|another rank (?:had )?failed"
-)
-"""Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
 _LOST_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|pair closure|remote process exited|ncclRemoteError"
 )
-"""The subset that only the exit of another process causes."""
+"""Messages of gloo and NCCL that only the exit of another process causes."""
+_OF_A_PEER = re.compile(
+    rf"{_LOST_PEER.pattern}|Connection refused|Socket Timeout|DistNetworkError|DistStoreError"
+    r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
+    r"|another rank (?:had )?failed"
+)
+"""These, and messages of TCPStore and Stepscope, about another rank that is lost or late."""
 
 
 @dataclass(frozen=True, slots=True)
