@@ -46,9 +46,8 @@ class Tracker:
     """Records the steps of one script; created by `init`, or by `stepscope watch`.
 
     Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the hooks count
-    the steps of the optimizers. Then `step` adds values to the last step, and counts steps only in
-    a script without optimizers of torch. Only Stop on the page raises into the training, like
-    Ctrl-C.
+    the steps of the optimizers: then `step` adds values to the last step, and counts steps only in
+    a script without optimizers of torch. Only Stop on the page raises (like Ctrl-C).
     """
 
     def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:

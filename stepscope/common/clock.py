@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import Callable
 
 MIN_OFFSET_S = 1.0  # smaller corrections, such as NTP's, do not affect the age of a heartbeat
 
 elapsed: Callable[[], float] = time.monotonic  # Returns the seconds since the system's start.
-if sys.platform == "linux":
-    with contextlib.suppress(OSError):  # refused in some sandboxes
-        time.clock_gettime(time.CLOCK_BOOTTIME)
-        elapsed = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # no Python frame
+with contextlib.suppress(OSError):  # refused in some sandboxes
+    time.clock_gettime(time.CLOCK_BOOTTIME)
+    elapsed = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # no Python frame
 
 
 class Clock:

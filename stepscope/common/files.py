@@ -112,12 +112,8 @@ def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
     return value
 
 
-def _parse_int(digits: str) -> int | float:
-    """Return an int of at most 64 bits, or a float: long integers overflow in a division."""
-    return int(digits) if len(digits) < 20 else float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_parse_int)
+# Long integers, which overflow in a division, become floats.
+_DECODER = json.JSONDecoder(parse_int=lambda n: int(n) if len(n) < 20 else float(n))
 
 
 def is_deeper(value: Any, levels: int) -> bool:
@@ -181,14 +177,10 @@ def try_lock(descriptor: int) -> bool | None:
 def is_network_filesystem(path: Path) -> bool:
     """Return True if other hosts may write to the file system of `path`, which need not exist.
 
-    True for every type but LOCAL_FILE_SYSTEMS; False without a mount table (not Linux).
+    True for every type but LOCAL_FILE_SYSTEMS.
     """
-    try:
-        lines = MOUNTS.read_bytes().splitlines()
-    except OSError:
-        return False
     path, kind = path.resolve(), ""
-    for line in lines:
+    for line in MOUNTS.read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
         point = _unescaped(before.split(b" ")[4])
         if path.is_relative_to(point):  # a later mount is on top, or covers an earlier one

@@ -367,7 +367,8 @@ def open_server(collector: ExporterCollector, address: str, port: int) -> WSGISe
     local = ipaddress.ip_address(place[0]).is_loopback
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        if local and _host(environ.get("HTTP_HOST", "")) not in _LOCAL | {address}:
+        host = re.sub(r":\d*$", "", environ.get("HTTP_HOST", "")).lower()
+        if local and host not in _LOCAL | {address}:  # DNS rebinding
             return _answer(start, "400 Bad Request", "Host: must be localhost or the address.")
         if environ["PATH_INFO"] == "/metrics":
             return cast(Iterable[bytes], serve(environ, start))
@@ -379,11 +380,6 @@ def open_server(collector: ExporterCollector, address: str, port: int) -> WSGISe
 
 
 _LOCAL = {"localhost", "127.0.0.1", "[::1]"}
-
-
-def _host(header: str) -> str:
-    """Return the Host header without its port; checked because of DNS rebinding."""
-    return re.sub(r":\d*$", "", header).lower()
 
 
 def _answer(start: Callable[..., Any], status: str, text: str) -> list[bytes]:

@@ -1,7 +1,6 @@
 """Export the rows of a run as CSV, JSON, Parquet or TensorBoard events, or all runs as Parquet.
 
-Reads 64 frames at a time, independent of the run's length. Rows that arrive during the export are
-omitted.
+Reads 64 frames at a time, independent of the run's length; omits rows that arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -240,11 +239,10 @@ def event_table(folder: Path, rank: int) -> Table:
 def export_all(root: Path, output: Path, streams: Iterable[str]) -> Iterator[str]:
     """Write `output`/STREAM/RUN.rankK.parquet of all runs and runs.parquet; replace earlier files.
 
-    The files of a stream have the same columns, in the same order, so that no reader needs to merge
-    schemas: a metric that a run does not have is null in its file. Files of runs that no longer
-    exist are deleted at the end. Those of runs and ranks that cannot be read stay. Yields a
-    sentence for each of these. Raises RunError without runs, OSError, and ModuleNotFoundError
-    without pyarrow.
+    The files of a stream have the same columns, so that no reader needs to merge schemas: a metric
+    that a run does not have is null. Files of runs that no longer exist are deleted at the end;
+    those of runs and ranks that cannot be read stay, and yield a sentence each. Raises RunError
+    without runs, OSError, and ModuleNotFoundError without pyarrow.
     """
     import pyarrow  # noqa: F401, PLC0415 - no file may change without it
 

@@ -9,7 +9,6 @@ import os
 import resource
 import select
 import signal
-import sys
 import threading
 from collections.abc import Callable
 
@@ -18,15 +17,13 @@ NICENESS = 10  # of a process that parses an untrusted file
 
 
 def set_parent_death_signal() -> None:
-    """Have Linux kill this process when the thread that started it ends; no-op elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have Linux kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Have Linux make this process the parent of its orphaned descendants; no-op elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    """Have Linux make this process the parent of its orphaned descendants."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def call_at_end_of(pipe: int, action: Callable[[], object]) -> None:

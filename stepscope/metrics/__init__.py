@@ -1,7 +1,6 @@
 """All recorded metrics, in one table per stream, as in docs/metrics.md.
 
-Keys have no unit: values are stored in the metric's unit (SI and bytes), and only the page formats
-them.
+Values are stored in the metric's unit (SI and bytes); only the page formats them.
 """
 
 from __future__ import annotations

@@ -25,13 +25,18 @@ from stepscope.recorder.cuda_readback import MetricRow, keep_for_good
 from stepscope.recorder.rows import RESTART, RowWriter, TimedRow
 from stepscope.recorder.writer_thread import Look, Saw, WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
-from stepscope.run.folder import slurm_job
 from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
 
 log = logging.getLogger(__name__)
 
 STEP_LIMIT = 2**53  # larger steps are inexact in the store, which has 64-bit floats
 RECENT_S = 30.0  # maximum age of samples kept in memory, for the analysis of a failure
+SLURM = {
+    "job_id": "SLURM_JOB_ID",
+    "array_job_id": "SLURM_ARRAY_JOB_ID",
+    "array_task_id": "SLURM_ARRAY_TASK_ID",
+    "node_list": "SLURM_JOB_NODELIST",
+}
 SETTLE_S = 2.0  # timeout for values on a GPU at the end of a run
 
 
@@ -99,8 +104,7 @@ class Recorder:
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
 
-        Values are numbers, tensors of one element, or None. Never waits for a tensor on a GPU: its
-        row is recorded some steps later.
+        Values are numbers, tensors of one element (on a GPU recorded some steps later), or None.
         """
         try:
             if type(step) is not int:
@@ -291,7 +295,8 @@ def first_run_json(
     name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
 ) -> dict[str, Any]:
     """Return run.json before the first step."""
-    now, slurm = clock.now(), slurm_job(os.environ)
+    slurm = {name: os.environ[given] for name, given in SLURM.items() if given in os.environ}
+    now = clock.now()
     return {
         "schema": 1,
         "name": name,
@@ -308,4 +313,4 @@ def first_run_json(
         "dropped": 0,
         "dropped_values": 0,
         **process_identity(),
-    } | ({} if slurm is None else {"slurm": slurm})
+    } | ({"slurm": slurm} if slurm else {})

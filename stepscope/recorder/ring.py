@@ -66,8 +66,7 @@ class RingError(Exception):
 class RingBuffer:
     """Ring of one process; `put` is thread-safe, `pending` and `release` are for one thread.
 
-    Anonymous memory, with a `reason`, if a file fails or a network file system could block the
-    training.
+    Anonymous memory, with a `reason`, if a file fails or may block (on a network file system).
     """
 
     def __init__(self, path: Path) -> None:

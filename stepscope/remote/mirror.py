@@ -137,8 +137,7 @@ class Mirror:
     def apply(self, answer: Answer, followed: Collection[str]) -> None:
         """Write an answer about the `followed` runs into the mirror.
 
-        What is invalid or was not requested is omitted and logged once. Raises OSError if the disk
-        refuses.
+        Omits what is invalid or was not requested, and logs it once. Raises OSError (disk full).
         """
         names = set(answer.runs)
         for run_id, raw in answer.listed.items():

@@ -112,25 +112,11 @@ def process_identity(pid: int | None = None) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": pid,
-        "pid_started": _start_of(pid),
+        "pid_started": start_of(pid),
         "pid_ticks": start_ticks(pid),
         "pid_namespace": pid_namespace(),
         "user": user_name(),
     }
-
-
-_SLURM = {
-    "job_id": "SLURM_JOB_ID",
-    "array_job_id": "SLURM_ARRAY_JOB_ID",
-    "array_task_id": "SLURM_ARRAY_TASK_ID",
-    "node_list": "SLURM_JOB_NODELIST",
-}
-
-
-def slurm_job(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the Slurm job of an environment, for run.json; None outside of a job."""
-    job = {name: environ[variable] for name, variable in _SLURM.items() if variable in environ}
-    return job or None
 
 
 @functools.cache
@@ -139,7 +125,7 @@ def pid_namespace() -> str | None:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:  # not Linux, or a /proc that is hidden
+    except OSError:  # hidden in a container
         return None
 
 
@@ -152,13 +138,9 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def own_start() -> float:
-    """Return the start time of this process in epoch seconds."""
-    return _start_of(os.getpid())
-
-
 @functools.cache
-def _start_of(pid: int) -> float:
+def start_of(pid: int) -> float:
+    """Return the start time of a process in epoch seconds."""
     return float(psutil.Process(pid).create_time())
 
 
@@ -166,7 +148,7 @@ def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since the boot; None if unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):  # not Linux, gone, or a /proc that is hidden
+    except (OSError, IndexError, ValueError):  # gone, or hidden in a container
         return None
 
 
@@ -287,10 +269,8 @@ def _end_tracebacks() -> None:
 
 def _are_caught(*signals: signal.Signals) -> bool:
     """Return True if one of the signals has a handler of Python or of C."""
-    caught = 0
-    with contextlib.suppress(OSError, IndexError, ValueError):  # no /proc
-        status = Path("/proc/self/status").read_text()
-        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    status = Path("/proc/self/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
     return any(caught >> (number - 1) & 1 for number in signals)
 
 

@@ -114,8 +114,7 @@ def is_in_wal_mode(store: Path) -> bool:
 def read_run(folder: Path) -> RunInfo:
     """Return run metadata and the present status. Raises RunError for a corrupt file.
 
-    A run of several ranks is live as long as rank 0, and has the status of the rank that caused its
-    end.
+    A run of several ranks is live as long as rank 0, and ends as the rank that caused its end.
     """
     try:
         own = read_rank_file(folder, 0)

@@ -15,23 +15,22 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stepscope.common.files import read_json
-from stepscope.run.folder import is_here, own_start, process_of, rank_json, was_terminated
+from stepscope.run.folder import is_here, process_of, rank_json, start_of, was_terminated
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
 NAMED = 8  # maximum number of ranks in a sentence
 
-_OF_A_PEER = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|Connection refused|pair closure|Socket Timeout"
-    r"|remote process exited|ncclRemoteError|DistNetworkError|DistStoreError"
-    r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
-    r"|another rank (?:had )?failed"
-)
-"""Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
 _LOST_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|pair closure|remote process exited|ncclRemoteError"
 )
-"""The subset that only the exit of another process causes."""
+"""Messages of gloo and NCCL that only the exit of another process causes."""
+_OF_A_PEER = re.compile(
+    rf"{_LOST_PEER.pattern}|Connection refused|Socket Timeout|DistNetworkError|DistStoreError"
+    r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
+    r"|another rank (?:had )?failed"
+)
+"""These, and messages of TCPStore and Stepscope, about another rank that is lost or late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +301,8 @@ def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
         return heartbeat_age_s < STALE_S if mirror["alive"] is None else bool(mirror["alive"])
     if not is_here(run_json):
         return heartbeat_age_s < STALE_S
-    if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == own_start():
+    pid = os.getpid()
+    if run_json.get("pid") == pid and run_json.get("pid_started") == start_of(pid):
         return True  # checked at every poll and click; reading /proc would cost more
     unsure = run_json.get("pid_namespace") is None and heartbeat_age_s < FRESH_S
     return process_of(run_json) is not None or unsure

@@ -36,8 +36,7 @@ _SUBMODULES = "--ignore-submodules=dirty"
 class CodeStateReader:
     """Reads the git state of `code` in the thread `stepscope-code`; `close` stops it.
 
-    `describe` receives `git` of run.json, and `folder` the diff. Nothing is recorded outside of a
-    repository.
+    `describe` receives `git` of run.json, and `folder` the diff. Outside of a repository: nothing.
     """
 
     def __init__(self, code: Path, folder: Path, describe: Callable[..., None]) -> None:

@@ -111,8 +111,7 @@ class Session:
     def describe_torch(self) -> None:
         """Record the versions of torch, at its import.
 
-        The number of its threads is recorded later: torch reads it once, perhaps after the script
-        has changed it.
+        The number of its threads is recorded later: the script may change it before torch reads it.
         """
         before = self.recorder.run_json["environment"]
         self.recorder.describe(environment={**before, **torch_versions()})

@@ -2,8 +2,7 @@
 
 Hooks before and after each `step` of torch's optimizers read the counters of torch's allocator, or
 on a CPU the process's memory. They sum the unique storages of parameters, gradients and optimizer
-states. The script ends like by `sys.exit(0)` after the last requested step, or if a step cannot be
-measured.
+states. The script ends like by `sys.exit(0)` after the last step, or one that is not supported.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,6 +47,7 @@ class WatchedRun:
     prints: bool = True  # False for all but one rank of a machine.
     outcome: RunOutcome = field(default_factory=RunOutcome)
     given_away: bool = False  # True once the ranks are the processes that the script has started.
+    started: int = 1  # Ranks of this machine that Lightning has started, with this process.
     pid: int = field(default_factory=os.getpid)
 
     def ended_by(self, error: BaseException) -> None:
@@ -144,47 +146,37 @@ def follow(run: WatchedRun) -> None:
     """Record the ranks that the script starts into the folder of this run."""
     if run.session is None:
         return
-    PostImportHook(SPAWN, lambda module: _follow(module, "start_processes", run, _spawning)).start()
-    for name in LAUNCHERS:
-        PostImportHook(
-            name, lambda module: _follow(module, "_basic_subprocess_cmd", run, _rerunning)
-        ).start()
+    wraps: list[tuple[str, str, Callable[..., Any]]]
+    wraps = [(SPAWN, "start_processes", _start_processes)]
+    wraps += [(name, "_basic_subprocess_cmd", _rank_command) for name in LAUNCHERS]
+    for name, function, instead in wraps:
+        PostImportHook(name, partial(_follow, function, run, instead)).start()
 
 
-def _follow(
-    module: ModuleType, name: str, run: WatchedRun, make: Callable[..., Callable[..., Any]]
-) -> None:
+def _follow(name: str, run: WatchedRun, instead: Callable[..., Any], module: ModuleType) -> None:
     original = getattr(module, name, None)
     if original is None:
         log.warning("stepscope: %s has no %s: its processes are not recorded", module, name)
     else:
-        setattr(module, name, make(original, run))
+        setattr(module, name, partial(instead, original, run))
 
 
-def _rerunning(command: Callable[[], Sequence[str]], run: WatchedRun) -> Callable[..., Any]:
-    """Wrap Lightning's function that returns the command of a further rank of this machine."""
-
-    started = 1  # This process is the first rank of its machine.
-
-    def watched() -> Sequence[str]:
-        nonlocal started
-        words = list(command())
-        session = run.session
-        # The rank of a process of another node is unknown before its start.
-        if session is None or os.getpid() != run.pid or os.environ.get("NODE_RANK", "0") != "0":
-            return words
-        started += 1
-        try:
-            _join(session, started)
-        except Exception as error:  # noqa: BLE001 - the script must still start the rank
-            log.warning("stepscope: a rank that Lightning starts is not recorded: %s", error)
-            return words
-        join = ["-m", "stepscope.watch", "--rank-of", str(session.recorder.folder)]
-        if run.words:
-            join += ["--with", run.words]
-        return [words[0], *join, *words[1:]]
-
-    return watched
+def _rank_command(original: Callable[[], Sequence[str]], run: WatchedRun) -> Sequence[str]:
+    """Return Lightning's command of a further rank of this machine, which is watched."""
+    words, session = list(original()), run.session
+    # The rank of a process of another node is unknown before its start.
+    if session is None or os.getpid() != run.pid or os.environ.get("NODE_RANK", "0") != "0":
+        return words
+    run.started += 1
+    try:
+        _join(session, run.started)
+    except Exception as error:  # noqa: BLE001 - the script must still start the rank
+        log.warning("stepscope: a rank that Lightning starts is not recorded: %s", error)
+        return words
+    join = ["-m", "stepscope.watch", "--rank-of", str(session.recorder.folder)]
+    if run.words:
+        join += ["--with", run.words]
+    return [words[0], *join, *words[1:]]
 
 
 def _join(session: ScriptSession, started: int) -> None:
@@ -196,28 +188,26 @@ def _join(session: ScriptSession, started: int) -> None:
         session.recorder.describe(rank=0, local_rank=0, world_size=world_size)
 
 
-def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:
-    """Wrap `start_processes`, so that the ranks are the new processes instead of this one."""
-
-    def watched(
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        nprocs: int = 1,
-        join: bool = True,
-        daemon: bool = False,
-        start_method: str = "spawn",
-        **more: Any,
-    ) -> Any:
-        is_idle = run.session and not run.given_away and run.session.recorder.step == 0
-        # Without a GPU, scripts that start one process per GPU start none.
-        if nprocs and start_method != "fork" and os.getpid() == run.pid and is_idle:
-            try:
-                fn = _give_away(run, fn, nprocs)
-            except Exception as error:  # noqa: BLE001 - the script must still start them
-                log.warning("stepscope: spawned processes are not recorded: %s", error)
-        return start(fn, args, nprocs, join, daemon, start_method, **more)
-
-    return watched
+def _start_processes(
+    original: Callable[..., Any],
+    run: WatchedRun,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+    **more: Any,
+) -> Any:
+    """Start processes of torch; the ranks are the new processes instead of this one."""
+    is_idle = run.session and not run.given_away and run.session.recorder.step == 0
+    # Without a GPU, scripts that start one process per GPU start none.
+    if nprocs and start_method != "fork" and os.getpid() == run.pid and is_idle:
+        try:
+            fn = _give_away(run, fn, nprocs)
+        except Exception as error:  # noqa: BLE001 - the script must still start them
+            log.warning("stepscope: spawned processes are not recorded: %s", error)
+    return original(fn, args, nprocs, join, daemon, start_method, **more)
 
 
 def _give_away(run: WatchedRun, fn: Callable[..., Any], count: int) -> SpawnedRank:

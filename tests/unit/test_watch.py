@@ -287,5 +287,6 @@ def test_a_script_gives_its_run_to_the_processes_that_it_spawns(
     calls: list[int] = []
     monkeypatch.setattr(watched_run, "_give_away", lambda run, fn, count: calls.append(count))
     session: Any = SimpleNamespace(recorder=SimpleNamespace(step=0))
-    watched_run._spawning(lambda *args, **kwargs: None, WatchedRun(session))(print, nprocs=count)
+    run = WatchedRun(session)
+    watched_run._start_processes(lambda *args, **kwargs: None, run, print, nprocs=count)
     assert calls == [count] * given

@@ -79,7 +79,8 @@ class DataLoaderHook:
             state.exclude(began_s, now_s)
             return
         if state.evaluation is not None:
-            state.end_evaluation(began_s)
+            state.exclude(began_s, began_s)  # also the time since the evaluation's last batch
+            state.close_evaluation()
         current.batches += 1
         if number == current.until:
             current.ended_s = now_s

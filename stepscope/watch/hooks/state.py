@@ -149,12 +149,6 @@ class HookState:
             self.close_evaluation()
         self.evaluation = began_s, ended_s, self.backwards
 
-    def end_evaluation(self, now_s: float) -> None:
-        """Also exclude the time from the evaluation's last batch to this training batch."""
-        if self.evaluation is not None and self.evaluation[2] == self.backwards:
-            self.evaluation = self.evaluation[0], now_s, self.backwards
-        self.close_evaluation()
-
     def close_evaluation(self) -> None:
         """Subtract the evaluation so far from the step time."""
         if self.evaluation is not None:

@@ -84,8 +84,7 @@ class StepTimer:
 class StepPhaseTimer:
     """Sums the phases of a step. Training thread only.
 
-    `mark_s` is the end of the last batch, `backward()` or step. The time from a step to the next
-    batch is in no phase.
+    `mark_s` is the end of the last batch, `backward()` or step. No phase has the wait for data.
     """
 
     __slots__ = ("_backward_s", "_ddp", "_forward_s", "_guard", "mark_s")
@@ -129,66 +128,41 @@ def attach(torch: ModuleType, state: HookState) -> None:
 
 
 class CopyTimer:
-    """Times the copies of one step; `measuring` is True during a measured step."""
+    """Measures the device time of a step's copies to the current GPU by `to` and `cuda` of tensors.
 
-    def __init__(self, new_event: Callable[[], Any]) -> None:
-        self._pairs = CudaEventTimerPool(new_event, PAIRS)
+    Two CUDA events bracket a copy and are read once the device has completed them, without waiting.
+    A pair costs the host about 20 us, so only one step in 10 ms is measured. Only calls through a
+    tensor are wrapped: scripts compare `torch.Tensor.to`, the `func` of `__torch_function__`.
+    """
+
+    def __init__(self, torch: ModuleType, state: HookState) -> None:
+        self._state = state
+        self._torch = torch
+        self._is_compiling = torch.compiler.is_compiling
+        self._pairs = CudaEventTimerPool(lambda: torch.cuda.Event(enable_timing=True), PAIRS)
         self._under_way: list[CudaEventPair] = []
-        self._missed = False
-        self.measuring = True
+        self._missed = self._is_copying = False
+        self._measuring = True
         self._begun = time.perf_counter()
-
-    def begin(self) -> CudaEventPair | None:
-        """Record the first event of a pair; return None if all pairs are in use."""
-        pair = self._pairs.begin()
-        self._missed = self._missed or pair is None
-        return pair
-
-    def end(self, pair: CudaEventPair) -> None:
-        self._pairs.end(pair)
-        self._under_way.append(pair)
 
     def harvest(self) -> float | None:
         """Return the seconds of a measured step's copies, once, after all have completed.
 
         Called at the end of each step. Returns None for other steps, and if a copy was not timed.
         """
-        now, ended, self.measuring = time.perf_counter(), self.measuring, False
+        now, ended, self._measuring = time.perf_counter(), self._measuring, False
         copy_s = None
         if (ended or self._under_way) and all(map(self._pairs.has_ended, self._under_way)):
             pairs, self._under_way = self._under_way, []
             total_s = sum(map(self._pairs.seconds, pairs))
             copy_s, self._missed = None if self._missed else total_s, False
         if not self._under_way and now - self._begun >= LEAST_S:
-            self.measuring, self._begun = True, now
+            self._measuring, self._begun = True, now
         return copy_s
-
-
-class H2DCopyHook:
-    """Measures the device time of copies to the current GPU by `to` and `cuda` of CPU tensors.
-
-    Two CUDA events bracket a copy and are read once the device has completed them, without waiting.
-    A pair costs the host about 20 us, so only one step in 10 ms is measured. Only calls through a
-    tensor are wrapped, because `__torch_function__` receives `torch.Tensor.to` as `func`, and
-    scripts compare it.
-    """
-
-    def __init__(self, torch: ModuleType, state: HookState, transfers: CopyTimer) -> None:
-        self._state = state
-        self._transfers = transfers
-        self._is_compiling = torch.compiler.is_compiling
-        self._is_capturing = torch.cuda.is_current_stream_capturing
-        self._current = torch.cuda.current_device
-        self._device: type[Any] = torch.device
-        self._tensor: type[Any] = torch.Tensor
-        self._plainly = torch._C.DisableTorchFunction
-        """Hides the reading of properties from torch-function modes and subclasses."""
-        self._is_copying = False
 
     def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
         """Return a function that binds a Tensor method; `default` is its default target device."""
         state, is_compiling, guard = self._state, self._is_compiling, HookGuard("perf/h2d")
-        transfers = self._transfers
 
         @functools.wraps(original)
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,11 +175,11 @@ class H2DCopyHook:
                 return original(tensor, *args, **kwargs)
             finally:
                 self._is_copying = False
-                guard.call(transfers.end, pair)
+                guard.call(self._end, pair)
 
         def bind(tensor: Any) -> Function | None:
             # A nested call, as of a subclass, is part of the copy.
-            if not transfers.measuring or self._is_copying or is_compiling():
+            if not self._measuring or self._is_copying or is_compiling():
                 return None
             return MethodType(copy, tensor) if get_ident() == state.thread else None
 
@@ -214,26 +188,34 @@ class H2DCopyHook:
         return bind
 
     def _begin(self, tensor: Any, target: Any) -> CudaEventPair | None:
-        with self._plainly():
+        torch = self._torch
+        # Hides the reading of properties from torch-function modes and subclasses.
+        with torch._C.DisableTorchFunction():
             if not tensor.is_cpu:
                 return None
-            if isinstance(target, self._tensor):
+            if isinstance(target, torch.Tensor):
                 target = target.device
             elif isinstance(target, str):
-                target = self._device(target)
+                target = torch.device(target)
             elif type(target) is int:
-                target = self._device("cuda", target)
-            if not isinstance(target, self._device) or target.type != "cuda":
+                target = torch.device("cuda", target)
+            if not isinstance(target, torch.device) or target.type != "cuda":
                 return None
-            if target.index not in (None, self._current()) or self._is_capturing():
+            is_other = target.index not in (None, torch.cuda.current_device())
+            if is_other or torch.cuda.is_current_stream_capturing():
                 return None
-            return self._transfers.begin()
+            pair = self._pairs.begin()
+            self._missed = self._missed or pair is None
+            return pair
+
+    def _end(self, pair: CudaEventPair) -> None:
+        self._pairs.end(pair)
+        self._under_way.append(pair)
 
 
 def attach_copies(torch: ModuleType, state: HookState) -> CopyTimer:
     """Wrap `to` and `cuda` of tensors, after the initialization of CUDA."""
-    transfers = CopyTimer(lambda: torch.cuda.Event(enable_timing=True))
-    around, owner = H2DCopyHook(torch, state, transfers).around, torch.Tensor
-    replace_bound(owner, "to", functools.partial(around, default=None))
-    replace_bound(owner, "cuda", functools.partial(around, default="cuda"))
-    return transfers
+    copies = CopyTimer(torch, state)
+    replace_bound(torch.Tensor, "to", functools.partial(copies.around, default=None))
+    replace_bound(torch.Tensor, "cuda", functools.partial(copies.around, default="cuda"))
+    return copies
