@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +48,11 @@ def _torchs(server: Services, uuid: str) -> str:
     if not server.devices_known:
         return "unknown until torch has started"
     index = server.cuda_indices().get(uuid)
-    return "none: torch does not use it here" if index is None else f"cuda:{index}"
+    if index is not None:
+        return f"cuda:{index}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    unused = "torch does not use it here"
+    return f"none: {unused if visible is None else f'CUDA_VISIBLE_DEVICES is {visible[:80]!r}'}"
 
 
 def finite(name: str, text: str) -> float:

@@ -78,6 +78,9 @@ def test_the_details_tell_torchs_name_of_a_gpu_or_why_it_has_none(
         rows = {row[0]: row[1] for group in groups for row in group["rows"]}
         return str(rows["Torch's name here"])
 
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert told() == "none: CUDA_VISIBLE_DEVICES is '3,1'"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert told() == "none: torch does not use it here"
     monkeypatch.setattr(server, "cuda_indices", lambda: {info().uuid: 2})
     assert told() == "cuda:2"
