@@ -179,7 +179,6 @@ def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
                 "edited. Repeat the whole command to resume it, or give another folder."
             )
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder, plan)
     return folder
 
