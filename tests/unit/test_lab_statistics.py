@@ -150,11 +150,30 @@ def test_estimates_are_fractions_with_a_margin_of_error() -> None:
 
 def test_losses_are_compared_by_ratio_and_by_difference_where_one_is_not_above_0() -> None:
     assert log_ratios([(2.0, 4.0)]) == [pytest.approx(math.log(2))]
-    assert loss_differences([(2.0, 4.0)]) == [pytest.approx(math.log(2))]
-    assert loss_differences([(0.0, 0.0), (2.0, 3.0)]) == [0.0, 1.0]
-    assert loss_differences([(-2.0, -1.0), (-2.0, -2.0)]) == [0.5, 0.0]  # less negative is worse
-    assert loss_differences([(0.0, 0.0)]) == [0.0]
-    assert loss_differences([(0.0, 0.5)]) == [0.5]
+    assert loss_differences([(2.0, 4.0)]) == ([pytest.approx(math.log(2))], True)
+    for pairs, expected in (
+        ([(0.0, 0.0), (2.0, 3.0)], [0.0, 1.0]),
+        ([(-2.0, -1.0), (-2.0, -2.0)], [0.5, 0.0]),  # less negative is worse
+        ([(0.0, 0.0)], [0.0]),
+        ([(0.0, 0.5)], [0.5]),
+    ):
+        assert loss_differences(pairs) == (expected, False)
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "side"),
+    [
+        *((1.0, 0.01, Side.ABOVE), (-1.0, 0.01, Side.BELOW), (-1.5, 0.01, Side.BELOW)),
+        *((0.0, 0.0107, Side.SAME), (0.0, 0.0109, Side.OPEN)),
+    ],
+)
+def test_differences_of_losses_that_are_not_above_0_are_fractions(
+    mean: float, error: float, side: Side
+) -> None:
+    found = judge_loss(spread(mean, error), RULES, are_logs=False)
+    half = error * student.isf(0.025, 4)
+    assert (found.side, found.effect) == (side, pytest.approx(mean))
+    assert (found.low, found.high) == (pytest.approx(mean - half), pytest.approx(mean + half))
 
 
 def test_spearman_agrees_with_published_values() -> None:
