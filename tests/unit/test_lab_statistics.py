@@ -23,6 +23,7 @@ from stepscope.lab.statistics import (
     loss_differences,
     moderated,
 )
+from stepscope.lab.verdict_text import of_drift
 
 RULES = Rules(looks=(5, 8, 12), max_rounds=12, alpha=0.05, margin=0.01, same=0.03)
 ONE_LOOK = Rules(looks=(5,), max_rounds=5, alpha=0.05, margin=0.01, same=0.03)
@@ -192,6 +193,15 @@ def test_spearman_agrees_with_published_values() -> None:
     tied = drift([1, 1, 2, 2, 3])
     assert tied is not None
     assert tied.rho == pytest.approx(0.9487, abs=1e-4)
+
+
+def test_a_drift_has_no_size_that_contradicts_its_direction() -> None:
+    found = drift([100, *(120 - number / 2 for number in range(15))])
+    for size, is_shown in ((0.13, False), (-0.13, True), (None, False)):
+        sentence = of_drift(found, size)
+        assert sentence is not None
+        assert "slower" in sentence["text"]
+        assert ("13.0%" in sentence["text"]) is is_shown
 
 
 def test_a_loss_is_equal_only_if_its_interval_lies_within_the_margin() -> None:
