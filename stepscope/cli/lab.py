@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from stepscope.common.secrets import without_secrets
 from stepscope.lab import command, gate
@@ -97,7 +97,9 @@ def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tri
     words = list(argv) if options.folder else ["--folder", str(folder), *argv]
     again = shlex.join(["stepscope", "lab", *words])
     code = command.close(options, sweep, again, gates=bool(gates))
-    return _judge(folder, plan, sweep, gates) if gates and code == command.FINISHED else code
+    if not gates or code != command.FINISHED:
+        return code
+    return _judge(folder, plan, sweep, gates, sys.stderr if options.json == "-" else sys.stdout)
 
 
 def command_of(
@@ -146,8 +148,10 @@ def _gates(texts: Sequence[str]) -> list[Gate]:
         raise UsageError(str(error)) from error
 
 
-def _judge(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequence[Gate]) -> int:
-    """Print the results of the gates as Markdown; return the exit code."""
+def _judge(
+    folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequence[Gate], out: TextIO
+) -> int:
+    """Write the results of the gates as Markdown to `out`; return the exit code."""
     failed = [
         f"{arm['name']}: {arm['reason']}" for arm in sweep["arms"] if arm["verdict"] == "failed"
     ]
@@ -162,7 +166,7 @@ def _judge(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequ
     results = gate.judge_gates(plan, trials, gates)
     verdict = gate.worst(results)
     code = gate.EXIT_CODES[verdict]
-    sys.stdout.write(f"\n{gate.markdown(results)}\nResult: **{verdict}** (exit code {code}).\n")
+    out.write(f"\n{gate.markdown(results)}\nResult: **{verdict}** (exit code {code}).\n")
     return code
 
 
@@ -179,7 +183,6 @@ def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
                 "edited. Repeat the whole command to resume it, or give another folder."
             )
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder, plan)
     return folder
 

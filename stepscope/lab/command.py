@@ -46,7 +46,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
     add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
     add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
-    add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
+    add("--folder", metavar="DIR", help="new folder for the sweep, or one to resume")
     add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
 
 

@@ -203,7 +203,8 @@ def _judge(
             state.decided.add(name)
         losses = [(_loss(a), _loss(b)) for a, b in pairs[name]]
         finite = [(a, b) for a, b in losses if a is not None and b is not None]
-        state.loss[name] = judge_loss(loss_differences(finite), rules)
+        values, are_logs = loss_differences(finite)
+        state.loss[name] = judge_loss(values, rules, are_logs=are_logs)
         state.broken[name] = sum(
             a is not None and b is None and not metrics["loss_finite"]
             for (a, b), (_, metrics) in zip(losses, pairs[name], strict=True)

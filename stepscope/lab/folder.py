@@ -81,7 +81,10 @@ def sweep_folders(root: Path) -> Iterator[Path]:
 
 
 def write_plan(folder: Path, plan: SweepPlan) -> None:
-    """Write plan.json and a pending sweep.json. Raises OSError."""
+    """Write plan.json and a pending sweep.json. Raises OSError, SweepError for a user's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):  # a trial deletes and truncates files of the folder
+        raise SweepError(f"{folder}: is no sweep and not empty. Give a new or an empty folder.")
     now = time.time()
     write_json(folder / PLAN_JSON, {"schema": SCHEMA, **plan.to_dict()})
     pending = {

@@ -122,9 +122,9 @@ def _with_keyword(text: str, setting: AppliedSetting, place: CallPlace) -> str |
     tree = _parsed(text)
     if tree is None or setting.name not in (*LOADER, "fused"):
         return None
-    named = "DataLoader"
+    named = ["DataLoader"]
     if setting.name == "fused":
-        named = setting.lines[0].partition("(")[0] if setting.lines else ""
+        named = [line.partition("(")[0] for line in setting.lines]
     calls = [one for one in _calls(tree, named) if one.lineno <= place.line <= _end(one)]
     if len(calls) != 1:
         return None
@@ -213,21 +213,21 @@ def _edited(text: str, edit: _Edit, expected: ast.Module) -> str | None:
     return result if same else None
 
 
-def _calls(tree: ast.Module, named: str) -> list[ast.Call]:
-    """Return the calls of a class of torch, also by the alias of an import."""
+def _calls(tree: ast.Module, named: Sequence[str]) -> list[ast.Call]:
+    """Return the calls of classes of torch, also by the alias of an import."""
     aliases = {
         name.asname
         for one in ast.walk(tree)
         if isinstance(one, ast.ImportFrom)
         for name in one.names
-        if name.name == named
+        if name.name in named
     }
     found = []
     for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
         function = call.func
         name = function.attr if isinstance(function, ast.Attribute) else None
         name = function.id if isinstance(function, ast.Name) else name
-        if name == named or (name is not None and name in aliases):
+        if name is not None and (name in named or name in aliases):
             found.append(call)
     return found
 

@@ -10,7 +10,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -162,28 +162,27 @@ def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str,
     for (name, values), variance, free in zip(several.items(), variances, degrees, strict=True):
         mean, low, high = _interval(values, variance, free, level)
         none = -margin <= low and high <= margin
-        none |= low <= 0 <= high and _within(low, high, rules.same)
+        none |= math.log1p(-rules.same) <= low <= 0 <= high <= math.log1p(rules.same)
         findings[name] = _finding(len(values), mean, low, high, margin, same=none)
     return findings
 
 
-def judge_loss(differences: Sequence[float], rules: Rules) -> EffectEstimate:
+def judge_loss(
+    differences: Sequence[float], rules: Rules, *, are_logs: bool = True
+) -> EffectEstimate:
     """Estimate the difference in loss of one variant: ABOVE, BELOW, or SAME if shown equal.
 
     This is an equivalence test: the interval of level alpha is within ±`same`, which is two
     one-sided tests at alpha / 2 (Schuirmann 1987, doi:10.1007/BF01068419). Variances are not
     pooled: the losses of some settings are reproduced bit for bit, those of others are not.
     """
-    values, margin = np.asarray(differences), math.log1p(rules.margin)
+    values, scale = np.asarray(differences), math.log1p if are_logs else float
     if len(values) < 2:
         return EffectEstimate(Side.OPEN, len(values))
     mean, low, high = _interval(values, values.var(ddof=1), len(values) - 1.0, rules.alpha)
-    equal = _within(low, high, rules.same)
-    return _finding(len(values), mean, low, high, margin, same=equal)
-
-
-def _within(low: float, high: float, same: float) -> bool:
-    return math.log1p(-same) <= low and high <= math.log1p(same)
+    equal = scale(-rules.same) <= low and high <= scale(rules.same)
+    found = _finding(len(values), mean, low, high, scale(rules.margin), same=equal)
+    return found if are_logs else replace(found, effect=mean, low=low, high=high)
 
 
 def _interval(
@@ -251,16 +250,16 @@ def log_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
     return [math.log(variant) - math.log(reference) for reference, variant in pairs]
 
 
-def loss_differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the differences of finite losses (reference, variant), paired by seed.
+def loss_differences(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], bool]:
+    """Return the differences of finite losses (reference, variant), and True for log ratios.
 
-    These are log ratios if all losses are above 0. Otherwise a ratio has no meaning, and the
-    differences are divided by the mean absolute loss of the reference unless it is 0.
+    These need losses above 0. Otherwise a ratio has no meaning, and the differences are fractions
+    of the mean absolute loss of the reference unless it is 0.
     """
     if all(reference > 0 and variant > 0 for reference, variant in pairs):
-        return log_ratios(pairs)
+        return log_ratios(pairs), True
     size = sum(abs(reference) for reference, _ in pairs) / len(pairs)
-    return [(variant - reference) / (size or 1.0) for reference, variant in pairs]
+    return [(variant - reference) / (size or 1.0) for reference, variant in pairs], False
 
 
 @dataclass(frozen=True, slots=True)

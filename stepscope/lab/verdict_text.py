@@ -138,10 +138,12 @@ def of_drift(found: DriftTest | None, first_to_last: float | None) -> dict[str, 
     text = f"The baseline shows no drift over the rounds {figures}."
     if found.p < 0.05:
         way = "slower" if found.rho < 0 else "faster"
-        size = "" if first_to_last is None else f" by {percent(abs(first_to_last))}"
+        size = " over the rounds"
+        if first_to_last is not None and found.rho * first_to_last > 0:  # noise may contradict
+            size = f" by {percent(abs(first_to_last))} from the first to the last round"
         text = (
-            f"The machine got {way}{size} from the first to the last round {figures}. Each "
-            "round compares its own trials, so the verdicts hold; intervals may be wider."
+            f"The machine got {way}{size} {figures}. Each round compares its own trials, so the "
+            "verdicts hold; intervals may be wider."
         )
     return {"rho": found.rho, "p": found.p, "text": text}
 

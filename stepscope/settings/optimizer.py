@@ -76,7 +76,8 @@ class Implementation(Setting):
         return self._kept > 0, text if self._steps else f"{named} made no step."
 
     def lines(self) -> list[str]:
-        return [f"{(*self._names, 'AdamW')[0]}(..., {self.name}=True)"]
+        names = dict.fromkeys(self._names or ["AdamW"])
+        return [f"{name}(..., {self.name}=True)" for name in names]
 
 
 class Fused(Implementation):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,9 @@ def taken(folder: Path) -> int:
 
 
 def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: Path) -> None:
-    (tmp_path / f"{RUN}-of-a-killed-sweep").mkdir()
+    mine = tmp_path / f"{RUN}of-the-user"
+    mine.mkdir()
+    tempfile.mkdtemp(prefix=RUN, dir=tmp_path)  # of a killed sweep
     process = TrialProcess("trainer.lab.trial_run", tmp_path)
     first, same, other = (process.take(job(seed=seed), 120) for seed in (3, 3, 4))
     metrics = first["metrics"]
@@ -64,7 +67,7 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     assert metrics["loss"] == same["metrics"]["loss"]
     assert metrics["loss"] != other["metrics"]["loss"]
     assert first["seconds"] > 0
-    assert not list(tmp_path.glob(f"{RUN}*/"))
+    assert list(tmp_path.glob(f"{RUN}*/")) == [mine]
 
 
 def test_a_trial_has_a_constant_learning_rate_and_ends_by_time(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.cli import lab, tune
 from stepscope.lab.command import FAILED, FINISHED, STOPPED, USAGE
 from stepscope.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
 from stepscope.lab.plan import Variant
@@ -89,6 +90,23 @@ def test_wrong_usage_is_a_sentence(
         assert main(words.split()) == USAGE
         assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_other_files_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trial would delete and truncate files in it."""
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "samples.jsonl").write_text("a line without its end")
+    (script := tmp_path / "train.py").touch()
+    at = ["--folder", str(mine)]
+    assert main([*at, "--workload", "linear", "--device", "cpu"]) == USAGE
+    assert lab.main([*at, "--variant", "tf32", str(script)], 4) == USAGE
+    assert tune.main([*at, str(script)]) == USAGE
+    assert capsys.readouterr().err.count("not empty") == 3
+    assert [(one.name, one.read_text()) for one in mine.iterdir()] == [
+        ("samples.jsonl", "a line without its end")
+    ]
 
 
 def test_ctrl_c_during_imports_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

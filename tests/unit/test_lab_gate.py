@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,7 +188,7 @@ def test_a_metric_without_values_is_an_error(
     made = plan("new: --new")
     monkeypatch.setattr(lab, "read_samples", lambda _: sweep(made, 0.0, 1))
     found = {
-        metric: lab._judge(tmp_path, made, {"arms": []}, [Gate(metric, 0.05)])
+        metric: lab._judge(tmp_path, made, {"arms": []}, [Gate(metric, 0.05)], sys.stdout)
         for metric in ("energy", "step_time")
     }
     assert found == {"energy": 1, "step_time": 0}
@@ -202,6 +205,22 @@ def test_only_markdown_is_on_stdout_with_a_gate(
         command.close(options, {"baseline": {}, "status": "finished"}, "", gates=gates)
         out, err = capsys.readouterr()
         assert ("the table" in out, "the table" in err) == (not gates, gates)
+
+
+def test_only_json_is_on_stdout_if_both_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    done = {"status": "finished", "baseline": None, "reason": "", "arms": []}
+    monkeypatch.setattr(lab, "SweepRunner", lambda *_: SimpleNamespace(run=lambda: done))
+    monkeypatch.setattr(lab, "read_samples", lambda _: sweep(plan("new: --new"), 0.0, 1))
+    (tmp_path / "t.py").touch()
+    argv = ["--gate", "step_time:+3%", "--json", "-", "--folder", str(tmp_path / "sweep")]
+    argv += ["--variant", "new: --new", str(tmp_path / "t.py")]
+    assert lab.main(argv, len(argv) - 1) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == done
+    assert "| new | step_time |" in err
 
 
 def test_equal_memory_passes_a_gate_without_an_allowance() -> None:

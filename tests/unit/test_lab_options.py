@@ -80,6 +80,15 @@ def test_a_variant_includes_its_requirements() -> None:
         assert make_variant(change, base, [GPU]).changes == change | more
 
 
+def test_accumulation_keeps_the_samples_per_step_or_is_impossible() -> None:
+    config = replace(defaults(Workload.DIGITS_CNN), batch_size=30)
+    found = make_variant({"gradient_accumulation_steps": 4}, config, [CPU])
+    assert found.problem is not None
+    assert found.problem.field == "gradient_accumulation_steps"
+    for changes in ({"gradient_accumulation_steps": 3}, {**found.changes, "batch_size": 7}):
+        assert make_variant(changes, config, [CPU]).problem is None
+
+
 def test_words_of_variants() -> None:
     assert changes("precision=bf16,num_workers=2+prefetch_factor=4") == {
         "precision=bf16": {"precision": "bf16"},

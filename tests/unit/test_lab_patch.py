@@ -126,6 +126,19 @@ def test_several_settings_of_one_script() -> None:
     ast.parse(found.text)
 
 
+def test_optimizers_of_two_classes_are_changed() -> None:
+    source = f"{IMPORTS}a = torch.optim.Adam(p)\nb = torch.optim.SGD(q)\n"
+    lines = ["Adam(..., fused=True)", "SGD(..., fused=True)"]
+    places = [CallPlace("train.py", line) for line in (3, 4)]
+    both = replace(setting("fused", True, None, *lines), places=places)
+    found = patched(source, both)
+    assert found.text == source.replace("p)", "p, fused=True)").replace("q)", "q, fused=True)")
+    assert found.by_hand == []
+    one_line = source.replace("p)\nb", "p); b")
+    found = patched(one_line, replace(both, places=places[:1]))
+    assert (found.diff, found.by_hand[0].lines) == ("", lines)
+
+
 def test_a_call_in_another_file_is_changed_by_hand() -> None:
     entry = AppliedSetting(
         name="fused",

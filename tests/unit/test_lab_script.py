@@ -92,6 +92,8 @@ def test_variants_of_one_option_are_not_combined(script: Path) -> None:
     plan = plan_of(script, "a: --lr 1", "b: --lr 2", "c: --amp", "env:A=1")
     changes = [arm.changes for arm in plan.arms]
     assert plan.combine(changes[0], changes[1])[1] == "--lr is in the combination already"
+    negative = [variant(text).changes for text in ("x: --x -1", "y: --y -1")]
+    assert plan.combine(*negative) == ({"arguments": ["--x", "-1", "--y", "-1"]}, None)
     together, refused = plan.combine(changes[0], changes[2])
     assert (together, refused) == ({"arguments": ["--lr", "1", "--amp"]}, None)
     assert plan.combine(together, changes[3])[0] == {**together, "env:A": "1"}

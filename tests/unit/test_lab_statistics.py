@@ -23,6 +23,7 @@ from stepscope.lab.statistics import (
     loss_differences,
     moderated,
 )
+from stepscope.lab.verdict_text import of_drift
 
 RULES = Rules(looks=(5, 8, 12), max_rounds=12, alpha=0.05, margin=0.01, same=0.03)
 ONE_LOOK = Rules(looks=(5,), max_rounds=5, alpha=0.05, margin=0.01, same=0.03)
@@ -150,11 +151,30 @@ def test_estimates_are_fractions_with_a_margin_of_error() -> None:
 
 def test_losses_are_compared_by_ratio_and_by_difference_where_one_is_not_above_0() -> None:
     assert log_ratios([(2.0, 4.0)]) == [pytest.approx(math.log(2))]
-    assert loss_differences([(2.0, 4.0)]) == [pytest.approx(math.log(2))]
-    assert loss_differences([(0.0, 0.0), (2.0, 3.0)]) == [0.0, 1.0]
-    assert loss_differences([(-2.0, -1.0), (-2.0, -2.0)]) == [0.5, 0.0]  # less negative is worse
-    assert loss_differences([(0.0, 0.0)]) == [0.0]
-    assert loss_differences([(0.0, 0.5)]) == [0.5]
+    assert loss_differences([(2.0, 4.0)]) == ([pytest.approx(math.log(2))], True)
+    for pairs, expected in (
+        ([(0.0, 0.0), (2.0, 3.0)], [0.0, 1.0]),
+        ([(-2.0, -1.0), (-2.0, -2.0)], [0.5, 0.0]),  # less negative is worse
+        ([(0.0, 0.0)], [0.0]),
+        ([(0.0, 0.5)], [0.5]),
+    ):
+        assert loss_differences(pairs) == (expected, False)
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "side"),
+    [
+        *((1.0, 0.01, Side.ABOVE), (-1.0, 0.01, Side.BELOW), (-1.5, 0.01, Side.BELOW)),
+        *((0.0, 0.0107, Side.SAME), (0.0, 0.0109, Side.OPEN)),
+    ],
+)
+def test_differences_of_losses_that_are_not_above_0_are_fractions(
+    mean: float, error: float, side: Side
+) -> None:
+    found = judge_loss(spread(mean, error), RULES, are_logs=False)
+    half = error * student.isf(0.025, 4)
+    assert (found.side, found.effect) == (side, pytest.approx(mean))
+    assert (found.low, found.high) == (pytest.approx(mean - half), pytest.approx(mean + half))
 
 
 def test_spearman_agrees_with_published_values() -> None:
@@ -173,6 +193,15 @@ def test_spearman_agrees_with_published_values() -> None:
     tied = drift([1, 1, 2, 2, 3])
     assert tied is not None
     assert tied.rho == pytest.approx(0.9487, abs=1e-4)
+
+
+def test_a_drift_has_no_size_that_contradicts_its_direction() -> None:
+    found = drift([100, *(120 - number / 2 for number in range(15))])
+    for size, is_shown in ((0.13, False), (-0.13, True), (None, False)):
+        sentence = of_drift(found, size)
+        assert sentence is not None
+        assert "slower" in sentence["text"]
+        assert ("13.0%" in sentence["text"]) is is_shown
 
 
 def test_a_loss_is_equal_only_if_its_interval_lies_within_the_margin() -> None:

@@ -297,6 +297,13 @@ def test_the_reports_name_a_search_without_a_result(tmp_path: Path) -> None:
     assert "none: the loss of each combination that was faster is worse." in text
 
 
+def test_a_loss_below_0_is_compared_by_difference(tmp_path: Path) -> None:
+    answers = {"kernel_warmup": {"metrics": {"loss": -0.5}}}
+    found = measured(tmp_path, {"kernel_warmup": 0.1}, WARMUP, answers=answers)
+    loss = found["arms"][0]["loss"]
+    assert (loss["verdict"], loss["effect"]) == ("better", pytest.approx(-2, rel=0.05))
+
+
 def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_variant(tmp_path: Path) -> None:
     noise = random.Random(3)
     answers = {"kernel_warmup": lambda job: {"metrics": {"loss": 0.5 * (1 + noise.gauss(0, 0.1))}}}

@@ -72,8 +72,10 @@ def tuned(
 ) -> tuple[dict[str, Any], SimulatedTrials]:
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text("import torch\n")
+    script = script_command(str(folder / "train.py"), [], is_module=False)
+    folder /= "sweep"
     plan = TunePlan(
-        script=script_command(str(folder / "train.py"), [], is_module=False),
+        script=script,
         arms=tuple(map(variant, names)),
         minutes=minutes,
         steps=100,
@@ -99,7 +101,8 @@ def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
     assert verdicts["num_workers=2 persistent_workers"] != "impossible"  # it brings the workers
     assert sweep["plan"]["baselines"] == 2
     assert sweep["plan"]["minutes"] == 8
-    assert {one["setting"] for one in json.loads((tmp_path / "patch.json").read_text())["by_hand"]}
+    patch = json.loads((tmp_path / "sweep/patch.json").read_text())
+    assert {one["setting"] for one in patch["by_hand"]}
 
 
 def test_one_slow_trial_does_not_end_the_sweep(tmp_path: Path) -> None:
@@ -114,7 +117,7 @@ def test_no_gain_is_found_where_none_is(tmp_path: Path) -> None:
         sweep, trials = tuned(tmp_path / str(seed), {}, seed, minutes=4)
         gains += sweep["best"] is not None and sweep["best"]["verdict"] == "faster"
         assert trials.seconds <= 4 * 60
-        assert json.loads((tmp_path / str(seed) / "patch.json").read_text())["diff"] == ""
+        assert json.loads((tmp_path / str(seed) / "sweep/patch.json").read_text())["diff"] == ""
     assert gains <= 1
 
 

@@ -275,6 +275,13 @@ def test_two_implementations_exclude_each_other() -> None:
         assert found.states() == {"fused": "in effect", "foreach": "refused"}
 
 
+def test_an_implementation_has_the_lines_of_each_class() -> None:
+    with applied("fused") as found:
+        for kind in (torch.optim.Adam, torch.optim.SGD, torch.optim.Adam):
+            kind(network().parameters(), lr=0.1)
+        assert found["fused"]["lines"] == ["Adam(..., fused=True)", "SGD(..., fused=True)"]
+
+
 def test_fused_undone_by_a_checkpoint_is_seen() -> None:
     model = network()
     state = torch.optim.AdamW(model.parameters()).state_dict()

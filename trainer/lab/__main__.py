@@ -108,7 +108,6 @@ def _folder_and_plan(
         print_error(f"{note}.")
     if folder is None:
         folder = new_sweep_folder(runs_root(), plan.config.workload)
-    folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder, plan)
     return folder, plan
 

@@ -137,6 +137,11 @@ def make_variant(
     except ConfigError as error:
         problem = error.problem
     problem = problem or speed_problem(str(whole.get("device", "")))
+    samples = config.batch_size * config.gradient_accumulation_steps
+    parts = changes.get("gradient_accumulation_steps", 1)
+    if problem is None and "batch_size" not in changes and samples % parts:
+        reason = f"{samples} samples per step are not divisible by {parts}"
+        problem = ConfigIssue("gradient_accumulation_steps", reason, "Give a batch_size too")
     shown = (item for item in whole.items() if item[0] != "runner")  # follows from the strategy
     label = ", ".join(_label(field, value, config) for field, value in shown)
     return Variant(name=name or variant_name(changes), label=label, changes=whole, problem=problem)
