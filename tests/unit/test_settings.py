@@ -348,6 +348,7 @@ class AnySgd(torch.optim.SGD):
         (lambda p: torch.optim.Adam(p, fused=True), "already has fused=True"),
         (lambda p: torch.optim.Adam(p, foreach=True), "already has foreach=True"),
         (lambda p: OwnSgd(p), "not a class of torch.optim"),
+        (lambda _: torch.optim.SGD([torch.zeros(2, dtype=torch.bfloat16)]), "16-bit"),
     ],
 )
 def test_fused_is_refused(make: Callable[[Any], torch.optim.Optimizer], reason: str) -> None:
