@@ -89,6 +89,10 @@ class Fused(Implementation):
         supported = sys.modules["torch.optim.optimizer"]._get_fused_kernels_supported_devices()
         if type(subject).__name__ == "Adagrad" and torch.cuda.is_initialized():
             return "The fused implementation of Adagrad supports CPUs only."
+        # torch 2.13 leaves the buffers of a first step that GradScaler skips uninitialized, and
+        # raises for a parameter whose first gradient comes later than others'.
+        if any(group.get("momentum") for group in subject.param_groups):
+            return "Fused SGD with momentum may train on uninitialized memory."
         for one in _parameters(subject):
             if one.device.type not in supported or not torch.is_floating_point(one):
                 return f"fused does not support {one.dtype} on {one.device.type}."

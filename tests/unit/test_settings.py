@@ -358,6 +358,25 @@ def test_fused_is_refused(make: Callable[[Any], torch.optim.Optimizer], reason: 
         assert reason in found["fused"]["text"]
 
 
+def test_fused_is_refused_for_momentum_which_a_skipped_step_or_a_late_gradient_breaks() -> None:
+    def run() -> list[list[float]]:
+        parameters = [nn.Parameter(torch.ones(100)) for _ in range(2)]
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for step, count in enumerate((1, 1, 2)):
+            loss = torch.stack([one.square().sum() for one in parameters[:count]]).sum()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update(1.0 if step == 0 else None)
+            optimizer.zero_grad()
+        return [one.tolist() for one in parameters]
+
+    bare = run()
+    with applied("fused") as found:
+        assert run() == bare
+        assert found["fused"]["state"] == "refused"
+
+
 def test_foreach_of_adafactor_which_is_not_its_default_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
