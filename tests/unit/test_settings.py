@@ -207,6 +207,18 @@ def test_workers_are_refused_for_nested_cuda_tensors_and_collate_functions(
         assert DataLoader(samples).num_workers == 2
 
 
+def test_batches_on_the_gpu_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with applied("pin_memory") as found:
+        dataset = TensorDataset(torch.zeros(4, 2).as_subclass(CudaTensor))
+        assert not DataLoader(Subset(dataset, [0])).pin_memory
+        assert "CUDA tensors" in found["pin_memory"]["text"]
+        assert not DataLoader(data(), collate_fn=list).pin_memory
+        assert DataLoader(data(), collate_fn=list, num_workers=1).pin_memory
+        assert DataLoader(data()).pin_memory
+
+
 def test_a_setting_of_the_evaluation_alone_is_refused() -> None:
     def run(script: list[DataLoader[Any]]) -> None:
         model = network()
@@ -227,7 +239,14 @@ def test_a_setting_of_the_evaluation_alone_is_refused() -> None:
 
 def test_no_workers_also_drops_what_needs_them() -> None:
     with applied("num_workers=0") as found:
-        loader = DataLoader(data(), 8, num_workers=2, prefetch_factor=4, timeout=5)
+        loader = DataLoader(
+            data(),
+            batch_size=8,
+            num_workers=2,
+            prefetch_factor=4,
+            timeout=5,
+            multiprocessing_context="fork",
+        )
         train(network(), loader=loader)
         assert (loader.num_workers, loader.prefetch_factor) == (0, None)
         assert found["num_workers"]["state"] == "in effect"
