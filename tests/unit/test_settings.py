@@ -413,6 +413,21 @@ def test_foreach_of_adafactor_which_is_not_its_default_on_a_gpu(
     assert "at 4 of 4 steps of Adafactor" in texts["Adafactor"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": torch.tensor(0.1)}, {"lr": 0.1, "betas": (torch.tensor(0.9), torch.tensor(0.99))}],
+)
+def test_foreach_is_refused_for_tensors_as_options(options: dict[str, Any]) -> None:
+    def run() -> list[float]:
+        model = network()
+        return train(model, torch.optim.Adam(model.parameters(), **options))
+
+    bare = run()
+    with applied("foreach") as found:
+        assert run() == bare
+        assert found["foreach"]["state"] == "refused"
+
+
 def test_set_to_none_changes_only_calls_that_zero() -> None:
     bare = train(network(), set_to_none=False)
     with applied("set_to_none") as found:
