@@ -470,6 +470,19 @@ def test_garbage_is_collected_at_boundaries_only() -> None:
         assert found["gc_off"]["state"] == "refused"
 
 
+class Collected(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return (torch.tensor([float(gc.isenabled())] * 4),)
+
+
+def test_garbage_is_collected_in_forked_workers() -> None:
+    with applied("gc_off"):
+        train(network())
+        loader = DataLoader(Collected(torch.zeros(1)), num_workers=1)
+        assert [batch.tolist() for (batch,) in loader] == [[[1.0] * 4]]
+        assert not gc.isenabled()
+
+
 def test_threads_are_read_back() -> None:
     former = torch.get_num_threads()
     try:
