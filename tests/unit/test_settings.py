@@ -744,6 +744,18 @@ def test_channels_last_is_undone_for_a_model_that_views_outputs() -> None:
         assert "view size is not compatible" in found["channels_last"]["text"]
 
 
+def test_channels_last_is_refused_for_five_dimensions() -> None:
+    for name in ("parameter", "buffer"):
+        model, grid = images(), torch.zeros(1, 1, 2, 8, 8)
+        if name == "parameter":
+            model[0].grid = nn.Parameter(grid)
+        else:
+            model[0].register_buffer("grid", grid)
+        with applied("channels_last") as found:
+            train(model, loader=DataLoader(data((3, 8, 8)), batch_size=8))
+            assert found["channels_last"]["state"] == "refused", name
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_channels_last_converts_the_state_of_the_optimizer(fused: bool) -> None:
     def run() -> list[float]:
