@@ -251,6 +251,12 @@ def _on_a_cpu(config: RunConfig) -> Iterator[ConfigIssue]:
     if config.dataset_on_device and config.num_workers:
         reason = "workers decode in their own processes"
         yield ConfigIssue("dataset_on_device", reason, "Set num_workers to 0")
+    fused_sgd = config.optimizer is Optimizer.SGD and config.optimizer_impl is OptimizerImpl.FUSED
+    if fused_sgd and config.precision is Precision.PURE_BF16:
+        reason = "on a CPU, PyTorch's fused SGD does not update 16-bit weights"
+        remedy = "Set optimizer_impl to foreach, or choose adam or bf16"
+        for field in ("precision", "optimizer", "optimizer_impl"):
+            yield ConfigIssue(field, reason, remedy)
 
 
 def _copy_problems(config: RunConfig) -> Iterator[ConfigIssue]:

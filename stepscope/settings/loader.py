@@ -87,10 +87,8 @@ class NumWorkers(LoaderSetting):
             return f"Workers start by {method}, which imports the script again."
         if multiprocessing.current_process().daemon:
             return "The process is a daemon, which cannot start workers."
-        if any(torch.is_tensor(one) and one.is_cuda for one in _held(dataset)):
-            return f"{type(dataset).__name__} has CUDA tensors, which forked workers cannot read."
-        if torch.cuda.is_initialized() and subject["collate_fn"] is not None:
-            return "The collate_fn may use CUDA, which forked workers cannot."
+        if (found := _gpu_problem(subject)) is not None:
+            return found
         if any(map(_is_open_file, _held(dataset))):
             return f"{type(dataset).__name__} has an open file, whose position workers would share."
         return None
@@ -99,6 +97,7 @@ class NumWorkers(LoaderSetting):
         super().enter(subject)
         if not self.value:  # these arguments need workers
             subject |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+            subject["multiprocessing_context"] = None
 
     def read_back(self, iterator: Any) -> int:
         """Return the number of live worker processes."""
@@ -112,7 +111,7 @@ class PinMemory(LoaderSetting):
     def problem(self, subject: dict[str, Any]) -> str | None:
         if not sys.modules["torch"].accelerator.is_available():
             return "pin_memory needs a GPU, and torch finds none."
-        return super().problem(subject)
+        return super().problem(subject) or _gpu_problem(subject)
 
 
 class PersistentWorkers(LoaderSetting):
@@ -165,6 +164,15 @@ class NonBlocking(Setting):
         if not self._copies:
             return False, "The script did not copy a pinned tensor to the GPU. Add pin_memory."
         return True, f"{self._copies} copies of pinned tensors to the GPU were non-blocking."
+
+
+def _gpu_problem(subject: dict[str, Any]) -> str | None:
+    """Return why batches may be on a GPU, where workers cannot use and torch cannot pin them."""
+    torch, dataset = sys.modules["torch"], subject["dataset"]
+    if any(torch.is_tensor(one) and one.is_cuda for one in _held(dataset)):
+        return f"{type(dataset).__name__} has CUDA tensors."
+    may_use = torch.cuda.is_initialized() and not subject["num_workers"]
+    return "The collate_fn may use CUDA." if may_use and subject["collate_fn"] else None
 
 
 def _held(dataset: Any, depth: int = 8) -> Iterator[Any]:

@@ -76,6 +76,9 @@ class ChannelsLast(ModelSetting):
         self._weights = [convolution.weight for convolution in convolutions]
         if not self._weights:
             return f"{type(subject.model).__name__} has no Conv2d."
+        tensors = (*subject.model.parameters(), *subject.model.buffers())
+        if any(one.dim() == 5 for one in tensors):  # which Module.to() would convert too, and raise
+            return f"{type(subject.model).__name__} has parameters or buffers of five dimensions."
         if self._count():
             return "The script already uses channels_last."
         if all(weight.size(1) == 1 or weight[0, 0].numel() == 1 for weight in self._weights):

@@ -90,9 +90,16 @@ class Fused(Implementation):
         supported = sys.modules["torch.optim.optimizer"]._get_fused_kernels_supported_devices()
         if type(subject).__name__ == "Adagrad" and torch.cuda.is_initialized():
             return "The fused implementation of Adagrad supports CPUs only."
+        # torch 2.13 leaves the buffers of a first step that GradScaler skips uninitialized, and
+        # raises for a parameter whose first gradient comes later than others'.
+        if any(group.get("momentum") for group in subject.param_groups):
+            return "Fused SGD with momentum may train on uninitialized memory."
         for one in _parameters(subject):
             if one.device.type not in supported or not torch.is_floating_point(one):
                 return f"fused does not support {one.dtype} on {one.device.type}."
+            # torch 2.13 leaves all but the last elements unchanged.
+            if isinstance(subject, torch.optim.SGD) and one.is_cpu and one.itemsize == 2:
+                return "Fused SGD does not update 16-bit parameters on a CPU."
         return None
 
 
@@ -108,6 +115,9 @@ class Foreach(Implementation):
             and default(_parameters(subject), False)[1]
         ):
             return "foreach is torch's default for these parameters."
+        options = [o for g in subject.param_groups for o in (g.get("lr"), *g.get("betas", ()))]
+        if any(map(sys.modules["torch"].is_tensor, options)):
+            return "foreach is not applied to tensors as lr or betas."
         return super().problem(subject)
 
 

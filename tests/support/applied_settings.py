@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,7 +43,6 @@ RESTORE: dict[str, Callable[[], None]] = {
     "tf32": lambda: torch.set_float32_matmul_precision("highest"),
     "cudnn_benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
     "sdpa": _all_backends,
-    "gc_off": gc.enable,
 }
 
 

@@ -56,6 +56,11 @@ ON_CPU: list[tuple[dict[str, Any], str]] = [
     ({"precision": "pure_fp16"}, "precision"),
     ({"precision": "tf32"}, "precision"),
     ({"precision": "pure_bf16"}, ""),
+    ({"precision": "pure_bf16", "optimizer": "sgd", "optimizer_impl": "foreach"}, ""),
+    (
+        {"precision": "pure_bf16", "optimizer": "sgd", "optimizer_impl": "fused"},
+        "precision optimizer optimizer_impl",
+    ),
     ({"precision": "bf16"}, ""),
     ({"precision": "fp16"}, ""),
     ({"compile_mode": "reduce-overhead"}, "compile_mode"),

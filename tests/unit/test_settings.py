@@ -207,6 +207,18 @@ def test_workers_are_refused_for_nested_cuda_tensors_and_collate_functions(
         assert DataLoader(samples).num_workers == 2
 
 
+def test_batches_on_the_gpu_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with applied("pin_memory") as found:
+        dataset = TensorDataset(torch.zeros(4, 2).as_subclass(CudaTensor))
+        assert not DataLoader(Subset(dataset, [0])).pin_memory
+        assert "CUDA tensors" in found["pin_memory"]["text"]
+        assert not DataLoader(data(), collate_fn=list).pin_memory
+        assert DataLoader(data(), collate_fn=list, num_workers=1).pin_memory
+        assert DataLoader(data()).pin_memory
+
+
 def test_a_setting_of_the_evaluation_alone_is_refused() -> None:
     def run(script: list[DataLoader[Any]]) -> None:
         model = network()
@@ -227,7 +239,14 @@ def test_a_setting_of_the_evaluation_alone_is_refused() -> None:
 
 def test_no_workers_also_drops_what_needs_them() -> None:
     with applied("num_workers=0") as found:
-        loader = DataLoader(data(), 8, num_workers=2, prefetch_factor=4, timeout=5)
+        loader = DataLoader(
+            data(),
+            batch_size=8,
+            num_workers=2,
+            prefetch_factor=4,
+            timeout=5,
+            multiprocessing_context="fork",
+        )
         train(network(), loader=loader)
         assert (loader.num_workers, loader.prefetch_factor) == (0, None)
         assert found["num_workers"]["state"] == "in effect"
@@ -355,6 +374,7 @@ class AnySgd(torch.optim.SGD):
         (lambda p: torch.optim.Adam(p, fused=True), "already has fused=True"),
         (lambda p: torch.optim.Adam(p, foreach=True), "already has foreach=True"),
         (lambda p: OwnSgd(p), "not a class of torch.optim"),
+        (lambda _: torch.optim.SGD([torch.zeros(2, dtype=torch.bfloat16)]), "16-bit"),
     ],
 )
 def test_fused_is_refused(make: Callable[[Any], torch.optim.Optimizer], reason: str) -> None:
@@ -362,6 +382,25 @@ def test_fused_is_refused(make: Callable[[Any], torch.optim.Optimizer], reason: 
         make(network().parameters())
         assert found["fused"]["state"] == "refused"
         assert reason in found["fused"]["text"]
+
+
+def test_fused_is_refused_for_momentum_which_a_skipped_step_or_a_late_gradient_breaks() -> None:
+    def run() -> list[list[float]]:
+        parameters = [nn.Parameter(torch.ones(100)) for _ in range(2)]
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for step, count in enumerate((1, 1, 2)):
+            loss = torch.stack([one.square().sum() for one in parameters[:count]]).sum()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update(1.0 if step == 0 else None)
+            optimizer.zero_grad()
+        return [one.tolist() for one in parameters]
+
+    bare = run()
+    with applied("fused") as found:
+        assert run() == bare
+        assert found["fused"]["state"] == "refused"
 
 
 def test_foreach_of_adafactor_which_is_not_its_default_on_a_gpu(
@@ -379,6 +418,21 @@ def test_foreach_of_adafactor_which_is_not_its_default_on_a_gpu(
     assert "foreach is torch's default" in texts["Adam"]
     assert "LBFGS has no argument foreach" in texts["LBFGS"]
     assert "at 4 of 4 steps of Adafactor" in texts["Adafactor"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": torch.tensor(0.1)}, {"lr": 0.1, "betas": (torch.tensor(0.9), torch.tensor(0.99))}],
+)
+def test_foreach_is_refused_for_tensors_as_options(options: dict[str, Any]) -> None:
+    def run() -> list[float]:
+        model = network()
+        return train(model, torch.optim.Adam(model.parameters(), **options))
+
+    bare = run()
+    with applied("foreach") as found:
+        assert run() == bare
+        assert found["foreach"]["state"] == "refused"
 
 
 def test_set_to_none_changes_only_calls_that_zero() -> None:
@@ -421,6 +475,19 @@ def test_garbage_is_collected_at_boundaries_only() -> None:
     with applied(f"gc_off={STEPS + 1}") as found:  # no step has the cost of a collection
         train(network())
         assert found["gc_off"]["state"] == "refused"
+
+
+class Collected(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return (torch.tensor([float(gc.isenabled())] * 4),)
+
+
+def test_garbage_is_collected_in_forked_workers() -> None:
+    with applied("gc_off"):
+        train(network())
+        loader = DataLoader(Collected(torch.zeros(1)), num_workers=1)
+        assert [batch.tolist() for (batch,) in loader] == [[[1.0] * 4]]
+        assert not gc.isenabled()
 
 
 def test_threads_are_read_back() -> None:
@@ -682,6 +749,18 @@ def test_channels_last_is_undone_for_a_model_that_views_outputs() -> None:
         assert all(map(torch.equal, buffers, others))
         assert found["channels_last"]["state"] == "refused"
         assert "view size is not compatible" in found["channels_last"]["text"]
+
+
+def test_channels_last_is_refused_for_five_dimensions() -> None:
+    for name in ("parameter", "buffer"):
+        model, grid = images(), torch.zeros(1, 1, 2, 8, 8)
+        if name == "parameter":
+            model[0].grid = nn.Parameter(grid)
+        else:
+            model[0].register_buffer("grid", grid)
+        with applied("channels_last") as found:
+            train(model, loader=DataLoader(data((3, 8, 8)), batch_size=8))
+            assert found["channels_last"]["state"] == "refused", name
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -189,6 +189,17 @@ def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: LRSc
     assert resumed.changed_settings(state) == changed
 
 
+def test_eps_of_a_resumed_run_is_that_of_its_precision() -> None:
+    first = training(precision="fp32")
+    one_step(first)
+    resumed = training(precision="pure_fp16")
+    resumed.load(copy.deepcopy(first.state_dict()))
+    assert resumed.optimizer.param_groups[0]["eps"] == 1e-3
+    again = training(precision="fp32")
+    again.load(copy.deepcopy(resumed.state_dict()))
+    assert again.optimizer.param_groups[0]["eps"] == 1e-8
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_disk_that_refuses_the_file_gets_the_space_of_its_parts_back(tmp_path: Path) -> None:
     run = training(device="cpu", runner=Runner.TORCHRUN, strategy=Strategy.FSDP, devices_per_node=2)

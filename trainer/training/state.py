@@ -188,10 +188,12 @@ class TrainState:
         self.best_loss = float(state["best_loss"])
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
-        # torch restores fused and foreach as well: mixed kernels raise in an fp16 step.
-        kernel = _kernel(self.config)
+        # torch restores these as well: mixed kernels raise in an fp16 step, and eps depends on the
+        # precision.
+        ours = self.optimizer.defaults
         for group in state["param_groups"]:
-            group.update({name: value for name, value in kernel.items() if name in group})
+            names = group.keys() & {"fused", "foreach", "capturable", "eps"}
+            group.update({name: ours[name] for name in names})
         parameters = [
             weights for group in self.optimizer.param_groups for weights in group["params"]
         ]
@@ -251,22 +253,15 @@ def learning_rate_factor(config: RunConfig, step: int, total_steps: int) -> floa
 
 def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters, rate = model.parameters(), config.learning_rate
-    kernel = _kernel(config)
+    impls = ("fused", "foreach")  # both False is a for-loop
+    kernel: dict[str, Any] = {impl: config.optimizer_impl == impl for impl in impls}
     if config.optimizer is Optimizer.SGD:
         return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, **kernel)
     kind = torch.optim.Adam if config.optimizer is Optimizer.ADAM else torch.optim.AdamW
     # The smallest fp16 number is 6e-8, so squared gradients below 8e-3, times 1 - beta2 = 1e-3, are
     # 0. With torch's default of 1e-8 the update would be 1e5 times too large.
     eps = 1e-3 if config.precision is Precision.PURE_FP16 else 1e-8
-    return kind(parameters, lr=rate, eps=eps, **kernel)
-
-
-def _kernel(config: RunConfig) -> dict[str, Any]:
-    """Return the optimizer arguments of its implementation; both False is a for-loop."""
-    kernel = {impl: config.optimizer_impl == impl for impl in ("fused", "foreach")}
-    if config.optimizer is not Optimizer.SGD:
-        kernel["capturable"] = config.cuda_graphs
-    return kernel
+    return kind(parameters, lr=rate, eps=eps, capturable=config.cuda_graphs, **kernel)
 
 
 def save(path: Path, training: TrainState) -> int | None:

@@ -27,6 +27,7 @@ once and disabled. All work only in the thread that steps the optimizers (docs/w
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import resource
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.common.secrets import is_secret
 from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.host.environment import warn_if_unsupported
+from stepscope.settings.process import GcOff
 from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
 from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace_call
 from stepscope.watch.hooks.settings import SettingHooks
@@ -93,6 +95,8 @@ class TorchHooks:
         self._state.close()
         if self.applied is not None:
             self.applied.is_active = False
+            if any(isinstance(one, GcOff) and one.places for one in self.applied.settings):
+                gc.enable()
 
     def _attach(self, torch: ModuleType) -> None:
         self._has_torch = True
