@@ -95,10 +95,9 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
 
 
 def place_in_user_code(error: BaseException, path: Path | None = None) -> str | None:
-    """Return the place in the user's code that raised, as "my.py, line 12, in build".
+    """Return the place in the user's code that raised, as "my.py, line 12, in build", or None.
 
     That is the innermost frame in the folder of `path`, by default the custom workload's file.
-    Returns None without such a frame.
     """
     if path is None:
         try:

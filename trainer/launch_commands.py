@@ -20,14 +20,13 @@ from trainer.datasets import VARIABLE as DATA
 
 MODULE = "trainer.runners.rank_worker"
 PORT = 29500  # torchrun's default
-PORTS = (1024, 65_535)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}")
 _SLURM_PORTS = (20_000, 20_000)  # first port and count: two jobs on a node need different ports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """A job to start by hand. Raises ValueError for an invalid host or port.
+    """A job to start by hand. Raises ValueError for an invalid host.
 
     `folder` is the run folder, `host` the address of the first node, `project` the path of this
     program on all nodes, `environment` the variables of the ranks such as OMP_NUM_THREADS.
@@ -46,18 +45,13 @@ class LaunchSpec:
                 f"host: must be a host name or an address, got {self.host[:60]!r}. "
                 "Give the name by which the other nodes reach the first one."
             )
-        if not PORTS[0] <= self.port <= PORTS[1]:
-            raise ValueError(
-                f"port: must be {PORTS[0]} to {PORTS[1]}, got {self.port}. Choose a free one."
-            )
 
 
 def rank_variables(config: RunConfig, cores: int) -> dict[str, str]:
     """Return the environment variables of the ranks on a node with `cores` cores.
 
-    Without OMP_NUM_THREADS torchrun sets it to 1. By default all ranks share half the cores; the
-    rest is for loaders, samplers and the dashboard. torchrun's shared store keeps the addresses of
-    a former attempt, to which new ranks would connect.
+    Without OMP_NUM_THREADS torchrun sets it to 1. All ranks share half the cores. torchrun's shared
+    store keeps the addresses of a former attempt, to which new ranks would connect.
     """
     threads = config.num_threads or max(1, cores // 2 // config.devices_per_node)
     found = {"OMP_NUM_THREADS": str(threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

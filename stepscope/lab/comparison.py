@@ -1,8 +1,6 @@
 """One comparison over rounds: the next trial, and the estimates so far. Pure.
 
-A sweep compares all variants with the baseline, then each setting that may join the best
-combination, then that combination with the baseline. The state of a comparison follows from its
-trials, so a sweep resumes by reading them again.
+Its state follows from its trials, so a sweep resumes by reading them again.
 """
 
 from __future__ import annotations

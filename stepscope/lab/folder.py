@@ -1,8 +1,4 @@
-"""The folder of a sweep: `plan.json`, `sweep.json`, `samples.jsonl`.
-
-`sweep.json` (docs/lab.md) is replaced atomically after each trial. `samples.jsonl` has one line per
-trial, from which a sweep resumes.
-"""
+"""The folder of a sweep: `plan.json`, `sweep.json`, and `samples.jsonl`, a line per trial."""
 
 from __future__ import annotations
 

@@ -71,9 +71,8 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job; return `metrics` and `machine`, or a `reason`.
 
     A job has `script`, `changes`, `seed`, `warmup`, `steps`, `seconds`, an empty `folder`, and may
-    have `probe`: settings that are not applied, but whose entries show which ones apply. The
-    result has `stops` too if no trial of this sweep can be measured, and `new_sweep` if resuming
-    the sweep cannot help.
+    have `probe`: settings whose entries only show which apply. The result has `stops` if no trial
+    of this sweep can be measured, and `new_sweep` if resuming cannot help.
     """
     script = msgspec.convert(job["script"], ScriptCommand)
     folder, out = Path(job["folder"]), Path(job["folder"], "out")

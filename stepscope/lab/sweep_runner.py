@@ -1,8 +1,7 @@
 """Runs or resumes a sweep: one trial after the other until its state has no next trial.
 
-The folder is complete after each trial, so a stopped or killed sweep resumes at the end of
-samples.jsonl. The incomplete round is repeated: its trials are compared with each other, and hours
-may have passed.
+A stopped or killed sweep resumes at the end of samples.jsonl. The incomplete round is repeated: its
+trials are compared with each other, and hours may have passed.
 """
 
 from __future__ import annotations
@@ -243,11 +242,7 @@ def _job(plan: SweepPlan, state: SweepState, trial: NextTrial) -> dict[str, Any]
 
 
 def with_steps(plan: SweepPlan, measured: Trial | None) -> SweepPlan:
-    """Return the plan with the automatic `steps` and `warmup`.
-
-    The steps take `sample_s` at the step time of the first trial, or are 7 of 10 steps of a script
-    that ended before; the warm-up is a quarter more.
-    """
+    """Return the plan with the automatic `steps` (7 of 10 of a whole script) and `warmup`."""
     steps = plan.steps
     if not steps:
         assert measured is not None

@@ -86,10 +86,9 @@ def rules_of(plan: SweepPlan) -> Rules:
 
 
 def confirming_rules(plan: SweepPlan, trials: Sequence[Trial], key: str) -> Rules:
-    """Return the rules of the confirmation `key`: all rounds, then one look at the full alpha.
+    """Return the rules of the confirmation `key`: a fixed number of rounds, then one look.
 
-    With an end at the first significant look the effect would be biased upwards. So the number of
-    rounds that a time budget leaves is fixed before the first one.
+    An end at the first significant look would bias the effect upwards.
     """
     rounds = confirming_rounds(plan, trials, key)
     return replace(rules_of(plan), looks=(rounds,), max_rounds=rounds)
@@ -277,10 +276,7 @@ def _round_s(before: Sequence[Trial], names: Sequence[str]) -> float:
 
 
 def _pair_s(before: Sequence[Trial]) -> float:
-    """Return the seconds of a confirming round: twice those of the slowest variant.
-
-    Other programs can make a single trial ten times longer, so a variant needs two to be slow.
-    """
+    """Return the seconds of a confirming round: twice those of the slowest variant."""
     measured = [one for one in before if one.ok]
     typical = statistics.median([one.seconds for one in measured]) if measured else 0.0
     repeated = [took for took in _seconds(measured).values() if len(took) > 1]

@@ -13,11 +13,7 @@ import json
 import os
 import sys
 
-from stepscope.host.parent_death_signal import (
-    call_at_end_of,
-    kill_group,
-    set_parent_death_signal,
-)
+from stepscope.host.parent_death_signal import call_at_end_of, kill_group, set_parent_death_signal
 
 
 def main(module: str) -> None:

@@ -39,11 +39,7 @@ class TrialProcess:
         self.stopping = False
 
     def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Run a trial in a new process; return its result or a `reason`, and its `seconds`.
-
-        `stops` is set if the reason is the sweep's folder. If `stopping` is set, the result is
-        invalid.
-        """
+        """Run a trial in a new process; return its result or a `reason`, and its `seconds`."""
         for former in self.folder.glob(f"{RUN}*/"):  # of a killed process
             shutil.rmtree(former, ignore_errors=True)
         run = Path(tempfile.mkdtemp(prefix=RUN, dir=self.folder)).resolve()
@@ -127,11 +123,7 @@ class _Trial(Child):
 
 
 def _kill_started_by(run: str) -> None:
-    """Kill the processes of a trial and wait for their end.
-
-    torchrun and its ranks are session leaders, and orphans after the end of the trial's process;
-    the environment identifies them.
-    """
+    """Kill the processes of a trial by their environment: ranks lead sessions, or are orphans."""
     until = time.monotonic() + KILL_TIMEOUT_S
     left = _started_by(run)
     while left and time.monotonic() < until:

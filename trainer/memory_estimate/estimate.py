@@ -11,13 +11,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.source import DeviceSource, open_source
+from stepscope.gpu.source import open_source
 from stepscope.host.usage import container
 from trainer.config import RunConfig, Runner, Strategy, Workload
 from trainer.config_validation import TrainDevice
 from trainer.custom_workload import place_in_user_code
 from trainer.error_messages import RunFailedError
-from trainer.lab.variants import speed_problem
+from trainer.lab.plan import speed_problem
+from trainer.memory_estimate import ABSENT
 from trainer.memory_estimate.allocation_tracker import AllocationCategory
 from trainer.memory_estimate.allocator import PeakMemory, peak_memory
 from trainer.memory_estimate.batch_size_finder import (
@@ -27,7 +28,6 @@ from trainer.memory_estimate.batch_size_finder import (
     measure,
     sizes_to_measure,
 )
-from trainer.memory_estimate.options import ABSENT
 from trainer.memory_estimate.simulate import SimulatedStep, simulate_step
 
 NOT_MEASURED = "The throughput of several ranks is not measured here."
@@ -59,11 +59,7 @@ class FreeMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a run needs.
-
-    `outside` is memory other than torch's allocations, `samples` the number of samples per epoch,
-    which limits a batch.
-    """
+    """Bytes that a run needs, `outside` of torch too; `samples` per epoch limit a batch."""
 
     peak: PeakMemory
     outside: dict[str, int] = field(default_factory=dict)
@@ -86,11 +82,7 @@ class FitResult:
 
 
 def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
-    """Predict the peak of each rank of a run; takes seconds.
-
-    Raises RunFailedError for unusable data, a model that reads tensor values, and unsupported
-    strategies.
-    """
+    """Predict the peak of each rank of a run; takes seconds. Raises RunFailedError."""
     if config.strategy in _NOT_PREDICTED:
         raise RunFailedError(_NOT_PREDICTED[config.strategy])
     capability = None if device.cuda_index is None else device.compute_capability or ASSUMED
@@ -187,11 +179,7 @@ def answer(
 
 
 def _largest(
-    config: RunConfig,
-    device: TrainDevice,
-    free: FreeMemory,
-    probe: bool,
-    progress: Progress,
+    config: RunConfig, device: TrainDevice, free: FreeMemory, probe: bool, progress: Progress
 ) -> dict[str, Any]:
     count = 0
 
@@ -215,7 +203,7 @@ def _largest(
     return {**curve(points, free.bytes, rates).to_json(), "not_measured": missed}
 
 
-def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> FreeMemory:
+def free_memory(device: TrainDevice) -> FreeMemory:
     """Return a GPU's free memory from NVML, or the host's within its container's limit."""
     if device.id == ABSENT:
         return FreeMemory(None, None, "This GPU is not installed here, so its memory is unknown.")
@@ -223,7 +211,7 @@ def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> Free
         memory, limits = psutil.virtual_memory(), container()
         total = min(limits.limit or memory.total, memory.total)
         return FreeMemory(limits.within(memory.available), total)
-    source = source or open_source()
+    source = open_source()
     used, reason = None, source.reason
     if reason is None:
         used = source.read(device.id, *SamplingTier).get("gpu/mem_used")

@@ -43,8 +43,7 @@ GRAPH, COPY = "graph", "copy"  # pools of the allocator: CUDA graphs, the stream
 class SimulatedStep:
     """The allocations of a run on its device, with their categories.
 
-    `data_bytes` is the dataset in host memory, 0 if it is read from files, and `samples` its
-    length; `notes` name memory that is not predicted.
+    `data_bytes` is the dataset in host memory, `samples` its length; `notes` name what is missing.
     """
 
     events: Sequence[AllocationEvent]
@@ -66,10 +65,9 @@ class _Absent(CudaAccelerator):
 
 
 def simulate_step(config: RunConfig, capability: tuple[int, int] | None) -> SimulatedStep:
-    """Simulate a run on a GPU of this `capability`, None for a CPU.
+    """Simulate a run on a GPU of this `capability`, None for a CPU. Raises the workload's errors.
 
-    Raises the workload's errors for unusable data and settings. Patches torch, so the process must
-    be dedicated.
+    Patches torch, so the process must be dedicated.
     """
     compute: Accelerator = CpuAccelerator() if capability is None else _Absent()
     mode = FakeTensorMode(allow_non_fake_inputs=True)

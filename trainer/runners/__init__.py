@@ -74,10 +74,9 @@ RunHandle = ThreadRun | ProcessRun | TorchrunRun
 
 
 def start(config: RunConfig, root: Path) -> RunHandle:
-    """Create a run folder under `root` and start training into it.
+    """Create a run folder under `root` and start training into it. Raises OSError.
 
-    Raises OSError if the folder cannot be created or the child not started. Later errors become the
-    status of the run.
+    Later errors become the status of the run.
     """
     kinds: dict[Runner, Callable[[RunConfig, Path], RunHandle]] = {
         Runner.THREAD: ThreadRun,

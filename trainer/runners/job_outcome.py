@@ -32,8 +32,7 @@ _TORCHRUN = ("ChildFailedError", "SignalException")
 class JobOutcome:
     """How an attempt ended: `short` is a clause such as "rank 2 was killed (SIGKILL)".
 
-    `rank` is the cause, None if unknown; `exit_code` is negative for a signal. `in_order`: the
-    ranks recorded their end themselves.
+    `rank` is the cause, or None. `in_order`: the ranks recorded their end themselves.
     """
 
     status: RunStatus

@@ -189,8 +189,7 @@ def _agreed_number(first: Path, env: LauncherEnv) -> tuple[int | None, Any]:
     """Return the number of this attempt, None for a complete job, and the ranks' store.
 
     Rank 0 finds the number in the run folders: each node's torchrun counts only failures that it
-    has seen, and a requeued Slurm job counts from 0. Each attempt has a new store
-    (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, `trainer/launch_commands.py`).
+    has seen, and a requeued Slurm job counts from 0. Each attempt has a new store.
     """
     rendezvous = importlib.import_module("torch.distributed").rendezvous
     store, rank, size = next(rendezvous("env://"))

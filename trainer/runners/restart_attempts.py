@@ -80,9 +80,9 @@ def complete(first: Path, number: int) -> str | None:
 
 
 def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | None:
-    """Create the folder of an attempt and link it with the former one; for rank 0.
+    """Create the folder of an attempt and link it with the former one; for rank 0. Raises OSError.
 
-    `log_file` is the output of torchrun. Returns None for the first attempt. Raises OSError.
+    `log_file` is the output of torchrun. Returns None for the first attempt.
     """
     this.folder.mkdir(parents=True, exist_ok=True)
     if this.former is None:

@@ -1,8 +1,6 @@
 """Extracts the weights of an untrusted checkpoint in a process with resource limits.
 
-    python -m trainer.runners.weights CHECKPOINT
-
-Writes a `.pt` file to stdout, or an error line to stderr.
+`python -m trainer.runners.weights CHECKPOINT` writes a `.pt` file, or an error line to stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The differences between a CPU and a CUDA device, in two classes with one interface.
 
-Used by the training thread only. The only other thread with CUDA calls is the pin-memory thread of
-DataLoader. Memory metrics of a run come from `stepscope.session.sampler.Readings`.
+Training thread only; the only other thread with CUDA calls is DataLoader's pin-memory thread.
 """
 
 from __future__ import annotations

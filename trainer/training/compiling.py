@@ -23,8 +23,7 @@ def compiled(
     """Yield the compiled forward pass for batches of `full` samples; None without torch.compile.
 
     Other batches, such as the last of an epoch, run uncompiled: for a second batch size Dynamo
-    would recompile with dynamic shapes. Weights keep their names. Clears the compiler's caches at
-    the end. Raises RunFailedError.
+    would recompile with dynamic shapes. Raises RunFailedError.
     """
     if config.compile_mode is CompileMode.NONE:
         yield None

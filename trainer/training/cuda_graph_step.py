@@ -25,9 +25,9 @@ from trainer.workloads.task import Batch, Split
 
 
 def capture_step(step: TrainStep, training: TrainState, split: Split) -> GraphedStep:
-    """Warm up with a full batch and capture the step, without a change of the training state.
+    """Warm up with a full batch and capture the step; the training state stays unchanged.
 
-    The optimizer must be capturable or fused. Raises RunFailedError if the step cannot be captured.
+    The optimizer must be capturable or fused. Raises RunFailedError.
     """
     config = training.config
     drops = any(isinstance(part, _DropoutNd) and part.p for part in training.model.modules())

@@ -89,10 +89,9 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def load_shards(
     folder: Path, room: Callable[[str, torch.Size, torch.dtype], Tensor]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a folder by name, each read into the tensor that `room` returns.
+    """Return a folder's tensors by name, each (or this rank's shard) read into that of `room`.
 
-    Of a sharded tensor each rank reads its shard. Raises OSError, and ValueError for a damaged or
-    foreign folder.
+    Raises OSError, and ValueError for a damaged or foreign folder.
     """
     reader = _Reader(folder)
     found = reader.read_metadata().state_dict_metadata

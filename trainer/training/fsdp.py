@@ -122,10 +122,9 @@ def _empty(weights: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def casts_weights(model: nn.Module, config: RunConfig) -> bool:
-    """Return True if FSDP casts the weights to 16 bits, instead of autocast.
+    """Return True if FSDP casts the weights to 16 bits, which halves its traffic, not autocast.
 
-    Then it gathers half the bytes. Models with batch norm, which needs 32-bit weights, use
-    autocast.
+    Batch norm needs 32-bit weights.
     """
     mixed = autocast_dtype(config.precision) is not None
     return config.strategy is Strategy.FSDP and mixed and not _norms(model)

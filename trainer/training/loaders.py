@@ -48,8 +48,7 @@ class Loader:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
         Raises RunFailedError for a batch without a sample per index, and RuntimeError if a worker
-        has died. Workers seed their random numbers by `epoch`; the calling thread uses those of the
-        process.
+        has died. Only workers seed their random numbers, by `epoch`.
         """
         asked = in_batches(order.to(self._indexed_on), self._batch_size)
         if self._workers is None:

@@ -46,9 +46,9 @@ AS_LOADED = InputFormat()
 def prepare(
     model: nn.Module, config: RunConfig, device: torch.device, ranks: TrainerRank | None = None
 ) -> nn.Module:
-    """Apply checkpointing, format and dtype to the model in place, and move it to the device.
+    """Apply checkpointing, format and dtype in place, and move or (FSDP) shard the model.
 
-    Call before the optimizer is created. With FSDP the model is sharded over `ranks`.
+    Call before the optimizer is created.
     """
     fsdp = config.strategy is Strategy.FSDP and ranks is not None
     if config.activation_checkpointing:

@@ -71,10 +71,9 @@ def run_flags(config: RunConfig) -> Iterator[None]:
 
 
 def set_cublas_workspace_config(config: RunConfig) -> None:
-    """Set the fixed cuBLAS workspaces of a deterministic run, before the run uses a GPU.
+    """Set the fixed cuBLAS workspaces of a deterministic run, for the rest of the process.
 
-    The variable stays set, as torch reads it once at the first matrix product. Raises
-    RunFailedError if the process has used a GPU without it.
+    torch reads the variable once. Raises RunFailedError if the process has used a GPU without it.
     """
     value = os.environ.get(WORKSPACES)
     if not config.deterministic or config.device == "cpu" or value in _FIXED:

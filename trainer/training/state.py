@@ -1,8 +1,7 @@
 """Training state in a checkpoint: model, optimizer, LR scheduler, scaler, RNG and position.
 
-The constant and the cosine LR schedule are functions of the step and have no state. With DDP rank 0
-writes the checkpoint. With FSDP each rank writes its shards into a folder that the checkpoint file
-names. Both can be resumed with any strategy and number of ranks.
+Rank 0 writes it; with FSDP each rank writes its shards into a folder that the checkpoint names.
+Both can be resumed with any strategy and number of ranks.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ data depend on it."""
 class TrainState:
     """The state that changes while training; `load` restores the result of `state_dict`.
 
-    `epoch` counts from 1 and has `samples` samples over all ranks, of which `offset` are done. So a
-    checkpoint does not depend on the number of ranks.
+    `epoch` counts from 1 and has `samples` samples over all ranks, of which `offset` are done.
     """
 
     def __init__(

@@ -77,8 +77,8 @@ def run(
     another thread may close after a timeout. Exceptions of the training become the status and
     reason of the run. Raises OSError or StoreError if the folder cannot be written.
 
-    In a distributed run each rank calls this function, with torchrun's environment variables. Other
-    ranks may wait in a collective for a rank that failed: its process must end by os._exit.
+    Each rank calls this, with torchrun's environment variables. Other ranks may wait in a
+    collective for a rank that failed: its process must end by os._exit.
     """
     ranks = TrainerRank.of(config, os.environ)
     session = Session(

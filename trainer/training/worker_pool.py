@@ -26,8 +26,7 @@ from trainer.workloads.task import Batch, Split
 class WorkerPool:
     """`num_workers` processes that each load `prefetch_factor` batches ahead.
 
-    Persistent workers run until `close`, others until the end of an order. Each batch has its own
-    seed, independent of the worker that loads it.
+    Each batch has its own seed, independent of the worker that loads it.
     """
 
     def __init__(self, split: Split, config: RunConfig) -> None:
@@ -56,9 +55,8 @@ class WorkerPool:
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the host.
 
-        Random numbers of a split differ between epochs and are the same in a resumed run, whose
-        `order` is the rest of the epoch. Raises RuntimeError at most five seconds after a worker
-        has died, and RunFailedError if the split does.
+        Random numbers differ between epochs and are the same in a resumed run, whose `order` is the
+        rest. Raises RuntimeError within five seconds of a worker's end, and RunFailedError.
         """
         assert self._loader is not None
         self._order.indices, self._order.epoch = order, epoch
@@ -171,11 +169,7 @@ def _start_fork_server() -> None:
 
 
 def _end_with_trainer(_worker: int) -> None:
-    """End this worker within a second of the training process.
-
-    DataLoader's workers only poll for the fork server, which they keep alive: it ends after the
-    trainer and all workers have closed its pipe.
-    """
+    """End this worker with the training process; DataLoader's workers poll the fork server only."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     set_parent_death_signal()
     trainer = multiprocessing.parent_process()
