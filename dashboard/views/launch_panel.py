@@ -11,8 +11,8 @@ import streamlit as st
 
 from dashboard.services import Services
 from stepscope.run import folder_name
-from trainer import launch_commands as commands
 from trainer.config import RunConfig
+from trainer.runners import torchrun as commands
 from trainer.runners.child_process import PROJECT
 
 FOLDER = "launch_folder"  # Session state: the folder of the next launch.

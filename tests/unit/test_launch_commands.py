@@ -15,16 +15,16 @@ from torch.distributed.run import config_from_args, parse_args
 
 from trainer.collectives.measurement import CollectivePlan, measuring_arguments
 from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
-from trainer.launch_commands import (
+from trainer.lessons import LESSONS
+from trainer.runners.torchrun import (
     LaunchSpec,
     inherited,
     machine_command,
     rank_variables,
     settings_json,
     slurm_script,
+    torchrun_arguments,
 )
-from trainer.lessons import LESSONS
-from trainer.runners.torchrun import torchrun_arguments
 
 ODD = Path("/shared/it's here/runs/20260101-digits-mlp-0a")
 

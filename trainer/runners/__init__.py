@@ -74,10 +74,7 @@ RunHandle = ThreadRun | ProcessRun | TorchrunRun
 
 
 def start(config: RunConfig, root: Path) -> RunHandle:
-    """Create a run folder under `root` and start training into it. Raises OSError.
-
-    Later errors become the status of the run.
-    """
+    """Create a run folder under `root` and start training into it. Raises OSError."""
     kinds: dict[Runner, Callable[[RunConfig, Path], RunHandle]] = {
         Runner.THREAD: ThreadRun,
         Runner.PROCESS: ProcessRun,

@@ -121,7 +121,6 @@ def note_job_end(folder: Path, end: JobOutcome, restarted_as: str | None = None)
 
 
 def log_text(path: Path) -> str:
-    """Return the end of torchrun's output; "" without a file."""
     try:
         return read_tail(path, LOG_BYTES)
     except OSError:
