@@ -70,10 +70,7 @@ class TrainState:
         self._epoch_state = self._generator.get_state()
 
     def order(self, samples: int) -> Tensor:
-        """Draw the sample order of the epoch and return this rank's share of the rest (int64, 1-d).
-
-        All ranks draw the same order, as their generators have the same seed and state.
-        """
+        """Draw the epoch's order, equal on all ranks; return this rank's rest (int64, 1-d)."""
         self._epoch_state = self._generator.get_state()
         return self.ranks.share(torch.randperm(samples, generator=self._generator), self.offset)
 
@@ -99,7 +96,6 @@ class TrainState:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps per epoch."""
         return math.ceil(self.samples / self.config.step_size)
 
     @property
@@ -268,10 +264,7 @@ def _kernel(config: RunConfig) -> dict[str, Any]:
 
 
 def save(path: Path, training: TrainState) -> int | None:
-    """Write a checkpoint and return its bytes; None on a rank other than 0. Raises OSError.
-
-    With FSDP all ranks must call it at the same step; otherwise only rank 0 writes.
-    """
+    """Write a checkpoint, with FSDP on all ranks; return its bytes on rank 0. Raises OSError."""
     training.saved += 1
     if training.config.strategy is not Strategy.FSDP:
         return None if training.ranks.rank else write_checkpoint(path, training.state_dict())
