@@ -57,7 +57,6 @@ SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fi
 
 
 def reads(workload: Workload, field: str) -> bool:
-    """Return True if this workload reads this field of RunConfig."""
     return field not in SOME_HAVE or field in TRAITS[workload].fields
 
 

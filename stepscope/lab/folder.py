@@ -91,11 +91,7 @@ def write_plan(folder: Path, plan: SweepPlan) -> None:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of a sweep, to measure, to write its sweep.json, or to delete its folder.
-
-    Raises SweepError if another process holds the lock or another user owns the folder, OSError if
-    the lock cannot be opened.
-    """
+    """Hold the lock of a sweep. Raises SweepError if it is taken or another user's, and OSError."""
     if not is_own_folder(folder):
         raise SweepError(f"{folder.name}: belongs to another user. Copy the folder.")
     # In an untrusted folder this may be a link: do not follow or truncate it.
@@ -113,7 +109,6 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Return the content of plan.json. Raises SweepError."""
     return _read(folder / PLAN_JSON)
 
 
@@ -200,11 +195,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_samples(folder: Path) -> list[Trial]:
-    """Return the valid trials of a sweep.
-
-    An incomplete last line, of a killed process, is removed from the file. Raises SweepError for
-    another invalid line.
-    """
+    """Return the valid trials of a sweep; truncates an incomplete last line. Raises SweepError."""
     path = folder / SAMPLES
     samples: list[Trial] = []
     try:

@@ -95,7 +95,7 @@ class ScriptPlan(SweepPlan):
         one, two = first.get(ARGUMENTS, []), second.get(ARGUMENTS, [])
         rest = {name: value for name, value in second.items() if name != ARGUMENTS}
         together, refused = SweepPlan.combine(self, first, rest)
-        both = sorted(_options(one) & _options(two))
+        both = sorted({*map(_name, one)} & {*map(_name, two)} - {""})
         if one and two and both:
             refused = f"{both[0]} is in the combination already"
         together |= {ARGUMENTS: [*one, *two]} if one or two else {}
@@ -324,7 +324,3 @@ def _groups(words: Sequence[str]) -> list[list[str]]:
 def _name(word: str) -> str:
     """Return the name of `--name`, `--name=value` or `name=value`, otherwise ""."""
     return word.partition("=")[0] if _OPTION.match(word) or "=" in word else ""
-
-
-def _options(words: Sequence[str]) -> set[str]:
-    return {word.partition("=")[0] for word in words if word.startswith("-") or "=" in word}

@@ -315,10 +315,7 @@ def _last_line(log: Path) -> str:
 
 
 def files(root: Path, without: Set[Path]) -> Files:
-    """Return modification time and size of the files in a folder, at most MAX_FILES.
-
-    Hidden folders, `__pycache__` and the folders `without` are left out; links are not followed.
-    """
+    """Return modification time and size of the first MAX_FILES files outside hidden folders."""
     found: Files = {}
     for folder, folders, names in os.walk(root):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]

@@ -56,10 +56,7 @@ class CombinationStep:
 
 @dataclass(slots=True)
 class SweepState:
-    """The state of a sweep; `next` is None at its end, which `failed` explains if it is an error.
-
-    `changes` has the changes of every possible name of `next`.
-    """
+    """The state of a sweep; `next` is None at its end, and `failed` the reason of an error."""
 
     phase: SweepPhase
     arms: ComparisonState
@@ -70,7 +67,7 @@ class SweepState:
     winners: tuple[str, ...] = ()
     best: Mapping[str, Any] | None = None
     confirmed: ComparisonState | None = None
-    changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of any name of `next`
     failed: str | None = None
 
     @property
@@ -86,10 +83,7 @@ def rules_of(plan: SweepPlan) -> Rules:
 
 
 def confirming_rules(plan: SweepPlan, trials: Sequence[Trial], key: str) -> Rules:
-    """Return the rules of the confirmation `key`: a fixed number of rounds, then one look.
-
-    An end at the first significant look would bias the effect upwards.
-    """
+    """Return the rules of the confirmation `key`: one look after a fixed number of rounds."""
     rounds = confirming_rounds(plan, trials, key)
     return replace(rules_of(plan), looks=(rounds,), max_rounds=rounds)
 
@@ -192,10 +186,7 @@ def _confirm(
     trials: Sequence[Trial],
     accepted: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]],
 ) -> None:
-    """Compare the largest accepted combination with the baseline.
-
-    If its loss is worse, the combination before it follows; without any, `best` stays None.
-    """
+    """Confirm the largest accepted combination or, if its loss is worse, the one before it."""
     key = CONFIRM
     for names, changes in reversed(accepted):
         best = " + ".join(names)
@@ -261,7 +252,6 @@ def _confirming_rounds_at_least(plan: SweepPlan) -> int:
 
 
 def _before(trials: Sequence[Trial], key: str, number: int) -> Sequence[Trial]:
-    """Return the trials before a round of a comparison."""
     for at, one in enumerate(trials):
         if (one.contest, one.round) == (key, number):
             return trials[:at]

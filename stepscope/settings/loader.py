@@ -101,7 +101,6 @@ class NumWorkers(LoaderSetting):
             subject |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
     def read_back(self, iterator: Any) -> int:
-        """Return the number of live worker processes."""
         return sum(worker.is_alive() for worker in getattr(iterator, "_workers", ()))
 
 

@@ -12,7 +12,7 @@ import torch
 from stepscope.recorder import cuda_readback
 from stepscope.recorder.cuda_readback import CudaEventTimerPool, MetricRow
 from trainer.training import cuda_timing
-from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
+from trainer.training.accelerator import CudaStepTimer, TimedScalars
 
 
 @dataclass

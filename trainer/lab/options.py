@@ -235,7 +235,6 @@ def _changes(
 
 
 def _on(name: str, text: str) -> bool:
-    """Return whether a setting of a custom workload is turned on or off."""
     known = {"": True, "=true": True, "=1": True, "=false": False, "=0": False}
     if text in known:
         return known[text]

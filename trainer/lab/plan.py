@@ -32,11 +32,6 @@ NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 """Switches of the first steps only, which no trial counts."""
 
 
-def variant_from_dict(values: Mapping[str, Any]) -> Variant:
-    """Return the variant of plan.json. Raises KeyError, TypeError and ValueError."""
-    return msgspec.convert({**values, "changes": current_settings(values["changes"])}, Variant)
-
-
 def all_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
     """Return every useful variant of a baseline, unsupported ones with their `problem`."""
     custom = []
@@ -280,9 +275,10 @@ class WorkloadPlan(SweepPlan):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkloadPlan:
         """Return the plan of plan.json. Raises ConfigError, KeyError, TypeError and ValueError."""
+        arms = [{**arm, "changes": current_settings(arm["changes"])} for arm in values["arms"]]
         return cls(
             config=RunConfig.from_dict(values["config"]),
-            arms=tuple(variant_from_dict(arm) for arm in values["arms"]),
+            arms=msgspec.convert(arms, tuple[Variant, ...]),
             **numbers_of(values),
         )
 

@@ -112,7 +112,6 @@ class GraphedStep:
     def evaluate(
         self, inputs: Tensor, targets: Tensor, counted: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Evaluate a batch without a graph; see TrainStep."""
         return self._step.evaluate(inputs, targets, counted)
 
     def _without_graph(

@@ -71,10 +71,7 @@ def check_archive(file: IO[bytes]) -> None:
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors to a folder; all ranks must call this. Raises OSError.
-
-    Replicated tensors are those of rank 0, as batch norm statistics differ between ranks.
-    """
+    """Write tensors to a folder, replicas of rank 0; all ranks must call this. Raises OSError."""
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     try:
         save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder), planner=planner)
@@ -89,10 +86,7 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def load_shards(
     folder: Path, room: Callable[[str, torch.Size, torch.dtype], Tensor]
 ) -> dict[str, Tensor]:
-    """Return a folder's tensors by name, each (or this rank's shard) read into that of `room`.
-
-    Raises OSError, and ValueError for a damaged or foreign folder.
-    """
+    """Return a folder's tensors, read into those of `room`. Raises OSError and ValueError."""
     reader = _Reader(folder)
     found = reader.read_metadata().state_dict_metadata
     tensors = {

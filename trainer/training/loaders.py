@@ -22,8 +22,7 @@ from torch import Tensor
 from stepscope.common.formatting import format_bytes
 from trainer.config import RunConfig
 from trainer.error_messages import RunFailedError
-from trainer.training.accelerator import Accelerator, CudaAccelerator
-from trainer.training.cuda_timing import CudaStepTimer
+from trainer.training.accelerator import Accelerator, CudaAccelerator, CudaStepTimer
 from trainer.training.worker_pool import WorkerPool, in_batches
 from trainer.workloads.task import Batch, Split, TensorSplit
 

@@ -57,7 +57,6 @@ class TrainerCommands:
         }
 
     def check(self) -> None:
-        """Raise RunStoppedError if the server is shutting down."""
         if self._stop.is_set():
             raise RunStoppedError("The server was shut down.")
 

@@ -42,7 +42,6 @@ class TrainerRank:
 
     @property
     def several(self) -> bool:
-        """Whether there are other ranks."""
         return self.world_size > 1
 
     def share(self, order: Tensor, offset: int = 0) -> Tensor:
@@ -96,10 +95,7 @@ ALONE = TrainerRank()
 
 
 def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.device) -> None:
-    """Initialize the process group of a distributed run: NCCL for GPUs, gloo for CPUs.
-
-    Waits for all ranks. Raises RunFailedError for another number of ranks than configured.
-    """
+    """Initialize NCCL or gloo, and wait for all ranks. Raises RunFailedError for a wrong number."""
     if not config.distributed or dist.is_initialized():
         return
     if ranks.world_size != config.world_size or "MASTER_ADDR" not in os.environ:

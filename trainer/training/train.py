@@ -36,13 +36,12 @@ from trainer.training.accelerator import (
     lost_device_reason,
 )
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.compiling import compiled
 from trainer.training.cuda_graph_step import GraphedStep, capture_step
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import weights_on_first_rank
 from trainer.training.loaders import make_loader
 from trainer.training.loop import RunStoppedError, TrainerCommands, TrainLoop, log_step
-from trainer.training.model import ParallelModel, prepare
+from trainer.training.model import ParallelModel, compiled, prepare
 from trainer.training.precision import run_flags, set_cublas_workspace_config
 from trainer.training.rank_info import (
     TrainerRank,

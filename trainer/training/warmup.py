@@ -14,8 +14,8 @@ from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from trainer.config import CompileMode, RunConfig
 from trainer.training.accelerator import Accelerator
-from trainer.training.compiling import translate_compile_errors
 from trainer.training.fsdp import local_shard, reshard
+from trainer.training.model import translate_compile_errors
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Split, Task

@@ -24,10 +24,7 @@ from trainer.workloads.task import Batch, Split
 
 
 class WorkerPool:
-    """`num_workers` processes that each load `prefetch_factor` batches ahead.
-
-    Each batch has its own seed, independent of the worker that loads it.
-    """
+    """`num_workers` processes that load `prefetch_factor` batches ahead, each with its own seed."""
 
     def __init__(self, split: Split, config: RunConfig) -> None:
         self._order = _BatchOrder(config.batch_size, config.seed)
@@ -156,10 +153,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _start_fork_server() -> None:
-    """Start the fork server, unless it runs, protected from signals to this process group.
-
-    Signals are blocked until it has left the group (`fork_server.py`).
-    """
+    """Start the fork server, with signals blocked until it has left this process group."""
     multiprocessing.resource_tracker.ensure_running()  # before: it would unblock the signals
     former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:

@@ -1,8 +1,4 @@
-"""Custom workloads: runs the user's file and validates the Task that its function returns.
-
-Each run executes the file again, so that changes take effect. The file can import modules from its
-folder; installed modules take precedence.
-"""
+"""Custom workloads: executes the user's file in each run, and validates the Task it returns."""
 
 from __future__ import annotations
 

@@ -189,10 +189,7 @@ class UnreadableImageError(Exception):
 
 
 def decode_image(path: Path, size: int) -> Pixels:
-    """Return the first frame as uint8 (size, size, 3), upright and resized to a square.
-
-    Transparency becomes white. Raises UnreadableImageError and MemoryError.
-    """
+    """Return the first frame as uint8 (size, size, 3). Raises UnreadableImageError, MemoryError."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             _check_size(image)
@@ -222,7 +219,6 @@ def _check_size(image: Image.Image) -> None:
 
 
 def _in_color(image: Image.Image) -> Image.Image:
-    """Convert the image to 8-bit RGB."""
     if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
