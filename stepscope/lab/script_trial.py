@@ -88,9 +88,8 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
         finally:
             _kill_all_but(others)
         after = _files(script, folder.parent)
-        changed = sorted(
-            {one for pair in zip(before, after, strict=True) for one in _changed(*pair)}
-        )
+        pairs = zip(before, after, strict=True)
+        changed = sorted({path for old, new in pairs for path, _ in old.items() ^ new.items()})
         if changed and next(run_folders(folder / "runs"), None) is None:
             return {"reason": _touched(changed[0]), **NEW_SWEEP}
         result = _result(folder, code, job, script.nproc_per_node or 1)
@@ -154,10 +153,6 @@ def _files(script: ScriptCommand, sweep: Path) -> list[Files]:
     root = runs_root().resolve()
     without = {sweep.resolve(), root / LAB, *run_folders(root)}  # other runs may be live
     return [files(of, without) for of in script.folders]
-
-
-def _changed(before: Files, after: Files) -> set[str]:
-    return {path for path, _ in before.items() ^ after.items()}
 
 
 def _touched(path: str) -> str:

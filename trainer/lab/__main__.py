@@ -66,9 +66,8 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     known = seconds_per_sample(folder.parent.parent, plan.workload, plan.config.device)
     print_estimate(folder, plan, known)
     config = plan.config
-    refused = next(iter(validate(config, devices)), None)
-    refused = refused or data_problem(config) or user_problem(config)
-    refused = refused or speed_problem(config.device)
+    refused = next(iter(validate(config, devices)), None) or data_problem(config)
+    refused = refused or user_problem(config) or speed_problem(config.device)
     if refused is not None:
         sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:

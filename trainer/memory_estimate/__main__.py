@@ -203,8 +203,7 @@ def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
     if config.device == ABSENT:  # the number of absent GPUs is not limited
         known, checked = [*devices, ABSENT_GPU], replace(config, devices_per_node=1)
     refused = next(iter(validate(checked, known)), None) or data_problem(config)
-    refused = refused or user_problem(config)
-    if refused is not None:
+    if (refused := refused or user_problem(config)) is not None:
         raise ConfigError(refused)
     return next(device for device in known if device.id == config.device)
 

@@ -177,8 +177,7 @@ def slurm_script(launch: LaunchSpec) -> str:
     }
     words = _torchrun(config, '"$head_node:$port"', '"$SLURM_JOB_ID"')
     command = ["srun", *words, f'-m {MODULE} "$folder"', '--config "$settings"']
-    variables = dict(launch.environment)
-    variables.pop("OMP_NUM_THREADS", None)
+    variables = {k: v for k, v in launch.environment.items() if k != "OMP_NUM_THREADS"}
     threads = config.num_threads or f"$(( SLURM_CPUS_PER_TASK / 2 / {config.devices_per_node} ))"
     first, count = _SLURM_PORTS
     lines = [

@@ -45,6 +45,8 @@ DAMAGED = (
 )
 """Exceptions of unpickling foreign or damaged files."""
 _Kind = TypeVar("_Kind")
+Room = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Returns the tensor to read into, by name, shape and dtype."""
 
 
 def check_archive(file: IO[bytes]) -> None:
@@ -83,9 +85,7 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         raise OSError(f"{folder.name} could not be written: {'; '.join(reasons)}") from None
 
 
-def load_shards(
-    folder: Path, room: Callable[[str, torch.Size, torch.dtype], Tensor]
-) -> dict[str, Tensor]:
+def load_shards(folder: Path, room: Room) -> dict[str, Tensor]:
     """Return a folder's tensors, read into those of `room`. Raises OSError and ValueError."""
     reader = _Reader(folder)
     found = reader.read_metadata().state_dict_metadata
