@@ -310,7 +310,7 @@ def _last_line(log: Path) -> str:
 
 
 def files(root: Path, without: Set[Path]) -> Files:
-    """Return modification time and size of the first MAX_FILES files outside hidden folders."""
+    """Return modification time and size of up to MAX_FILES visible files outside of `without`."""
     found: Files = {}
     for folder, folders, names in os.walk(root):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]

@@ -84,6 +84,7 @@ def rules_of(plan: SweepPlan) -> Rules:
 
 def confirming_rules(plan: SweepPlan, trials: Sequence[Trial], key: str) -> Rules:
     """Return the rules of the confirmation `key`: one look after a fixed number of rounds."""
+    # An end at the first significant look would bias the effect upwards.
     rounds = confirming_rounds(plan, trials, key)
     return replace(rules_of(plan), looks=(rounds,), max_rounds=rounds)
 
@@ -269,6 +270,7 @@ def _pair_s(before: Sequence[Trial]) -> float:
     """Return the seconds of a confirming round: twice those of the slowest variant."""
     measured = [one for one in before if one.ok]
     typical = statistics.median([one.seconds for one in measured]) if measured else 0.0
+    # Other programs can make a single trial ten times longer.
     repeated = [took for took in _seconds(measured).values() if len(took) > 1]
     return 2 * max(typical, *map(statistics.median_low, repeated), 0.0)
 
