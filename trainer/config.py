@@ -171,7 +171,6 @@ class RunConfig:
             object.__setattr__(self, spec.name, _checked(spec.name, getattr(self, spec.name)))
 
     def has(self, name: str) -> bool:
-        """Return True if the option `name` of the custom workload is on."""
         return name in self.custom_options.split(",")
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,10 +226,7 @@ class RunConfig:
 
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> tuple[RunConfig, list[ConfigIssue]]:
-        """Return the configuration of URL parameters, and an issue for each invalid value.
-
-        Replaces invalid values by defaults and ignores unknown keys. Never raises.
-        """
+        """Return the configuration of URL parameters, and issues of values that become defaults."""
         params = current_settings(params)
         problems: list[ConfigIssue] = []
         chosen: dict[str, Any] = {}
@@ -386,5 +382,4 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def either(names: Sequence[str]) -> str:
-    """Return names joined by commas and a last "or"."""
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

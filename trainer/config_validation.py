@@ -57,7 +57,6 @@ SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fi
 
 
 def reads(workload: Workload, field: str) -> bool:
-    """Return True if this workload reads this field of RunConfig."""
     return field not in SOME_HAVE or field in TRAITS[workload].fields
 
 
@@ -72,10 +71,7 @@ NODES_BY_HAND = ConfigIssue(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainDevice:
-    """A device found by `trainer.devices.list_devices`.
-
-    `reason` is None if torch can train on the device, `compile_reason` if torch.compile works.
-    """
+    """A device of `list_devices`; the reasons are None if torch or torch.compile works on it."""
 
     id: str  # "cpu" or the GPU's UUID, as NVML prints it
     name: str
@@ -142,10 +138,7 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> ConfigIssue
 def divided_batch(
     config: RunConfig, devices: Sequence[TrainDevice], divisor: int
 ) -> RunConfig | ConfigIssue:
-    """Return the configuration with a smaller batch and more accumulation, or an issue.
-
-    The samples per optimizer step stay the same, except for the rest of the division.
-    """
+    """Return a configuration with a smaller batch and equally many samples a step, or an issue."""
     if config.batch_size < 2:
         reason = "a batch of one sample cannot be halved"
         return ConfigIssue("batch_size", reason, "Lower other sizes")

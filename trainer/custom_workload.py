@@ -53,10 +53,7 @@ def user_workload() -> CustomWorkload | None:
 
 
 def user_workload_settings() -> dict[str, str]:
-    """Return `SETTINGS` of the file: option names and descriptions; empty without any.
-
-    Raises UserWorkloadError for an unreadable file and if `SETTINGS` is no literal dict[str, str].
-    """
+    """Return names and descriptions in `SETTINGS` of the file. Raises UserWorkloadError."""
     given = user_workload()
     if given is None:
         return {}
@@ -95,11 +92,7 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
 
 
 def place_in_user_code(error: BaseException, path: Path | None = None) -> str | None:
-    """Return the place in the user's code that raised, as "my.py, line 12, in build".
-
-    That is the innermost frame in the folder of `path`, by default the custom workload's file.
-    Returns None without such a frame.
-    """
+    """Return the innermost place in the user's folder, as "my.py, line 12, in build", or None."""
     if path is None:
         try:
             given = user_workload()

@@ -42,10 +42,7 @@ def describe_failure(
     device: TrainDevice | None = None,
     lost: str | None = None,
 ) -> RunOutcome:
-    """Return the outcome of a run for an exception of its training thread.
-
-    `lost` is the error of a GPU that this process can no longer use, None if the GPU still works.
-    """
+    """Return the outcome of a run for an exception; `lost` is the error of an unusable GPU."""
     if lost is not None:
         remedy = "Start again: each run has a process of its own"
         if config.runner is Runner.THREAD:

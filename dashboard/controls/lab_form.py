@@ -36,9 +36,8 @@ from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.run.setting_names import EARLIER_WORKLOADS, current_variant
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.plan import WorkloadPlan
+from trainer.lab.plan import WorkloadPlan, all_variants, own_settings, speed_problem
 from trainer.lab.presets import PLAIN, PRESETS
-from trainer.lab.variants import all_variants, own_settings, speed_problem
 from trainer.techniques import SWITCHES
 
 TUNE, COMPARE = "Try all settings", "Compare variants"

@@ -19,8 +19,8 @@ from stepscope.common.formatting import format_bytes
 from stepscope.host.child_process import ChildState
 from stepscope.host.environment import granted_cores
 from stepscope.run import RunError, folder_name
-from trainer import launch_commands as commands
 from trainer.config import RunConfig
+from trainer.runners import torchrun as commands
 from trainer.runners.child_process import PROJECT, PredictionRun
 
 # Keys of the session state.

@@ -31,7 +31,6 @@ def print_error(text: str) -> None:
 
 
 def add_numbers(parser: argparse.ArgumentParser) -> None:
-    """Add the options of sweeps over chosen variants."""
     add_common(parser)
     add = parser.add_argument
     help_ = "skip the search for the best combination (old name: --no-best)"
@@ -40,7 +39,6 @@ def add_numbers(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Add the options of all sweeps."""
     parser.set_defaults(no_best=False, csv=None)
     add = parser.add_argument
     add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")

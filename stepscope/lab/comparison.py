@@ -1,9 +1,4 @@
-"""One comparison over rounds: the next trial, and the estimates so far. Pure.
-
-A sweep compares all variants with the baseline, then each setting that may join the best
-combination, then that combination with the baseline. The state of a comparison follows from its
-trials, so a sweep resumes by reading them again.
-"""
+"""One comparison over rounds, from its trials: the next trial, and the estimates so far. Pure."""
 
 from __future__ import annotations
 
@@ -61,10 +56,9 @@ class VariantComparison:
 class ComparisonState:
     """The state of a comparison; `next` is None at its end.
 
-    `left` is the maximum number of trials that follow. `speed` and `loss` have the latest estimate
-    of each variant. `broken` counts the rounds with a finite loss of the reference only.
-    `mean_effect` has the effects on the mean rate over all steps, which includes stalls. `failed`
-    has the reasons of those without a measurement, `flaky` of those with any failed process.
+    `left` is the maximum number of trials that follow. `broken` counts rounds with a finite loss of
+    the reference only. `mean_effect` is on the mean rate over all steps, which includes stalls.
+    `failed` has reasons of variants without a measurement, `flaky` of any failed process.
     """
 
     next: NextTrial | None = None

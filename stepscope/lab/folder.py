@@ -1,8 +1,4 @@
-"""The folder of a sweep: `plan.json`, `sweep.json`, `samples.jsonl`.
-
-`sweep.json` (docs/lab.md) is replaced atomically after each trial. `samples.jsonl` has one line per
-trial, from which a sweep resumes.
-"""
+"""The folder of a sweep: `plan.json`, `sweep.json`, and `samples.jsonl`, a line per trial."""
 
 from __future__ import annotations
 
@@ -98,11 +94,7 @@ def write_plan(folder: Path, plan: SweepPlan) -> None:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of a sweep, to measure, to write its sweep.json, or to delete its folder.
-
-    Raises SweepError if another process holds the lock or another user owns the folder, OSError if
-    the lock cannot be opened.
-    """
+    """Hold the lock of a sweep. Raises SweepError if it is taken or another user's, and OSError."""
     if not is_own_folder(folder):
         raise SweepError(f"{folder.name}: belongs to another user. Copy the folder.")
     # In an untrusted folder this may be a link: do not follow or truncate it.
@@ -120,7 +112,6 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Return the content of plan.json. Raises SweepError."""
     return _read(folder / PLAN_JSON)
 
 
@@ -207,11 +198,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_samples(folder: Path) -> list[Trial]:
-    """Return the valid trials of a sweep.
-
-    An incomplete last line, of a killed process, is removed from the file. Raises SweepError for
-    another invalid line.
-    """
+    """Return the valid trials of a sweep; truncates an incomplete last line. Raises SweepError."""
     path = folder / SAMPLES
     samples: list[Trial] = []
     try:

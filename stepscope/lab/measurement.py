@@ -59,11 +59,7 @@ def rate(seconds: Floats, samples: Floats, epochs: Floats) -> float:
 
 
 def epoch_cuts(epochs: Floats) -> NDArray[np.intp]:
-    """Return the first step of each whole epoch, and the end of the last one.
-
-    The first epoch is cut by the warm-up, the last by the end of the run. Steps without a
-    DataLoader have no epoch (NaN), and so no cut.
-    """
+    """Return the first step of each whole epoch, and the end of the last; none without epochs."""
     change = np.diff(epochs)
     return np.flatnonzero(np.isfinite(change) & (change != 0)) + 1
 
@@ -71,8 +67,8 @@ def epoch_cuts(epochs: Floats) -> NDArray[np.intp]:
 def burst_cuts(seconds: Floats) -> NDArray[np.intp]:
     """Return the first step of each block, and the end of the last one.
 
-    A cut is the end of the slowest step near an even cut. A burst of fast steps follows the slow
-    step that waited for it, so each block has the slow steps of its fast ones.
+    Each cut follows the slowest step near an even cut, so no burst of fast steps is divided from
+    the slow step that waited for it.
     """
     count = min(BLOCKS, len(seconds) // MIN_BLOCK_STEPS)
     if count < MIN_BLOCKS:

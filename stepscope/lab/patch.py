@@ -243,11 +243,7 @@ def _lines(text: str) -> tuple[bytes, list[int]]:
 
 
 def write_patch(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any]) -> Patch:
-    """Write and return the patch of the best combination, empty if it is not faster.
-
-    A sweep of `stepscope lab` without settings in it has no file. PATCH_DIFF is for `git apply`.
-    Raises OSError.
-    """
+    """Write and return the patch of the best combination, empty if not faster. Raises OSError."""
     best = sweep.get("best") or {}
     pays = best.get("verdict") == "faster" and sweep["status"] == "finished"
     words = words_of(best["changes"]) if pays else []

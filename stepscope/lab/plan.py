@@ -23,10 +23,7 @@ COMPILE_S = 40.0  # Assumed duration of torch.compile in a trial, until one was 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """Changed settings as JSON values; `problem` is the reason why they are unsupported.
-
-    `changes` is empty for a variant without settings, such as a missing GPU.
-    """
+    """Changed settings as JSON values, none for a missing GPU; `problem`: why unsupported."""
 
     name: str
     label: str

@@ -125,10 +125,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_csv(sweep: Mapping[str, Any]) -> str:
-    """Return a row for the baseline and each variant; units are those of sweep.json.
-
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
-    """
+    """Return a row for the baseline and each variant; text like a formula gets an apostrophe."""
     metrics = list(sweep["baseline"]["metrics"])
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -140,7 +140,6 @@ def _best(
 
 
 def _rounds(trials: Sequence[Trial]) -> Iterable[dict[str, Any]]:
-    """Yield each round with its trials in their order."""
     found: dict[tuple[str, int], list[Trial]] = {}
     for one in trials:
         if one.contest != CALIBRATE:

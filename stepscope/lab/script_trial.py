@@ -71,9 +71,8 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job; return `metrics` and `machine`, or a `reason`.
 
     A job has `script`, `changes`, `seed`, `warmup`, `steps`, `seconds`, an empty `folder`, and may
-    have `probe`: settings that are not applied, but whose entries show which ones apply. The
-    result has `stops` too if no trial of this sweep can be measured, and `new_sweep` if resuming
-    the sweep cannot help.
+    have `probe`: settings whose entries only show which apply. The result has `stops` if no trial
+    of this sweep can be measured, and `new_sweep` if resuming cannot help.
     """
     script = msgspec.convert(job["script"], ScriptCommand)
     folder, out = Path(job["folder"]), Path(job["folder"], "out")
@@ -89,9 +88,8 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
         finally:
             _kill_all_but(others)
         after = _files(script, folder.parent)
-        changed = sorted(
-            {one for pair in zip(before, after, strict=True) for one in _changed(*pair)}
-        )
+        pairs = zip(before, after, strict=True)
+        changed = sorted({path for old, new in pairs for path, _ in old.items() ^ new.items()})
         if changed and next(run_folders(folder / "runs"), None) is None:
             return {"reason": _touched(changed[0]), **NEW_SWEEP}
         result = _result(folder, code, job, script.nproc_per_node or 1)
@@ -155,10 +153,6 @@ def _files(script: ScriptCommand, sweep: Path) -> list[Files]:
     root = runs_root().resolve()
     without = {sweep.resolve(), root / LAB, *run_folders(root)}  # other runs may be live
     return [files(of, without) for of in script.folders]
-
-
-def _changed(before: Files, after: Files) -> set[str]:
-    return {path for path, _ in before.items() ^ after.items()}
 
 
 def _touched(path: str) -> str:
@@ -316,10 +310,7 @@ def _last_line(log: Path) -> str:
 
 
 def files(root: Path, without: Set[Path]) -> Files:
-    """Return modification time and size of the files in a folder, at most MAX_FILES.
-
-    Hidden folders, `__pycache__` and the folders `without` are left out; links are not followed.
-    """
+    """Return modification time and size of up to MAX_FILES visible files outside of `without`."""
     found: Files = {}
     for folder, folders, names in os.walk(root):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]

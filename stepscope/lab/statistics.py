@@ -271,10 +271,7 @@ class DriftTest:
 
 
 def drift(values: Sequence[float]) -> DriftTest | None:
-    """Test for a trend of values in their order; None for fewer than five, or equal ones.
-
-    p is exact up to MAX_EXACT_RANKS values, else Student's approximation.
-    """
+    """Test for a trend of values in their order; None for fewer than five, or equal ones."""
     count = len(values)
     if count < 5 or len(set(values)) == 1:
         return None

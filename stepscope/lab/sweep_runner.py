@@ -1,8 +1,7 @@
 """Runs or resumes a sweep: one trial after the other until its state has no next trial.
 
-The folder is complete after each trial, so a stopped or killed sweep resumes at the end of
-samples.jsonl. The incomplete round is repeated: its trials are compared with each other, and hours
-may have passed.
+A stopped or killed sweep resumes at the end of samples.jsonl. The incomplete round is repeated: its
+trials are compared with each other, and hours may have passed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +74,7 @@ class SweepRunner:
         self._session = 0
 
     def run(self) -> dict[str, Any]:
-        """Measure the remaining trials; return the final content of sweep.json.
-
-        Raises SweepError if another process runs this sweep, OSError if the folder cannot be
-        written.
-        """
+        """Measure the remaining trials; return sweep.json. Raises SweepError and OSError."""
         with only_one(self._folder):
             try:
                 self._created = float(read_sweep(self._folder)["created"])
@@ -131,30 +126,28 @@ class SweepRunner:
         """Return why a variant measures something else than the baseline."""
         base = next((one.machine for one in self._trials if one.ok and one.name == BASELINE), {})
         machine = answer.get("machine") or {}
-        for key in _changed_by(changes):
-            if key in machine and key in base and base[key] != machine[key]:
-                return (
-                    f"{key}: the baseline has {base[key]!r}, this variant has {machine[key]!r}, "
-                    "so their speeds cannot be compared."
-                )
-        return None
+        if (key := _difference(_changed_by(changes), base, machine)) is None:
+            return None
+        return (
+            f"{key}: the baseline has {base[key]!r}, this variant has {machine[key]!r}, "
+            "so their speeds cannot be compared."
+        )
 
     def _stop_reason(self, answer: Mapping[str, Any], changes: Mapping[str, Any]) -> str | None:
         """Return why no trial can be measured now, for reasons other than its settings."""
         if answer.get("stops"):
             return f"{answer['reason']} Resume continues from here once that is fixed."
-        machine = answer.get("machine") or {}
+        before, now = self._machine, answer.get("machine") or {}
         # Trials before the first one of the baseline are of variants, which may differ from it.
         known = any(one.ok and one.name == BASELINE for one in self._trials)
         free = _changed_by(changes) if known else {"rate", "gpu"}
-        for key in (key for key in SAME_MACHINE if key not in free):
-            before, now = self._machine.get(key), machine.get(key)
-            if key in machine and key in self._machine and before != now:
-                return (
-                    f"{key}: this sweep was measured with {before!r}, got {now!r}. "
-                    "Resume it there, or start a new sweep here."
-                )
-        return None
+        same = [key for key in SAME_MACHINE if key not in free]
+        if (key := _difference(same, before, now)) is None:
+            return None
+        return (
+            f"{key}: this sweep was measured with {before[key]!r}, got {now[key]!r}. "
+            "Resume it there, or start a new sweep here."
+        )
 
     def _state(self) -> tuple[SweepPlan, SweepState]:
         """Return the plan with its number of steps, and the state of the sweep."""
@@ -223,6 +216,14 @@ class SweepRunner:
         return sweep
 
 
+def _difference(
+    keys: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> str | None:
+    """Return the first key that two machines have with different values."""
+    both = (key for key in keys if key in before and key in now)
+    return next((key for key in both if before[key] != now[key]), None)
+
+
 def _changed_by(changes: Mapping[str, Any]) -> Set[str]:
     """Return the keys of `machine` in which a variant may differ from the baseline."""
     keys = {"rate"} if changes else set()
@@ -243,11 +244,7 @@ def _job(plan: SweepPlan, state: SweepState, trial: NextTrial) -> dict[str, Any]
 
 
 def with_steps(plan: SweepPlan, measured: Trial | None) -> SweepPlan:
-    """Return the plan with the automatic `steps` and `warmup`.
-
-    The steps take `sample_s` at the step time of the first trial, or are 7 of 10 steps of a script
-    that ended before; the warm-up is a quarter more.
-    """
+    """Return the plan with the automatic `steps` (7 of 10 of a whole script) and `warmup`."""
     steps = plan.steps
     if not steps:
         assert measured is not None

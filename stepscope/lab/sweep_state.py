@@ -56,10 +56,7 @@ class CombinationStep:
 
 @dataclass(slots=True)
 class SweepState:
-    """The state of a sweep; `next` is None at its end, which `failed` explains if it is an error.
-
-    `changes` has the changes of every possible name of `next`.
-    """
+    """The state of a sweep; `next` is None at its end, and `failed` the reason of an error."""
 
     phase: SweepPhase
     arms: ComparisonState
@@ -70,7 +67,7 @@ class SweepState:
     winners: tuple[str, ...] = ()
     best: Mapping[str, Any] | None = None
     confirmed: ComparisonState | None = None
-    changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of any name of `next`
     failed: str | None = None
 
     @property
@@ -86,11 +83,8 @@ def rules_of(plan: SweepPlan) -> Rules:
 
 
 def confirming_rules(plan: SweepPlan, trials: Sequence[Trial], key: str) -> Rules:
-    """Return the rules of the confirmation `key`: all rounds, then one look at the full alpha.
-
-    With an end at the first significant look the effect would be biased upwards. So the number of
-    rounds that a time budget leaves is fixed before the first one.
-    """
+    """Return the rules of the confirmation `key`: one look after a fixed number of rounds."""
+    # An end at the first significant look would bias the effect upwards.
     rounds = confirming_rounds(plan, trials, key)
     return replace(rules_of(plan), looks=(rounds,), max_rounds=rounds)
 
@@ -193,10 +187,7 @@ def _confirm(
     trials: Sequence[Trial],
     accepted: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]],
 ) -> None:
-    """Compare the largest accepted combination with the baseline.
-
-    If its loss is worse, the combination before it follows; without any, `best` stays None.
-    """
+    """Confirm the largest accepted combination or, if its loss is worse, the one before it."""
     key = CONFIRM
     for names, changes in reversed(accepted):
         best = " + ".join(names)
@@ -262,7 +253,6 @@ def _confirming_rounds_at_least(plan: SweepPlan) -> int:
 
 
 def _before(trials: Sequence[Trial], key: str, number: int) -> Sequence[Trial]:
-    """Return the trials before a round of a comparison."""
     for at, one in enumerate(trials):
         if (one.contest, one.round) == (key, number):
             return trials[:at]
@@ -277,12 +267,10 @@ def _round_s(before: Sequence[Trial], names: Sequence[str]) -> float:
 
 
 def _pair_s(before: Sequence[Trial]) -> float:
-    """Return the seconds of a confirming round: twice those of the slowest variant.
-
-    Other programs can make a single trial ten times longer, so a variant needs two to be slow.
-    """
+    """Return the seconds of a confirming round: twice those of the slowest variant."""
     measured = [one for one in before if one.ok]
     typical = statistics.median([one.seconds for one in measured]) if measured else 0.0
+    # Other programs can make a single trial ten times longer.
     repeated = [took for took in _seconds(measured).values() if len(took) > 1]
     return 2 * max(typical, *map(statistics.median_low, repeated), 0.0)
 

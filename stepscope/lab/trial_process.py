@@ -128,11 +128,7 @@ class _Trial(Child):
 
 
 def _kill_started_by(run: str) -> None:
-    """Kill the processes of a trial and wait for their end.
-
-    torchrun and its ranks are session leaders, and orphans after the end of the trial's process;
-    the environment identifies them.
-    """
+    """Kill the processes of a trial by their environment: ranks lead sessions, or are orphans."""
     until = time.monotonic() + KILL_TIMEOUT_S
     left = _started_by(run)
     while left and time.monotonic() < until:

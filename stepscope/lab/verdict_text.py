@@ -49,10 +49,7 @@ MAX_EFFECT = 10.0
 
 
 def verdict_json(state: ComparisonState, name: str, rules: Rules, *, over: bool) -> dict[str, Any]:
-    """Return the verdict on a variant for sweep.json, without its metrics.
-
-    `over` is True if no further trial follows, also because the sweep was stopped.
-    """
+    """Return the verdict on a variant for sweep.json; `over`: no further trial follows."""
     estimate = state.speed.get(name, _NOTHING)
     reason = state.failed.get(name)
     if reason is not None:

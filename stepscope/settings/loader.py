@@ -100,7 +100,6 @@ class NumWorkers(LoaderSetting):
             subject["multiprocessing_context"] = None
 
     def read_back(self, iterator: Any) -> int:
-        """Return the number of live worker processes."""
         return sum(worker.is_alive() for worker in getattr(iterator, "_workers", ()))
 
 

@@ -109,7 +109,6 @@ class Setting:
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """Return the lines of code that apply the setting by hand."""
         return self.code.format(value=self.value).splitlines()
 
     def apply(self, subject: Any, place: CallPlace | None = None) -> None:

@@ -71,10 +71,11 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
     with (digits / "labels.csv").open("a") as rows:
         rows.write("\nimages/broken.png,3")
     asked: list[str] = []
+    decode_image = images.decode_image
 
     def counted(path: Path, size: int) -> Any:
         asked.append(path.name)
-        return images.decode_image(path, size)
+        return decode_image(path, size)
 
     monkeypatch.setattr(images, "decode_image", counted)
     decodes, losses = {}, {}

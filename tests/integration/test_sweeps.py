@@ -17,8 +17,7 @@ from stepscope.lab.folder import SAMPLES, SweepError
 from stepscope.run import RunError, RunStatus, process_of, read_run
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
-from trainer.lab.plan import WorkloadPlan
-from trainer.lab.variants import make_variant
+from trainer.lab.plan import WorkloadPlan, make_variant
 
 LONG = 100_000
 

@@ -26,9 +26,14 @@ from tests.support.server import free_port
 from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
-from trainer.launch_commands import LaunchSpec, machine_command, rank_variables, slurm_script
 from trainer.runners.rank_worker import SIGNALED
-from trainer.runners.torchrun import TorchrunRun
+from trainer.runners.torchrun import (
+    LaunchSpec,
+    TorchrunRun,
+    machine_command,
+    rank_variables,
+    slurm_script,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(240)

@@ -11,8 +11,8 @@ import torch
 
 from stepscope.recorder import cuda_readback
 from stepscope.recorder.cuda_readback import CudaEventTimerPool, MetricRow
-from trainer.training import cuda_timing
-from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
+from trainer.training import accelerator
+from trainer.training.accelerator import CudaStepTimer, TimedScalars
 
 
 @dataclass
@@ -65,8 +65,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(cuda_readback, "_pinned", pinned)
     monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
     monkeypatch.setattr(cuda_readback, "_event", made.event)
-    pairs = cache(lambda index: CudaEventTimerPool(made.event, cuda_timing.PAIRS_LIMIT))
-    monkeypatch.setattr(cuda_timing, "_pairs_of", pairs)
+    pairs = cache(lambda index: CudaEventTimerPool(made.event, accelerator.PAIRS_LIMIT))
+    monkeypatch.setattr(accelerator, "_pairs_of", pairs)
     return made
 
 
@@ -154,7 +154,7 @@ def test_the_events_of_a_failed_run_are_used_again(device: Device) -> None:
 
 
 def test_times_beyond_limits_are_missing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_timing, "PAIRS_LIMIT", 3)
+    monkeypatch.setattr(accelerator, "PAIRS_LIMIT", 3)
     steps = Steps(device)
     steps.batch()
     steps.batch()

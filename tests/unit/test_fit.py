@@ -18,18 +18,16 @@ from tests.support.train_devices import SIMULATED
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
-from trainer.memory_estimate.allocation_tracker import (
-    AllocationCategory,
-    AllocationEvent,
-    backward_reorders,
-    cublas_workspace,
-    forward_reorders,
-)
 from trainer.memory_estimate.allocator import (
     EMPTY_CACHE,
     WAITING,
+    AllocationCategory,
+    AllocationEvent,
     CachingAllocator,
     PeakMemory,
+    backward_reorders,
+    cublas_workspace,
+    forward_reorders,
     peak_memory,
     rounded,
     segment_size,
@@ -258,9 +256,9 @@ def prediction(size: int) -> MemoryEstimate:
 )
 def test_the_verdict_has_three_answers(free: int | None, fits: bool | None, said: str) -> None:
     verdict = compare_with_free(prediction(1000), FreeMemory(free, None, "nobody knows"))
-    assert verdict.fits is fits
-    assert said in verdict.reason
-    assert verdict.needed == 1110
+    assert verdict["fits"] is fits
+    assert said in verdict["reason"]
+    assert verdict["needed_bytes"] == 1110
 
 
 # --- the largest batch ----------------------------------------------------------------------------
@@ -276,7 +274,7 @@ def test_the_limit_is_found_within_a_sixteenth_an_epoch_or_four_times_the_size()
     assert 900 - 900 / 16 <= largest(110_000) <= 900
     assert largest(10**9, samples=100) == 100
     assert largest(None) == 32
-    assert curve(POINTS, None, {}).recommended is None
+    assert curve(POINTS, None, {})["recommended"] is None
 
 
 POINTS = [Point(size, 100 * size, 110 * size) for size in (1, 64, 128, 256, 1024)]
@@ -285,11 +283,11 @@ POINTS = [Point(size, 100 * size, 110 * size) for size in (1, 64, 128, 256, 1024
 def test_recommended_is_the_smallest_that_is_shown_to_be_nearly_the_fastest() -> None:
     rates = {64: [900.0, 905, 903], 128: [985.0, 982, 988], 256: [1000.0, 1003, 998]}
     found = curve(POINTS, 60_000, rates | {1024: [2000.0, 2000, 2000]})
-    assert (found.largest, found.recommended) == (256, 128)
-    assert "3 runs each" in found.why
-    assert curve(POINTS, 60_000, {}).recommended is None
-    assert curve(POINTS, 60_000, {64: [1.0], 128: [1.0]}).recommended is None
-    assert curve(POINTS, 10, rates).largest is None
+    assert (found["largest"], found["recommended"]) == (256, 128)
+    assert "3 runs each" in found["why"]
+    assert curve(POINTS, 60_000, {})["recommended"] is None
+    assert curve(POINTS, 60_000, {64: [1.0], 128: [1.0]})["recommended"] is None
+    assert curve(POINTS, 10, rates)["largest"] is None
 
 
 @pytest.mark.parametrize("size", [64, 128, 256])
@@ -297,7 +295,7 @@ def test_recommended_is_the_smallest_that_is_shown_to_be_nearly_the_fastest() ->
 def test_one_outlier_recommends_no_smaller_batch(size: int, factor: float) -> None:
     rates = {64: [500.0, 503, 498], 128: [800.0, 803, 797], 256: [1000.0, 1003, 998]}
     rates[size][1] *= factor
-    assert curve(POINTS, 60_000, rates).recommended == 256
+    assert curve(POINTS, 60_000, rates)["recommended"] == 256
 
 
 def test_a_flat_curve_recommends_the_smallest_batch_with_noise() -> None:
@@ -308,12 +306,12 @@ def test_a_flat_curve_recommends_the_smallest_batch_with_noise() -> None:
         )
         for _ in range(100)
     ]
-    assert sum(one.recommended == 64 for one in chosen) >= 75
+    assert sum(one["recommended"] == 64 for one in chosen) >= 75
 
 
 def test_the_reason_names_the_limit() -> None:
-    assert "of this dataset" in curve(POINTS, 10**9, {}).why
-    assert "leaves 10% of the free memory" in curve(POINTS, 60_000, {}).why
+    assert "of this dataset" in curve(POINTS, 10**9, {})["why"]
+    assert "leaves 10% of the free memory" in curve(POINTS, 60_000, {})["why"]
     # Only sizes with headroom are measured.
     points = [Point(size, 100 * size, 110 * size) for size in (1, 2, 4, 8, 16, 32, 64, 128, 120)]
     assert sizes_to_measure(points, 110 * 100) == [4, 8, 16, 32, 64]

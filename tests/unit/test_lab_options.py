@@ -27,16 +27,16 @@ from tests.support.train_devices import SIMULATED
 from trainer.config import FIELDS, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.options import parser, plan_of
-from trainer.lab.plan import WorkloadPlan
-from trainer.lab.presets import PRESETS
-from trainer.lab.variants import (
+from trainer.lab.plan import (
     FIXED,
     NOT_TIMED,
+    WorkloadPlan,
     all_variants,
     changed,
     make_variant,
     speed_problem,
 )
+from trainer.lab.presets import PRESETS
 from trainer.techniques import SWITCHES
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)

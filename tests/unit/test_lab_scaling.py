@@ -14,9 +14,8 @@ from stepscope.lab.measurement import steps_together
 from stepscope.lab.plan import Variant
 from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.lab.plan import WorkloadPlan
+from trainer.lab.plan import WorkloadPlan, changed, make_variant
 from trainer.lab.presets import PRESETS
-from trainer.lab.variants import changed, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = defaults(Workload.DIGITS_CNN)

@@ -33,8 +33,7 @@ from stepscope.lab.sweep_runner import SweepRunner, seed_of, with_steps
 from stepscope.lab.sweep_state import confirming_rules, rules_of
 from trainer.config import RunConfig, Workload
 from trainer.config_validation import TrainDevice
-from trainer.lab.plan import WorkloadPlan
-from trainer.lab.variants import make_variant
+from trainer.lab.plan import WorkloadPlan, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False)

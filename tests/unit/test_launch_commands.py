@@ -15,16 +15,16 @@ from torch.distributed.run import config_from_args, parse_args
 
 from trainer.collectives.measurement import CollectivePlan, measuring_arguments
 from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
-from trainer.launch_commands import (
+from trainer.lessons import LESSONS
+from trainer.runners.torchrun import (
     LaunchSpec,
     inherited,
     machine_command,
     rank_variables,
     settings_json,
     slurm_script,
+    torchrun_arguments,
 )
-from trainer.lessons import LESSONS
-from trainer.runners.torchrun import torchrun_arguments
 
 ODD = Path("/shared/it's here/runs/20260101-digits-mlp-0a")
 
@@ -63,16 +63,10 @@ def test_the_settings_in_the_command_are_those_of_the_page() -> None:
     assert len(json.loads(settings_json(config))) < 12  # what is as ever is not said
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        *(({"host": host}, "host") for host in ("a b", "x; rm -rf ~", "")),
-        *(({"port": port}, "port") for port in (80, 70_000)),
-    ],
-)
-def test_a_host_or_port_that_cannot_be_is_refused(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=f"^{named}: must be"):
-        launch(job(), **changes)
+@pytest.mark.parametrize("host", ["a b", "x; rm -rf ~", ""])
+def test_a_host_that_cannot_be_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match=r"^host: must be"):
+        launch(job(), host=host)
 
 
 def test_hosts_are_named_and_ranks_share_the_cores() -> None:

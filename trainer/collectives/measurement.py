@@ -1,7 +1,4 @@
-"""Measurements of collectives: their plan, torchrun in a child process, files, and text.
-
-The results are JSON files in `collectives` of the runs folder. Does not import torch.
-"""
+"""Measurements of collectives: plan, torchrun in a child process, JSON files. No torch import."""
 
 from __future__ import annotations
 
@@ -188,10 +185,7 @@ def spread_of(row: Mapping[str, Any]) -> float | None:
 
 
 class Measurement(Child):
-    """One measurement, saved in `root` / "collectives" even if stopped. Thread-safe.
-
-    `saved` is the name of the result's file, or None. Raises OSError if torchrun cannot be started.
-    """
+    """One measurement; `saved` is the name of its file, or None. Thread-safe. Raises OSError."""
 
     def __init__(self, plan: CollectivePlan, root: Path) -> None:
         self.plan = plan

@@ -142,7 +142,6 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure as one rank of a torchrun job."""
     backend, sizes = arguments[0], list(map(int, arguments[1].split(",")))
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if backend == NCCL else torch.device("cpu")

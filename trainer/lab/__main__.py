@@ -42,8 +42,7 @@ from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import choose, user_problem, user_workload
 from trainer.datasets import data_problem
 from trainer.lab.options import PLANNING, is_file, parser, plan_of
-from trainer.lab.plan import WorkloadPlan, with_devices
-from trainer.lab.variants import all_variants, speed_problem
+from trainer.lab.plan import WorkloadPlan, all_variants, speed_problem, with_devices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,9 +66,8 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     known = seconds_per_sample(folder.parent.parent, plan.workload, plan.config.device)
     print_estimate(folder, plan, known)
     config = plan.config
-    refused = next(iter(validate(config, devices)), None)
-    refused = refused or data_problem(config) or user_problem(config)
-    refused = refused or speed_problem(config.device)
+    refused = next(iter(validate(config, devices)), None) or data_problem(config)
+    refused = refused or user_problem(config) or speed_problem(config.device)
     if refused is not None:
         sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:
@@ -82,10 +80,7 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
 def _folder_and_plan(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
 ) -> tuple[Path, WorkloadPlan]:
-    """Return folder and plan of a new or a resumed sweep.
-
-    The file of a custom workload is never taken from a folder, because it would be executed.
-    """
+    """Return folder and plan of a new or a resumed sweep, whose folder names no file to execute."""
     folder = Path(options.folder) if options.folder else None
     resumes = folder is not None and (folder / PLAN_JSON).is_file()
     if resumes and is_file(options.workload):
@@ -113,10 +108,7 @@ def _folder_and_plan(
 
 
 def _refuse(folder: Path, reason: str) -> dict[str, Any]:
-    """Write to sweep.json why the sweep cannot run, also for a page that waits for it.
-
-    A finished sweep stays unchanged. Raises SweepError if another process runs it.
-    """
+    """Write to sweep.json why the sweep cannot run, unless it is finished. Raises SweepError."""
     with only_one(folder):
         sweep = read_sweep(folder)
         if sweep["status"] == "finished":

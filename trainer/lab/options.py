@@ -15,10 +15,9 @@ from stepscope.lab.plan import Variant
 from stepscope.run.setting_names import EARLIER_IMPLS, EARLIER_WORKLOADS, current_settings
 from trainer.config import FIELDS, OptimizerImpl, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.plan import WorkloadPlan
-from trainer.lab.presets import PRESETS
-from trainer.lab.variants import (
+from trainer.lab.plan import (
     FIXED,
+    WorkloadPlan,
     all_variants,
     make_variant,
     own_settings,
@@ -26,6 +25,7 @@ from trainer.lab.variants import (
     suggested,
     variant_name,
 )
+from trainer.lab.presets import PRESETS
 
 EXAMPLES = """\
 examples:
@@ -235,7 +235,6 @@ def _changes(
 
 
 def _on(name: str, text: str) -> bool:
-    """Return whether a setting of a custom workload is turned on or off."""
     known = {"": True, "=true": True, "=1": True, "=false": False, "=0": False}
     if text in known:
         return known[text]

@@ -11,7 +11,7 @@ from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import Variant
 from trainer.config import LIMITS, OptimizerImpl, Precision, RunConfig, Runner, Strategy
 from trainer.config_validation import TrainDevice
-from trainer.lab.variants import GPU_OFF, NOT_TIMED, make_variant, suggested
+from trainer.lab.plan import GPU_OFF, NOT_TIMED, make_variant, suggested
 from trainer.techniques import SWITCHES
 
 Devices = Sequence[TrainDevice]

@@ -15,7 +15,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from trainer.config import LIMITS, LRSchedule, NanPolicy, RunConfig, Runner
-from trainer.lab.variants import changed
+from trainer.lab.plan import changed
 from trainer.runners.child_process import last_step, write_pending
 from trainer.runners.torchrun import TorchrunRun
 from trainer.training.train import run
@@ -28,8 +28,7 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job; return `metrics` and `machine`, or a `reason`.
 
     A job has `config`, `changes`, `seed`, `warmup`, `steps`, and an empty `folder`. Without `steps`
-    the run ends `seconds` after its warm-up. If the folder cannot be written, the result has
-    `stops` too.
+    the run ends `seconds` after its warm-up. `stops`: the folder cannot be written.
     """
     folder, warmup, seconds = Path(job["folder"]), int(job["warmup"]), float(job["seconds"])
     timed = not job["steps"]

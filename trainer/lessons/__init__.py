@@ -1,10 +1,8 @@
-"""The lessons of the Learn page: each other file is a program of at most 30 lines.
-
-Start one with `python trainer/lessons/NAME.py`. No torch import.
-"""
+"""The lessons of the Learn page: each other file is a program of at most 30 lines."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +16,14 @@ FOLDER = Path(__file__).resolve().parent
 class Lesson:
     """One technique: a program, and a paragraph that explains its result.
 
-    `needs_cuda` is the reason why the program needs CUDA, which it prints without a GPU; None if it
-    runs on a CPU too. `on_cpu` describes the difference there. `ranks` is the number of processes
-    that torchrun starts, or 1 without torchrun. `runs_simulated`: the simulator has what it needs.
+    `on_cpu` describes the difference on a CPU, `ranks` is the number of processes that torchrun
+    starts, or 1 without torchrun. `runs_simulated`: the simulator has what it needs.
     """
 
     name: str  # of the file, and in the address of the page
     theme: str
     title: str
     text: str
-    needs_cuda: str | None = None
     runs_simulated: bool = True
     on_cpu: str = ""
     limit_s: float = 60.0  # after which the page kills it
@@ -36,6 +32,13 @@ class Lesson:
     @property
     def path(self) -> Path:
         return FOLDER / f"{self.name}.py"
+
+    @property
+    def needs_cuda(self) -> str | None:
+        """The reason with which the program exits without a GPU; None if it runs on a CPU too."""
+        source = self.path.read_text(encoding="utf-8")
+        exits = re.search(r'is_available\(\):\n    sys\.exit\("(.*)"\)', source)
+        return None if exits is None else exits[1]
 
     @property
     def arguments(self) -> list[str]:
@@ -160,7 +163,6 @@ LESSONS: tuple[Lesson, ...] = (
         "heuristic; with benchmark the first call with each shape times all of them and keeps the "
         "fastest. That first call is slower, and with shapes that change in each batch this cost "
         "repeats.",
-        needs_cuda="cuDNN is NVIDIA's library of GPU kernels: a CPU has no such choice to make.",
     ),
     Lesson(
         name="allocated_reserved",
@@ -171,8 +173,6 @@ LESSONS: tuple[Lesson, ...] = (
         "next tensor without the driver. A reference cycle keeps its tensors until gc.collect(). "
         "empty_cache() returns unused memory to the driver: it helps other programs, not this "
         "one, which must allocate it again.",
-        needs_cuda="torch counts the memory of its CUDA allocator only: a CPU tensor comes from "
-        "malloc.",
     ),
     Lesson(
         name="out_of_memory",
@@ -183,8 +183,6 @@ LESSONS: tuple[Lesson, ...] = (
         "until it fits, and the gradients of the parts are added up. The error object must not be "
         "kept, because it holds the frames of the failed call and with them all their tensors. "
         "Other remedies are 16-bit precision and activation checkpointing.",
-        needs_cuda="Without CUDA there is no limit to set: Linux ends a process that takes too "
-        "much.",
     ),
     Lesson(
         name="pinned_copies",
@@ -195,7 +193,6 @@ LESSONS: tuple[Lesson, ...] = (
         "and the call returns only when that is done. From pinned memory the copy is direct, and "
         "with non_blocking=True Python continues at once. Pinning is slow: it pays for memory that "
         "is reused.",
-        needs_cuda="Pinned memory serves copies to a GPU: on a CPU there is nothing to copy.",
     ),
     Lesson(
         name="streams",
@@ -205,8 +202,6 @@ LESSONS: tuple[Lesson, ...] = (
         "clock in Python measures the queueing, and events, whose times the GPU takes, measure the "
         "work. Two streams have no order: wait_stream creates one, and record_stream informs the "
         "allocator that the other stream still reads the memory.",
-        needs_cuda="A stream is a queue of GPU work: on a CPU each operation is done when it "
-        "returns.",
     ),
     Lesson(
         name="warm_up",
@@ -226,7 +221,6 @@ LESSONS: tuple[Lesson, ...] = (
         "kernels run. A graph captures fifty of them once and replays them with one launch. In "
         "return every replay uses the same memory and shapes, so new input must be copied to the "
         "captured tensors, and no code on the CPU is repeated.",
-        needs_cuda="A CUDA graph records launches of GPU kernels: a CPU launches none.",
     ),
     Lesson(
         name="compile_modes",
@@ -249,7 +243,6 @@ LESSONS: tuple[Lesson, ...] = (
         "needs five kernels with four intermediate tensors, so it moves several times as many "
         "bytes, and such formulas are bound by memory. Jiterator has no backward pass: use it "
         "where no gradient is needed, else torch.compile.",
-        needs_cuda="Jiterator compiles its kernels with NVRTC, NVIDIA's compiler for GPUs.",
         runs_simulated=False,
     ),
     Lesson(
@@ -271,8 +264,6 @@ LESSONS: tuple[Lesson, ...] = (
         "kernels that the part launched. Without a profiler a range has almost no cost, so it can "
         "stay in the code. It marks the time of the Python code: the kernels run later, in their "
         "stream.",
-        needs_cuda="NVTX marks the time line of a GPU: a build of torch without CUDA leaves it "
-        "out.",
     ),
     _several(
         "broadcast",

@@ -1,8 +1,4 @@
-"""Memory by batch size, the largest size that fits, and a recommended size.
-
-Throughput is measured by trials of the lab, only at sizes that are predicted to leave headroom, so
-that none runs out of memory.
-"""
+"""Memory by batch size, the largest size that fits, and a recommended size."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,39 +46,6 @@ class Point:
     batch_size: int
     peak: int
     needed: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchSizeCurve:
-    """Points by batch size, the largest that fits and a recommended one (or None), and why."""
-
-    points: tuple[Point, ...]
-    free: int | None
-    rates: Rates = field(default_factory=dict)
-    largest: int | None = None
-    recommended: int | None = None
-    why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the curve as JSON values; samples_per_sec is the median of `rounds` runs."""
-        return {
-            "points": [
-                {
-                    "batch_size": point.batch_size,
-                    "predicted_peak_bytes": point.peak,
-                    "needed_bytes": point.needed,
-                    "samples_per_sec": statistics.median(rates) if rates else None,
-                    "samples_per_sec_runs": list(rates),
-                }
-                for point in self.points
-                for rates in [self.rates.get(point.batch_size, ())]
-            ],
-            "free_bytes": self.free,
-            "headroom": HEADROOM,
-            "largest": self.largest,
-            "recommended": self.recommended,
-            "why": self.why,
-        }
 
 
 def explore(needs: Needs, now: int, free: int | None) -> tuple[Point, ...]:
@@ -124,18 +87,42 @@ def has_headroom(point: Point, free: int) -> bool:
     return point.needed <= free * (1 - HEADROOM)
 
 
-def curve(points: Sequence[Point], free: int | None, rates: Rates) -> BatchSizeCurve:
-    """Return the curve with the largest batch that fits and the recommended one."""
-    found = BatchSizeCurve(points=tuple(points), free=free, rates=rates)
+def curve(points: Sequence[Point], free: int | None, rates: Rates) -> dict[str, Any]:
+    """Return the sizes, the largest that fits and a recommended one (or None), as JSON values."""
+    largest, recommended, why = _choice(points, free, rates)
+    measured = [rates.get(point.batch_size, ()) for point in points]
+    return {
+        "points": [
+            {
+                "batch_size": point.batch_size,
+                "predicted_peak_bytes": point.peak,
+                "needed_bytes": point.needed,
+                "samples_per_sec": statistics.median(runs) if len(runs) else None,
+                "samples_per_sec_runs": list(runs),
+            }
+            for point, runs in zip(points, measured, strict=True)
+        ],
+        "free_bytes": free,
+        "headroom": HEADROOM,
+        "largest": largest,
+        "recommended": recommended,
+        "why": why,
+    }
+
+
+def _choice(
+    points: Sequence[Point], free: int | None, rates: Rates
+) -> tuple[int | None, int | None, str]:
+    """Return the largest batch that fits, the recommended one, and why."""
     if free is None:
-        return replace(found, why="Free memory is unknown, so the largest batch is unknown.")
+        return None, None, "Free memory is unknown, so the largest batch is unknown."
     fitting = [point.batch_size for point in points if has_headroom(point, free)]
     if not fitting:
         why = (
             "Even batch size 1 leaves less than 10% of the free memory. Use a smaller model, "
             "activation checkpointing, or another device."
         )
-        return replace(found, why=why)
+        return None, None, why
     largest = max(fitting)
     limit = f"{largest:,} is the largest batch that leaves 10% of the free memory."
     if largest == max(point.batch_size for point in points):
@@ -144,7 +131,7 @@ def curve(points: Sequence[Point], free: int | None, rates: Rates) -> BatchSizeC
             "memory."
         )
     recommended, why = _knee({size: rates[size] for size in fitting if size in rates})
-    return replace(found, largest=largest, recommended=recommended, why=f"{why} {limit}")
+    return largest, recommended, f"{why} {limit}"
 
 
 def _knee(rates: Rates) -> tuple[int | None, str]:

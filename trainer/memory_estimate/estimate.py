@@ -11,15 +11,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.source import DeviceSource, open_source
+from stepscope.gpu.source import open_source
 from stepscope.host.usage import container
 from trainer.config import RunConfig, Runner, Strategy, Workload
 from trainer.config_validation import TrainDevice
 from trainer.custom_workload import place_in_user_code
 from trainer.error_messages import RunFailedError
-from trainer.lab.variants import speed_problem
-from trainer.memory_estimate.allocation_tracker import AllocationCategory
-from trainer.memory_estimate.allocator import PeakMemory, peak_memory
+from trainer.lab.plan import speed_problem
+from trainer.memory_estimate import ABSENT
+from trainer.memory_estimate.allocator import AllocationCategory, PeakMemory, peak_memory
 from trainer.memory_estimate.batch_size_finder import (
     Progress,
     curve,
@@ -27,7 +27,6 @@ from trainer.memory_estimate.batch_size_finder import (
     measure,
     sizes_to_measure,
 )
-from trainer.memory_estimate.options import ABSENT
 from trainer.memory_estimate.simulate import SimulatedStep, simulate_step
 
 NOT_MEASURED = "The throughput of several ranks is not measured here."
@@ -59,11 +58,7 @@ class FreeMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a run needs.
-
-    `outside` is memory other than torch's allocations, `samples` the number of samples per epoch,
-    which limits a batch.
-    """
+    """Bytes that a run needs, `outside` of torch too; `samples` per epoch limit a batch."""
 
     peak: PeakMemory
     outside: dict[str, int] = field(default_factory=dict)
@@ -76,21 +71,8 @@ class MemoryEstimate:
         return self.peak.allocated if self.peak.reserved is None else self.peak.reserved
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FitResult:
-    """Whether a prediction fits, or None; `needed` bytes include the margin and `outside`."""
-
-    fits: bool | None
-    reason: str
-    needed: int
-
-
 def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
-    """Predict the peak of each rank of a run; takes seconds.
-
-    Raises RunFailedError for unusable data, a model that reads tensor values, and unsupported
-    strategies.
-    """
+    """Predict the peak of each rank of a run; takes seconds. Raises RunFailedError."""
     if config.strategy in _NOT_PREDICTED:
         raise RunFailedError(_NOT_PREDICTED[config.strategy])
     capability = None if device.cuda_index is None else device.compute_capability or ASSUMED
@@ -120,7 +102,8 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
     )
 
 
-def compare_with_free(prediction: MemoryEstimate, free: FreeMemory) -> FitResult:
+def compare_with_free(prediction: MemoryEstimate, free: FreeMemory) -> dict[str, Any]:
+    """Return whether a prediction fits (or None), why, and the bytes it needs with the margin."""
     outside = sum(prediction.outside.values())
     needed = round(prediction.taken * MARGIN) + outside
     available = f"{format_bytes(free.bytes)} is free"
@@ -134,7 +117,7 @@ def compare_with_free(prediction: MemoryEstimate, free: FreeMemory) -> FitResult
         reason = f"Close call: {with_margin}; {available}. Use a smaller batch."
     elif free.bytes is not None:
         fits, reason = True, f"Needs {with_margin}; {available}."
-    return FitResult(fits=fits, reason=reason, needed=needed)
+    return {"needed_bytes": needed, "fits": fits, "reason": reason}
 
 
 def _on_host(config: RunConfig, step: SimulatedStep, process: int) -> dict[str, int]:
@@ -156,28 +139,22 @@ def answer(
     probe: bool = False,
     progress: Progress = lambda text, share: None,
 ) -> dict[str, Any]:
-    """Return the estimate as JSON values, the output of `python -m trainer.memory_estimate --json`.
-
-    Raises RunFailedError for unusable data, OSError if no temporary folder can be created.
-    """
+    """Return the estimate as JSON values. Raises RunFailedError and OSError."""
     began = time.perf_counter()
     progress("Simulating a step on fake tensors", 0.1)
     free = free_memory(device)  # before this process creates a CUDA context
     prediction = estimate_memory(config, device)
-    verdict = compare_with_free(prediction, free)
-    found = {
+    found: dict[str, Any] = {
         "predicted_peak_bytes": prediction.peak.allocated,
         "parts": prediction.peak.parts,
         "predicted_reserved_bytes": prediction.peak.reserved,
         "outside": prediction.outside,
-        "needed_bytes": verdict.needed,
         "device": config.device,
         "device_name": device.name,
         "free_bytes": free.bytes,
         "total_bytes": free.total,
         "margin": {"factor": MARGIN},
-        "fits": verdict.fits,
-        "reason": verdict.reason,
+        **compare_with_free(prediction, free),
         "notes": list(prediction.notes),
         "config": config.to_dict(),
     }
@@ -187,11 +164,7 @@ def answer(
 
 
 def _largest(
-    config: RunConfig,
-    device: TrainDevice,
-    free: FreeMemory,
-    probe: bool,
-    progress: Progress,
+    config: RunConfig, device: TrainDevice, free: FreeMemory, probe: bool, progress: Progress
 ) -> dict[str, Any]:
     count = 0
 
@@ -200,7 +173,7 @@ def _largest(
         count += 1
         progress(f"Predicting batch size {size:,}", min(0.5, 0.3 + 0.02 * count))
         other = estimate_memory(replace(config, batch_size=size), device)
-        return other.peak.allocated, compare_with_free(other, free).needed, other.samples
+        return other.peak.allocated, compare_with_free(other, free)["needed_bytes"], other.samples
 
     points = explore(needs, config.batch_size, free.bytes)
     rates: dict[int, list[float]] = {}
@@ -212,10 +185,10 @@ def _largest(
             sizes_to_measure(points, free.bytes),
             lambda text, share: progress(text, 0.5 + 0.5 * share),
         )
-    return {**curve(points, free.bytes, rates).to_json(), "not_measured": missed}
+    return {**curve(points, free.bytes, rates), "not_measured": missed}
 
 
-def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> FreeMemory:
+def free_memory(device: TrainDevice) -> FreeMemory:
     """Return a GPU's free memory from NVML, or the host's within its container's limit."""
     if device.id == ABSENT:
         return FreeMemory(None, None, "This GPU is not installed here, so its memory is unknown.")
@@ -223,7 +196,7 @@ def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> Free
         memory, limits = psutil.virtual_memory(), container()
         total = min(limits.limit or memory.total, memory.total)
         return FreeMemory(limits.within(memory.available), total)
-    source = source or open_source()
+    source = open_source()
     used, reason = None, source.reason
     if reason is None:
         used = source.read(device.id, *SamplingTier).get("gpu/mem_used")

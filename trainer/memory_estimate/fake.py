@@ -64,10 +64,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _Apply:
-    """`Module._apply` that replaces tensors, because torch cannot change fake ones in place.
+    """`Module._apply` that replaces tensors, as torch cannot change fake ones in place.
 
-    Shared parameters stay shared: the new tensors are stored by the ids of function and old
-    parameter, which are kept alive.
+    New tensors are stored by the ids of function and old parameter, so shared ones stay shared.
     """
 
     def __init__(self) -> None:

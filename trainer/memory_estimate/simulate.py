@@ -15,13 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.config import CompileMode, RunConfig
 from trainer.config_validation import TRAITS
-from trainer.memory_estimate.allocation_tracker import (
+from trainer.memory_estimate.allocator import (
+    EMPTY_CACHE,
+    WAITING,
     AllocationCategory,
     AllocationEvent,
     AllocationTracker,
     workspaces_of,
 )
-from trainer.memory_estimate.allocator import EMPTY_CACHE, WAITING
 from trainer.memory_estimate.fake import as_on, attention_on, fake_task, replaced
 from trainer.training.accelerator import RUN_AHEAD, Accelerator, CpuAccelerator, CudaAccelerator
 from trainer.training.model import prepare
@@ -43,8 +44,7 @@ GRAPH, COPY = "graph", "copy"  # pools of the allocator: CUDA graphs, the stream
 class SimulatedStep:
     """The allocations of a run on its device, with their categories.
 
-    `data_bytes` is the dataset in host memory, 0 if it is read from files, and `samples` its
-    length; `notes` name memory that is not predicted.
+    `data_bytes` is the dataset in host memory, `samples` its length; `notes` name what is missing.
     """
 
     events: Sequence[AllocationEvent]
@@ -66,11 +66,7 @@ class _Absent(CudaAccelerator):
 
 
 def simulate_step(config: RunConfig, capability: tuple[int, int] | None) -> SimulatedStep:
-    """Simulate a run on a GPU of this `capability`, None for a CPU.
-
-    Raises the workload's errors for unusable data and settings. Patches torch, so the process must
-    be dedicated.
-    """
+    """Simulate a run on a GPU of this `capability`, None: a CPU. Raises the workload's errors."""
     compute: Accelerator = CpuAccelerator() if capability is None else _Absent()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
@@ -146,7 +142,8 @@ class StepSimulator:
             self.tracker.note(tensor, AllocationCategory.PARAMETERS)
         with replaced(self.tracker, "part", AllocationCategory.OPTIMIZER_STATE):
             training = TrainState(self.config, self.model, self.compute)
-        _never_skip(training.scaler)
+        scaler = training.scaler  # must not skip a step, as gradients have no values
+        scaler._maybe_opt_step = lambda optimizer, _: optimizer.step()  # type: ignore
         self.step = build_train_step(training, self.task)
         self._watch(training.optimizer)
         on_gpu = self.compute.on_gpu
@@ -175,7 +172,6 @@ class StepSimulator:
         self.tracker.take(size, AllocationCategory.INPUTS)
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record the gradients and the optimizer's state."""
         tracker = self.tracker
 
         def before(*_: object) -> None:
@@ -261,12 +257,3 @@ def _once(model: nn.Module) -> Iterator[Tensor]:
         yield from _once(child)
     yield from model.parameters(recurse=False)
     yield from model.buffers(recurse=False)
-
-
-def _never_skip(scaler: torch.amp.GradScaler) -> None:
-    """Make the scaler always update the weights, since gradients have no values to check."""
-
-    def step(optimizer: torch.optim.Optimizer, state: object) -> None:
-        optimizer.step()
-
-    scaler._maybe_opt_step = step  # type: ignore[method-assign, assignment]

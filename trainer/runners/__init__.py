@@ -74,11 +74,7 @@ RunHandle = ThreadRun | ProcessRun | TorchrunRun
 
 
 def start(config: RunConfig, root: Path) -> RunHandle:
-    """Create a run folder under `root` and start training into it.
-
-    Raises OSError if the folder cannot be created or the child not started. Later errors become the
-    status of the run.
-    """
+    """Create a run folder under `root` and start training into it. Raises OSError."""
     kinds: dict[Runner, Callable[[RunConfig, Path], RunHandle]] = {
         Runner.THREAD: ThreadRun,
         Runner.PROCESS: ProcessRun,

@@ -32,8 +32,7 @@ _TORCHRUN = ("ChildFailedError", "SignalException")
 class JobOutcome:
     """How an attempt ended: `short` is a clause such as "rank 2 was killed (SIGKILL)".
 
-    `rank` is the cause, None if unknown; `exit_code` is negative for a signal. `in_order`: the
-    ranks recorded their end themselves.
+    `rank` is the cause, or None. `in_order`: the ranks recorded their end themselves.
     """
 
     status: RunStatus
@@ -122,7 +121,6 @@ def note_job_end(folder: Path, end: JobOutcome, restarted_as: str | None = None)
 
 
 def log_text(path: Path) -> str:
-    """Return the end of torchrun's output; "" without a file."""
     try:
         return read_tail(path, LOG_BYTES)
     except OSError:

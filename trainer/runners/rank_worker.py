@@ -5,10 +5,9 @@ Without `--config` the settings are read from the run.json that the server has w
 failure torchrun restarts all ranks: they record into a new folder and resume from the last
 checkpoint (`restart_attempts.py`).
 
-After a signal from torchrun, or its end, a rank must not stop alone, as the others would wait for
-it in a collective. So rank 0 sends the Stop command, and all ranks stop at the same step. The first
-rank of another node passes the request to rank 0. After a timeout `ShutdownListener` ends the rank
-without a step boundary.
+After a signal from torchrun, or its end, no rank stops alone, as the others would wait for it: rank
+0 sends the Stop command, and all stop at the same step. The first rank of another node passes the
+request on. After a timeout `ShutdownListener` ends the rank.
 """
 
 from __future__ import annotations
@@ -148,8 +147,11 @@ def main() -> None:
     if env.rank == 0:
         restart = attempts.begin(this, options.folder / WORKER_LOG, _max_restarts())
     this.folder.mkdir(parents=True, exist_ok=True)
-    if by_page:
-        _redirect_output(this.folder / rank_file(WORKER_LOG, env.rank))
+    if by_page:  # rank 0 shares the file with torchrun
+        output = open_for_append(this.folder / rank_file(WORKER_LOG, env.rank))
+        for number in (1, 2):
+            os.dup2(output, number)
+        os.close(output)
     status = _train(this, env, listener, restart)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -164,7 +166,8 @@ def _train(
     def opened(recorder: Recorder) -> None:
         listener.opened(recorder)
         if env.rank == 0:
-            recorder.describe(torchrun=_torchrun(env))
+            restarts = {"restarts": env.restarts, "max_restarts": _max_restarts()}
+            recorder.describe(torchrun=process_identity(os.getppid()) | restarts)
         if restart is not None:
             recorder.describe(**restart.run_json)
             recorder.event("restart", restart.text, **restart.run_json)
@@ -172,12 +175,6 @@ def _train(
     gc.freeze()  # full collections need not visit the imported modules
     status: RunStatus = training.run(this.config, this.folder, opened=opened)
     return status
-
-
-def _torchrun(env: LauncherEnv) -> dict[str, Any]:
-    """Return the identity of the parent torchrun for run.json."""
-    restarts = {"restarts": env.restarts, "max_restarts": _max_restarts()}
-    return process_identity(os.getppid()) | restarts
 
 
 def _max_restarts() -> int:
@@ -189,8 +186,7 @@ def _agreed_number(first: Path, env: LauncherEnv) -> tuple[int | None, Any]:
     """Return the number of this attempt, None for a complete job, and the ranks' store.
 
     Rank 0 finds the number in the run folders: each node's torchrun counts only failures that it
-    has seen, and a requeued Slurm job counts from 0. Each attempt has a new store
-    (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, `trainer/launch_commands.py`).
+    has seen, and a requeued Slurm job counts from 0. Each attempt has a new store.
     """
     rendezvous = importlib.import_module("torch.distributed").rendezvous
     store, rank, size = next(rendezvous("env://"))
@@ -217,14 +213,6 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     options.folder = options.folder.absolute()
     return options
-
-
-def _redirect_output(path: Path) -> None:
-    """Redirect stdout and stderr of this process to a file; rank 0 shares it with torchrun."""
-    output = open_for_append(path)
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
 
 
 if __name__ == "__main__":

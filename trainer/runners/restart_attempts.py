@@ -80,10 +80,7 @@ def complete(first: Path, number: int) -> str | None:
 
 
 def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | None:
-    """Create the folder of an attempt and link it with the former one; for rank 0.
-
-    `log_file` is the output of torchrun. Returns None for the first attempt. Raises OSError.
-    """
+    """Create an attempt's folder, for rank 0; link it with the former, if any. Raises OSError."""
     this.folder.mkdir(parents=True, exist_ok=True)
     if this.former is None:
         if not (this.folder / RUN_JSON).exists():
@@ -137,7 +134,6 @@ def config_from_run_json(first: Path) -> RunConfig:
 
 
 def ended_badly(folder: Path) -> bool:
-    """Return True if the attempt in `folder` has failed or crashed."""
     return _status(folder) in (RunStatus.FAILED, RunStatus.CRASHED)
 
 

@@ -1,9 +1,4 @@
-"""Extracts the weights of an untrusted checkpoint in a process with resource limits.
-
-    python -m trainer.runners.weights CHECKPOINT
-
-Writes a `.pt` file to stdout, or an error line to stderr.
-"""
+"""Extracts weights with resource limits: `python -m trainer.runners.weights CHECKPOINT`."""
 
 from __future__ import annotations
 
@@ -49,7 +44,6 @@ def read_weights(path: Path) -> bytes:
 
 
 def main(path: Path) -> int:
-    """Write the weights to stdout; return the exit code."""
     set_parent_death_signal()
     checkpoint = importlib.import_module("trainer.training.checkpoint")
     try:

@@ -1,7 +1,9 @@
 """The differences between a CPU and a CUDA device, in two classes with one interface.
 
-Used by the training thread only. The only other thread with CUDA calls is the pin-memory thread of
-DataLoader. Memory metrics of a run come from `stepscope.session.sampler.Readings`.
+Training thread only; the only other thread with CUDA calls is DataLoader's pin-memory thread.
+
+GPU times need no synchronization: pairs of CUDA events enclose copies and compute, and are read
+when the loss of the step has arrived on the host, which all events of the step precede.
 """
 
 from __future__ import annotations
@@ -9,19 +11,139 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 
 import psutil
 import torch
 from torch import Tensor
 
 from stepscope.memory.allocator import COUNTS, read
-from stepscope.recorder.cuda_readback import MetricRow, RowSink
+from stepscope.recorder.cuda_readback import (
+    CudaEventPair,
+    CudaEventTimerPool,
+    CudaScalarReadback,
+    MetricRow,
+    RowSink,
+)
 from stepscope.run.status import shortage
-from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
 
+PAIRS_LIMIT = 8192  # two per micro-batch of the queued steps, with any accumulation
 RUN_AHEAD = 2
 """Steps that the host may queue ahead of the GPU: enough to keep it busy, few enough for commands
 without delay and for step times that equal the GPU's."""
+
+
+@dataclass(slots=True)
+class StepTimings:
+    """The event pairs of a step; None for a pair that could not be recorded."""
+
+    copies: list[CudaEventPair | None] = field(default_factory=list)
+    computing: list[CudaEventPair | None] = field(default_factory=list)
+    gpu_wait_s: float = 0.0
+
+
+class CudaStepTimer:
+    """Collects the event pairs of the current step; used by the training thread only."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pairs = _pairs_of(device.index)
+        self._spans = StepTimings()
+        self._step: CudaEventPair | None = None
+
+    def begin_copy(self) -> CudaEventPair | None:
+        """Record the start of a copy on the current stream."""
+        return self._pairs.begin()
+
+    def end_copy(self, pair: CudaEventPair | None) -> None:
+        """Record the end of a copy for the next step."""
+        self._end(pair, self._spans.copies)
+
+    def begin_step(self) -> None:
+        self._step = self._pairs.begin()
+
+    def end_step(self) -> None:
+        pair, self._step = self._step, None
+        self._end(pair, self._spans.computing)
+
+    def waited(self, seconds: float) -> None:
+        """Add host time spent waiting for the GPU during a training step."""
+        if self._spans.computing:
+            self._spans.gpu_wait_s += seconds
+
+    def take(self) -> StepTimings:
+        """Return the pairs since the last call."""
+        spans, self._spans = self._spans, StepTimings()
+        return spans
+
+    def discard(self) -> None:
+        """Free the pairs of a step that a failure has left without a row."""
+        spans = self.take()
+        for pair in (*spans.copies, *spans.computing, self._step):
+            if pair is not None:
+                self._pairs.free(pair)
+        self._step = None
+
+    def row(self, spans: StepTimings) -> MetricRow:
+        """Return measured seconds by metric key and free the pairs; never raises CUDA errors."""
+        row: MetricRow = {}
+        copies, computing = self._seconds(spans.copies), self._seconds(spans.computing)
+        if copies is not None:
+            row["perf/h2d"] = copies  # 0 if the dataset is on the device
+        if computing is not None and spans.computing:
+            row["perf/gpu_time"] = computing
+            row["perf/gpu_wait"] = spans.gpu_wait_s
+        return row
+
+    def _end(self, pair: CudaEventPair | None, spans: list[CudaEventPair | None]) -> None:
+        if pair is not None:
+            self._pairs.end(pair)
+        spans.append(pair)
+
+    def _seconds(self, spans: list[CudaEventPair | None]) -> float | None:
+        """Return the sum; None if a pair is missing or incomplete."""
+        seconds = [None if pair is None else self._elapsed(pair) for pair in spans]
+        return None if None in seconds else sum(filter(None, seconds))
+
+    def _elapsed(self, pair: CudaEventPair) -> float | None:
+        try:
+            return self._pairs.seconds(pair)
+        except (RuntimeError, ValueError):  # incomplete, or the device has failed
+            self._pairs.free(pair)
+            return None
+
+
+class TimedScalars(CudaScalarReadback):
+    """Logs the rows of the steps, each with its GPU times."""
+
+    def __init__(self, sink: RowSink, times: CudaStepTimer) -> None:
+        super().__init__(self._finish)
+        self._timed_sink = sink
+        self._times = times
+        self._spans: deque[StepTimings] = deque()
+
+    def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Tensor]) -> None:
+        """Queue the copy of the scalars, and store the pairs since the last row."""
+        self._spans.append(self._times.take())
+        super().put(step, ts, row, scalars)
+
+    def discard(self) -> None:
+        """Wait for the copies, drop their rows, and free all buffers and pairs of the run."""
+        self._timed_sink = lambda step, ts, row: None
+        self.flush()
+        self._pages.clear()
+        self._times.discard()
+
+    def _finish(self, step: int, ts: float, row: MetricRow) -> None:
+        # Rows arrive in order, so the oldest pairs belong to this row.
+        row.update(self._times.row(self._spans.popleft()))
+        self._timed_sink(step, ts, row)
+
+
+@cache
+def _pairs_of(index: int) -> CudaEventTimerPool:
+    """Return the pairs of a device, shared by all runs of the process: events are never freed."""
+    return CudaEventTimerPool(partial(torch.cuda.Event, enable_timing=True), PAIRS_LIMIT)
 
 
 class HostReader:
@@ -149,10 +271,7 @@ Accelerator = CpuAccelerator | CudaAccelerator
 
 
 def lost_device_reason(index: int | None) -> str | None:
-    """Return the error of a CUDA device that this process can no longer use; None otherwise.
-
-    Synchronizes: after a failed kernel every CUDA call raises.
-    """
+    """Return the error of a CUDA device that this process has lost, or None. Synchronizes."""
     if index is None:
         return None
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,11 @@ from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
 from stepscope.run.setting_names import current_settings
 from trainer.error_messages import RunFailedError
-from trainer.training.distributed_checkpoint import DAMAGED, NAME, check_archive, load_shards
+from trainer.training.distributed_checkpoint import DAMAGED, NAME, Room, check_archive, load_shards
 
 FORMAT = "stepscope-checkpoint-1"
 MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
 """Keys of a state; `parts` is the name of the folder with the tensors of the other two."""
-Room = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Returns the tensor to read into, by name, shape and dtype."""
 
 
 class CheckpointError(RunFailedError):
@@ -35,11 +32,7 @@ class CheckpointError(RunFailedError):
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
-    """Write tensors and plain values atomically; return the bytes. Raises OSError.
-
-    A failed write leaves no partial file. fsync takes 2 ms for 200 kB and 15 ms for 50 MB, a
-    quarter of the write.
-    """
+    """Write tensors and plain values atomically; return the bytes. Raises OSError."""
     try:
         with atomic_replace(path) as file:
             torch.save({"format": FORMAT, **state}, file)

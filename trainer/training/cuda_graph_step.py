@@ -25,9 +25,9 @@ from trainer.workloads.task import Batch, Split
 
 
 def capture_step(step: TrainStep, training: TrainState, split: Split) -> GraphedStep:
-    """Warm up with a full batch and capture the step, without a change of the training state.
+    """Warm up with a full batch and capture the step; the training state stays unchanged.
 
-    The optimizer must be capturable or fused. Raises RunFailedError if the step cannot be captured.
+    The optimizer must be capturable or fused. Raises RunFailedError.
     """
     config = training.config
     stream = torch.cuda.Stream(training.compute.device)  # type: ignore[no-untyped-call]
@@ -112,7 +112,6 @@ class GraphedStep:
     def evaluate(
         self, inputs: Tensor, targets: Tensor, counted: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Evaluate a batch without a graph; see TrainStep."""
         return self._step.evaluate(inputs, targets, counted)
 
     def _without_graph(

@@ -45,6 +45,8 @@ DAMAGED = (
 )
 """Exceptions of unpickling foreign or damaged files."""
 _Kind = TypeVar("_Kind")
+Room = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Returns the tensor to read into, by name, shape and dtype."""
 
 
 def check_archive(file: IO[bytes]) -> None:
@@ -71,10 +73,7 @@ def check_archive(file: IO[bytes]) -> None:
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors to a folder; all ranks must call this. Raises OSError.
-
-    Replicated tensors are those of rank 0, as batch norm statistics differ between ranks.
-    """
+    """Write tensors to a folder, replicas of rank 0; all ranks must call this. Raises OSError."""
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     try:
         save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder), planner=planner)
@@ -86,14 +85,8 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         raise OSError(f"{folder.name} could not be written: {'; '.join(reasons)}") from None
 
 
-def load_shards(
-    folder: Path, room: Callable[[str, torch.Size, torch.dtype], Tensor]
-) -> dict[str, Tensor]:
-    """Return the tensors of a folder by name, each read into the tensor that `room` returns.
-
-    Of a sharded tensor each rank reads its shard. Raises OSError, and ValueError for a damaged or
-    foreign folder.
-    """
+def load_shards(folder: Path, room: Room) -> dict[str, Tensor]:
+    """Return a folder's tensors, read into those of `room`. Raises OSError and ValueError."""
     reader = _Reader(folder)
     found = reader.read_metadata().state_dict_metadata
     tensors = {

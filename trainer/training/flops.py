@@ -51,10 +51,7 @@ _A100 = (
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """Dense peaks of a GPU model in TFLOP/s; None for unsupported arithmetic.
-
-    `name` is a regular expression for the driver's device name without "NVIDIA".
-    """
+    """Dense TFLOP/s, None if unsupported; `name` matches the device's without "NVIDIA"."""
 
     name: str
     fp32: float

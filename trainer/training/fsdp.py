@@ -122,11 +122,7 @@ def _empty(weights: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def casts_weights(model: nn.Module, config: RunConfig) -> bool:
-    """Return True if FSDP casts the weights to 16 bits, instead of autocast.
-
-    Then it gathers half the bytes. Models with batch norm, which needs 32-bit weights, use
-    autocast.
-    """
+    """Return True if FSDP casts weights to 16 bits, not autocast; batch norm needs 32 bits."""
     mixed = autocast_dtype(config.precision) is not None
     return config.strategy is Strategy.FSDP and mixed and not _norms(model)
 

@@ -22,8 +22,7 @@ from torch import Tensor
 from stepscope.common.formatting import format_bytes
 from trainer.config import RunConfig
 from trainer.error_messages import RunFailedError
-from trainer.training.accelerator import Accelerator, CudaAccelerator
-from trainer.training.cuda_timing import CudaStepTimer
+from trainer.training.accelerator import Accelerator, CudaAccelerator, CudaStepTimer
 from trainer.training.worker_pool import WorkerPool, in_batches
 from trainer.workloads.task import Batch, Split, TensorSplit
 
@@ -48,8 +47,7 @@ class Loader:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
         Raises RunFailedError for a batch without a sample per index, and RuntimeError if a worker
-        has died. Workers seed their random numbers by `epoch`; the calling thread uses those of the
-        process.
+        has died. Only workers seed their random numbers, by `epoch`.
         """
         asked = in_batches(order.to(self._indexed_on), self._batch_size)
         if self._workers is None:

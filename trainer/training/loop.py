@@ -57,7 +57,6 @@ class TrainerCommands:
         }
 
     def check(self) -> None:
-        """Raise RunStoppedError if the server is shutting down."""
         if self._stop.is_set():
             raise RunStoppedError("The server was shut down.")
 
@@ -288,7 +287,6 @@ class TrainLoop:
 def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:
     """Return the context of a validation: inference mode, except with FSDP.
 
-    A run resumed at the end of an epoch begins with a validation. FSDP creates tensors in its first
-    forward pass and trains with them, which inference tensors do not allow.
+    FSDP creates tensors in its first forward pass, which may be a validation, and trains with them.
     """
     return torch.no_grad() if config.strategy is Strategy.FSDP else torch.inference_mode()

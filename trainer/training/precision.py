@@ -71,11 +71,7 @@ def run_flags(config: RunConfig) -> Iterator[None]:
 
 
 def set_cublas_workspace_config(config: RunConfig) -> None:
-    """Set the fixed cuBLAS workspaces of a deterministic run, before the run uses a GPU.
-
-    The variable stays set, as torch reads it once at the first matrix product. Raises
-    RunFailedError if the process has used a GPU without it.
-    """
+    """Set the cuBLAS workspaces of a deterministic run. Raises RunFailedError if it is too late."""
     value = os.environ.get(WORKSPACES)
     if not config.deterministic or config.device == "cpu" or value in _FIXED:
         return

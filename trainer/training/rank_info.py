@@ -42,7 +42,6 @@ class TrainerRank:
 
     @property
     def several(self) -> bool:
-        """Whether there are other ranks."""
         return self.world_size > 1
 
     def share(self, order: Tensor, offset: int = 0) -> Tensor:
@@ -80,8 +79,7 @@ class TrainerRank:
     def begin_random(self, seed: int, step: int) -> None:
         """Seed each of several ranks differently, for example for dropout.
 
-        Before, all ranks have the same seed for the initial weights. Rank 0 of a resumed run keeps
-        the RNG state of the checkpoint.
+        Initial weights have one seed; rank 0 of a resumed run keeps the checkpoint's RNG state.
         """
         if not self.several or (step and not self.rank):
             return
@@ -97,11 +95,7 @@ ALONE = TrainerRank()
 
 
 def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.device) -> None:
-    """Initialize the process group of a distributed run: NCCL for GPUs, gloo for CPUs.
-
-    Waits for all ranks; keeps an existing group. Raises RunFailedError if torchrun has started
-    another number of ranks than the configuration has.
-    """
+    """Initialize NCCL or gloo, and wait for all ranks. Raises RunFailedError for a wrong number."""
     if not config.distributed or dist.is_initialized():
         return
     if ranks.world_size != config.world_size or "MASTER_ADDR" not in os.environ:
@@ -132,10 +126,9 @@ def destroy_process_group() -> None:
 
 
 def assigned_devices(config: RunConfig, ranks: TrainerRank) -> list[TrainDevice]:
-    """Return the device to train on, followed by the other devices of the run on this machine.
+    """Return the device to train on, then the run's other devices here. Raises RunFailedError.
 
-    A rank on GPUs gets the GPU with its local rank as index, as `device` names a GPU of one
-    machine. Raises RunFailedError for an issue of `validate`.
+    A rank gets the GPU with its local rank as index, as `device` names a GPU of one machine.
     """
     found = list_devices()
     if config.distributed and config.device != "cpu":

@@ -1,8 +1,7 @@
 """Training state in a checkpoint: model, optimizer, LR scheduler, scaler, RNG and position.
 
-The constant and the cosine LR schedule are functions of the step and have no state. With DDP rank 0
-writes the checkpoint. With FSDP each rank writes its shards into a folder that the checkpoint file
-names. Both can be resumed with any strategy and number of ranks.
+Rank 0 writes it; with FSDP each rank writes its shards into a folder that the checkpoint names.
+Both can be resumed with any strategy and number of ranks.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ data depend on it."""
 class TrainState:
     """The state that changes while training; `load` restores the result of `state_dict`.
 
-    `epoch` counts from 1 and has `samples` samples over all ranks, of which `offset` are done. So a
-    checkpoint does not depend on the number of ranks.
+    `epoch` counts from 1 and has `samples` samples over all ranks, of which `offset` are done.
     """
 
     def __init__(
@@ -72,10 +70,7 @@ class TrainState:
         self._epoch_state = self._generator.get_state()
 
     def order(self, samples: int) -> Tensor:
-        """Draw the sample order of the epoch and return this rank's share of the rest (int64, 1-d).
-
-        All ranks draw the same order, as their generators have the same seed and state.
-        """
+        """Draw the epoch's order, equal on all ranks; return this rank's rest (int64, 1-d)."""
         self._epoch_state = self._generator.get_state()
         return self.ranks.share(torch.randperm(samples, generator=self._generator), self.offset)
 
@@ -101,7 +96,6 @@ class TrainState:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps per epoch."""
         return math.ceil(self.samples / self.config.step_size)
 
     @property
@@ -265,10 +259,7 @@ def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def save(path: Path, training: TrainState) -> int | None:
-    """Write a checkpoint and return its bytes; None on a rank other than 0. Raises OSError.
-
-    With FSDP all ranks must call it at the same step; otherwise only rank 0 writes.
-    """
+    """Write a checkpoint, with FSDP on all ranks; return its bytes on rank 0. Raises OSError."""
     training.saved += 1
     if training.config.strategy is not Strategy.FSDP:
         return None if training.ranks.rank else write_checkpoint(path, training.state_dict())

@@ -69,7 +69,6 @@ class TrainStep:
             return loss * (len(targets) / of) if of > len(targets) else loss
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of a loss."""
         with span(BACKWARD):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 

@@ -37,13 +37,12 @@ from trainer.training.accelerator import (
     lost_device_reason,
 )
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.compiling import compiled
 from trainer.training.cuda_graph_step import GraphedStep, capture_step
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import weights_on_first_rank
 from trainer.training.loaders import make_loader
 from trainer.training.loop import RunStoppedError, TrainerCommands, TrainLoop, log_step
-from trainer.training.model import ParallelModel, prepare
+from trainer.training.model import ParallelModel, compiled, prepare
 from trainer.training.precision import run_flags, set_cublas_workspace_config
 from trainer.training.rank_info import (
     TrainerRank,
@@ -78,8 +77,8 @@ def run(
     another thread may close after a timeout. Exceptions of the training become the status and
     reason of the run. Raises OSError or StoreError if the folder cannot be written.
 
-    In a distributed run each rank calls this function, with torchrun's environment variables. Other
-    ranks may wait in a collective for a rank that failed: its process must end by os._exit.
+    Each rank calls this, with torchrun's environment variables. Other ranks may wait in a
+    collective for a rank that failed: its process must end by os._exit.
     """
     ranks = TrainerRank.of(config, os.environ)
     session = Session(

@@ -14,8 +14,8 @@ from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from trainer.config import CompileMode, RunConfig
 from trainer.training.accelerator import Accelerator
-from trainer.training.compiling import translate_compile_errors
 from trainer.training.fsdp import local_shard, reshard
+from trainer.training.model import translate_compile_errors
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Split, Task
@@ -65,9 +65,8 @@ def run_optimizer_step(step: TrainStep, batch: Batch, accumulation: int) -> None
 def preserve_train_state(training: TrainState) -> Iterator[None]:
     """Restore weights, buffers, optimizer state, loss scale and RNG state at the end.
 
-    Copies are in host memory, as a second model may not fit on the GPU. Tensors are restored in
-    place, as CUDA graphs refer to them. New optimizer state becomes zeros, as Adam and momentum
-    start with zeros.
+    Copies are in host memory, as a second model may not fit on the GPU; tensors are restored in
+    place for CUDA graphs. New optimizer state becomes zeros, with which Adam and momentum start.
     """
     model, optimizer, scaler = training.model, training.optimizer, training.scaler
     tensors = [local_shard(tensor) for tensor in (*model.parameters(), *model.buffers())]

@@ -24,11 +24,7 @@ from trainer.workloads.task import Batch, Split
 
 
 class WorkerPool:
-    """`num_workers` processes that each load `prefetch_factor` batches ahead.
-
-    Persistent workers run until `close`, others until the end of an order. Each batch has its own
-    seed, independent of the worker that loads it.
-    """
+    """`num_workers` processes that load `prefetch_factor` batches ahead, each with its own seed."""
 
     def __init__(self, split: Split, config: RunConfig) -> None:
         self._order = _BatchOrder(config.batch_size, config.seed)
@@ -56,9 +52,8 @@ class WorkerPool:
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the host.
 
-        Random numbers of a split differ between epochs and are the same in a resumed run, whose
-        `order` is the rest of the epoch. Raises RuntimeError at most five seconds after a worker
-        has died, and RunFailedError if the split does.
+        Random numbers differ between epochs and are the same in a resumed run, whose `order` is the
+        rest. Raises RuntimeError within five seconds of a worker's end, and RunFailedError.
         """
         assert self._loader is not None
         self._order.indices, self._order.epoch = order, epoch
@@ -158,10 +153,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _start_fork_server() -> None:
-    """Start the fork server, unless it runs, protected from signals to this process group.
-
-    Signals are blocked until it has left the group (`fork_server.py`).
-    """
+    """Start the fork server, with signals blocked until it has left this process group."""
     multiprocessing.resource_tracker.ensure_running()  # before: it would unblock the signals
     former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -171,11 +163,7 @@ def _start_fork_server() -> None:
 
 
 def _end_with_trainer(_worker: int) -> None:
-    """End this worker within a second of the training process.
-
-    DataLoader's workers only poll for the fork server, which they keep alive: it ends after the
-    trainer and all workers have closed its pipe.
-    """
+    """End this worker with the training process; DataLoader's workers poll the fork server only."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     set_parent_death_signal()
     trainer = multiprocessing.parent_process()

@@ -1,8 +1,4 @@
-"""Custom workloads: runs the user's file and validates the Task that its function returns.
-
-Each run executes the file again, so that changes take effect. The file can import modules from its
-folder; installed modules take precedence.
-"""
+"""Custom workloads: executes the user's file in each run, and validates the Task it returns."""
 
 from __future__ import annotations
 
@@ -118,10 +114,7 @@ def _loaded(path: Path) -> UserFile:
 
 @contextmanager
 def wrap_user_errors(path: Path, what: str) -> Iterator[None]:
-    """Raise UserCodeError with file and line for any exception of the user's code at `path`.
-
-    `what` replaces an unknown line. Out-of-memory errors propagate.
-    """
+    """Raise UserCodeError with the line in `path`, or `what`, for an exception other than OOM."""
     try:
         yield
     except RunFailedError:
@@ -138,10 +131,7 @@ def wrap_user_errors(path: Path, what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CollatedDataset:
-    """A picklable dataset of (input, target) pairs.
-
-    `source` is the first field: unpickling it defines the classes of `dataset`.
-    """
+    """A picklable dataset of pairs; unpickling `source`, the first field, defines its classes."""
 
     source: UserFile
     dataset: Any

@@ -66,7 +66,6 @@ def _splits() -> tuple[TensorSplit, TensorSplit]:
 
 
 def parted(images: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of training and validation images."""
     order = torch.randperm(images, generator=torch.Generator().manual_seed(SPLIT_SEED))
     return order[HELD_OUT:], order[:HELD_OUT]
 

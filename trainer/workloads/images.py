@@ -97,8 +97,7 @@ class ImageFileDataset:
     def take(self, indices: Tensor) -> Batch:
         """Return images as uint8 (n, 3, size, size) and labels as int64 (n,).
 
-        Raises ImageError for an unreadable image. With `skip`, the next readable image replaces it,
-        so every batch is full.
+        An unreadable image raises ImageError, or is replaced by the next readable one with `skip`.
         """
         inputs, targets = self.room(len(indices))
         images = inputs.numpy()  # the same memory
@@ -190,11 +189,7 @@ class UnreadableImageError(Exception):
 
 
 def decode_image(path: Path, size: int) -> Pixels:
-    """Return the first frame as uint8 (size, size, 3), upright and resized to a square.
-
-    Transparency becomes white, 16-bit gray is scaled to 8 bits. Raises UnreadableImageError and
-    MemoryError.
-    """
+    """Return the first frame as uint8 (size, size, 3). Raises UnreadableImageError, MemoryError."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             _check_size(image)
@@ -224,7 +219,6 @@ def _check_size(image: Image.Image) -> None:
 
 
 def _in_color(image: Image.Image) -> Image.Image:
-    """Convert the image to 8-bit RGB."""
     if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
