@@ -9,15 +9,17 @@ import {
   bisect,
   ema,
   holds,
+  latest,
+  latestEver,
   linePoints,
   oddNow,
   oddSpans,
   oddWord,
   recorded,
+  thinned,
   visibleSpan,
   xsOf,
-} from "./lines.js";
-import { latest, latestEver, thinned } from "./series.js";
+} from "./series.js";
 import { withAlpha } from "./theme.js";
 
 const PLOT_HEIGHT_PX = 188;

@@ -1,10 +1,9 @@
 // The charts of a run in three groups (main, custom metrics, collapsed), and the bar above them.
 
-import { BreakdownCard } from "./breakdown_card.js";
 import { Card } from "./card.js";
+import { BreakdownCard, HeatCard } from "./card_kinds.js";
 import { button, parts, render, setChildren, setText, showText } from "./dom.js";
-import { HeatCard } from "./heat.js";
-import { recorded } from "./lines.js";
+import { recorded } from "./series.js";
 
 const KINDS = { heat: HeatCard, ledger: BreakdownCard };
 

@@ -3,7 +3,7 @@
 import { button, el, loadPlotly, morph, mounting, parts, render } from "./dom.js";
 import { setAttribute, setChildren, setText, showText } from "./dom.js";
 import { isNumber, scaleFor, suffix, withUnit } from "./format.js";
-import { stretches } from "./lines.js";
+import { stretches } from "./series.js";
 import { Poller } from "./poll.js";
 import { readTheme } from "./theme.js";
 

@@ -3,7 +3,7 @@
 import { ChartView } from "./chart_view.js";
 import { button, el, mounting, parts, render, setText, showText } from "./dom.js";
 import { clock, isNumber, percent, sum, withUnit } from "./format.js";
-import { bisect, xsOf } from "./lines.js";
+import { bisect, xsOf } from "./series.js";
 
 const PACE_MS = 1_000;
 const ENDED_PACE_MS = 3_000;

@@ -3,7 +3,7 @@
 import { button, el, parts, render, setAttribute, setText, showText } from "./dom.js";
 import { MISSING, counted, isNumber, scaleFor, short, suffix, withUnit } from "./format.js";
 import { VerdictLine } from "./header.js";
-import { heatTrace, maxCells } from "./heat.js";
+import { heatTrace, maxCells } from "./card_kinds.js";
 import { Poller } from "./poll.js";
 import { RankData, colorRange, isKnown, sorted, stateWords } from "./ranks_data.js";
 import { usualSort, wentWrong } from "./ranks_data.js";

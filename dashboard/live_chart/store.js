@@ -1,8 +1,7 @@
 // The state of a view, changed only here: the shown run, its data, and the user's choices. No DOM.
 
 import { commandOf } from "./events.js";
-import { convertX, xsOf } from "./lines.js";
-import { cursorText, mergeSeries } from "./series.js";
+import { convertX, cursorText, mergeSeries, xsOf } from "./series.js";
 
 const MAX_EVENTS = 2000;
 const MAX_WAITING_MS = 5_000;
