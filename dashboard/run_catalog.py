@@ -320,7 +320,6 @@ def _cells(row: RunRow, name: str) -> list[Cell]:
 
 @functools.lru_cache(maxsize=10_000)
 def _names(column: str) -> tuple[str, str]:
-    """Return a column's name for a search, and the same without its prefix."""
     folded = column.casefold().replace(": ", ":").replace(" ", "_")
     return folded, re.sub("^(config|final):", "", folded)
 

@@ -88,7 +88,6 @@ class ChildRuns(Generic[C]):
             child.stop()
 
     def close(self) -> None:
-        """End the process that runs."""
         for child in list(self._last.values()):
             child.stop()
 

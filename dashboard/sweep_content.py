@@ -101,7 +101,6 @@ class Drift(Struct, frozen=True, kw_only=True):
 
     @property
     def found(self) -> bool:
-        """True if the change is significant."""
         return self.p is not None and self.p < DRIFT_P
 
 

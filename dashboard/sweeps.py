@@ -65,7 +65,6 @@ class StoredSweep:
 
     @property
     def id(self) -> str:
-        """The folder's name."""
         return self.folder.name
 
     @property

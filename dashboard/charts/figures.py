@@ -46,7 +46,6 @@ def layout(height: int, **others: Any) -> Json:
 
 
 def title(text: str) -> Json:
-    """Return the title of an axis."""
     return {"text": text, "font": {"size": 13}}
 
 

@@ -77,7 +77,6 @@ def _training(content: RunView) -> list[Json]:
 
 
 def _recording(content: RunView) -> list[Json]:
-    """Return the charts of a recording: all GPUs and the host."""
     gpus: list[Json] = []
     if content.gpus:
         gpus = [_utilization(content), _memory_used(content, "main"), _power(content, "main")]

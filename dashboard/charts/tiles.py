@@ -70,7 +70,6 @@ def _host() -> list[Json]:
 
 
 def _gpus(content: RunView, gpus: tuple[SampledGpu, ...], *keys: str) -> list[Json]:
-    """Return the tiles of these GPUs of the run."""
     made = []
     for key in keys if gpus else ():
         tile_id, one, several = GPU_TILES[key]

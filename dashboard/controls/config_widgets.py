@@ -256,7 +256,6 @@ def workload_fields(config: RunConfig) -> None:
 
 
 def _dataset(config: RunConfig) -> None:
-    """Draw the choice of a dataset, or how to get one."""
     names = sorted({config.dataset, *data_sets(data_root())})
     select("dataset", {name: name or "No dataset selected" for name in names})
     problem = data_problem(config)

@@ -224,7 +224,6 @@ def _box(name: str) -> str:
 def _group(
     members: list[Variant], of_preset: set[str], devices: Mapping[str, str], own: Mapping[str, str]
 ) -> list[Variant]:
-    """Draw a checkbox for each variant; return the selected ones."""
     chosen = []
     refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
     # Supported variants first: the reasons below are then next to the unsupported ones.
@@ -349,7 +348,6 @@ def _text(label: str, key: str, placeholder: str, about: str, value: str = "") -
 def _script(
     target: str, arguments: str, folder: str, ranks: int | None
 ) -> script_plan.ScriptCommand:
-    """Return the command of the fields. Raises UsageError, SweepError."""
     if not target:
         raise UsageError("Name a script.")
     cwd = os.path.expanduser(folder)

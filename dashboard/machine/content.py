@@ -69,7 +69,6 @@ def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[i
 
 
 def host_content(host: HostState) -> Json:
-    """Return the card of the host."""
     return {
         "name": host.name,
         "cpu": {"share": host.cpu_percent, "text": _percent(host.cpu_percent)},
@@ -86,7 +85,6 @@ def host_content(host: HostState) -> Json:
 
 
 def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
-    """Return the card of one GPU."""
     index = cuda.get(device.info.uuid)
     return {
         "uuid": device.info.uuid,
@@ -108,7 +106,6 @@ def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) 
 
 
 def _absent(device: DeviceState, key: str) -> str:
-    """Return why a value is missing."""
     why = device.missing.get(key, "no answer yet")
     if why in (NOT_BY_GPU, NOT_BY_DRIVER):
         return "n/a on this GPU" if why == NOT_BY_GPU else "n/a with this driver"
@@ -190,7 +187,6 @@ def _owner(process: GpuProcess, ours: Mapping[int, str]) -> str:
 
 
 def _profile(instance: DeviceState) -> str:
-    """Return the profile of a MIG instance."""
     return str(getattr(instance.facts, "mig_profile", None) or instance.info.name)
 
 
@@ -322,7 +318,6 @@ def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
 
 
 def _no_processes(device: DeviceState) -> str:
-    """Return why a GPU has no process of its own."""
     if device.processes is None:
         return _absent(device, "processes")
     return MIG_PROCESSES if device.instances else NO_PROCESSES

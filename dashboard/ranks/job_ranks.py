@@ -194,7 +194,6 @@ def _missing(members: list[RankEntry], run: RunInfo) -> dict[str, list[int]]:
 
 
 def _table(newest: Sequence[_NewestRows]) -> Json:
-    """Return the columns of the table, each in the order of the ranks."""
     on_gpu = any(each.last("memory/allocated") is not None for each in newest)
     memory, peak = (
         ("memory/allocated", "memory/peak_allocated")

@@ -322,7 +322,6 @@ def _best(sweep: SweepContent) -> None:
 
 
 def _confirmation(best: Best) -> str:
-    """Return the result of confirming the best combination, and that of its loss."""
     loss = None if best.loss.verdict == "undecided" else best.loss.text
     found = "; ".join(text.rstrip(".") for text in (best.text, loss) if text)
     why = best.reason if best.reason and best.reason not in found else ""
@@ -330,7 +329,6 @@ def _confirmation(best: Best) -> str:
 
 
 def _problem(sweep: SweepContent, best: Best) -> str | None:
-    """Return why the best combination cannot be applied; None if it can."""
     if sweep.plan.script:
         return "The sidebar has no settings of a script. Start the script with these changes."
     if sweep.status.live:

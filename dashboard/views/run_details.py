@@ -133,7 +133,6 @@ def _code(title: str, content: str) -> None:
 
 
 def _table(title: str, values: Mapping[str, Any]) -> None:
-    """Draw names and values as a table; nested values as JSON."""
     shown = {name: "n/a" if value is None else value for name, value in values.items()}
     if values.get("commit") is None:
         shown.pop("commit", None)  # that of a script is above

@@ -85,7 +85,6 @@ def profile_section(run: RunInfo) -> None:
 
 
 def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
-    """Draw the choice of steps and rank; return the profile."""
     by_steps: dict[str, list[ProfileFiles]] = {}
     for profile in made:
         by_steps.setdefault(_steps(profile), []).append(profile)
@@ -117,7 +116,6 @@ def _stacks(flame: FlameGraph) -> None:
 
 
 def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list[str]:
-    """Return the sentences below the table."""
     steps = summary.last - summary.first + 1
     notes = [f"Sums over {steps} steps." if steps > 1 else "Of one step."]
     if summary.operators_left:
