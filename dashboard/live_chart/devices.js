@@ -239,7 +239,6 @@ class DevicesView {
     this.open = null; // UUID of the open GPU
     this.gpus = [];
     this.cards = new Map(); // UUID -> node
-    this.troubles = { connection: null, driver: null };
     this.polls = 0;
     const view = parts(`<div class="ss-root dv-root" data-testid="devices" data-polls="0">
       <p class="ss-warning" role="status" hidden ref="trouble"></p>
@@ -262,7 +261,7 @@ class DevicesView {
       pace: () => PACE_MS,
       take: (answer) => this.take(answer),
       refused: () => this.show(null), // the open GPU was removed
-      trouble: (sentence) => this.setTrouble("connection", sentence),
+      trouble: (sentence) => showText(this.trouble, sentence),
     });
   }
 
@@ -279,7 +278,7 @@ class DevicesView {
 
   take(answer) {
     this.answer = answer;
-    this.setTrouble("driver", answer.trouble);
+    showText(this.trouble, answer.trouble);
     const { machine, gpu } = answer;
     if (machine) this.showMachine(machine);
     if (gpu && gpu.uuid === this.open) this.showDetails(gpu, answer.now);
@@ -332,11 +331,6 @@ class DevicesView {
     this.showCards();
     if (!uuid) before?.querySelector("button").focus();
     this.poller.restart();
-  }
-
-  setTrouble(source, sentence) {
-    this.troubles[source] = sentence;
-    showText(this.trouble, this.troubles.connection || this.troubles.driver);
   }
 
   close() {

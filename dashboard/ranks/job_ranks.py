@@ -70,23 +70,24 @@ class JobRanks:
 
 
 class _NewestRows:
-    """The newest rows of one rank: `step`, and values (n,) by metric."""
+    """The newest rows of one rank: `step`, and finite values (n,) by metric."""
 
     def __init__(self) -> None:
         self.step: int | None = None
-        self._values: dict[str, Floats] = {}
+        self._values: dict[str, Floats] = defaultdict(lambda: np.empty(0))
 
     def take(self, block: SeriesBlock) -> None:
         if len(block):
             self.step = max(self.step or 0, int(np.nan_to_num(block.step[-1], posinf=0.0)))
-        self._values |= dict(zip(block.keys, block.mean, strict=True))
+        for key, values in zip(block.keys, block.mean, strict=True):
+            self._values[key] = values[np.isfinite(values)]
 
     def mean(self, key: str) -> float | None:
-        values = self._finite(key)
-        return float(values.mean()) if len(values) else None
+        values = self._values[key]
+        return float(np.mean(values)) if len(values) else None
 
     def last(self, key: str) -> float | None:
-        values = self._finite(key)
+        values = self._values[key]
         return float(values[-1]) if len(values) else None
 
     def share(self, key: str) -> float | None:
@@ -95,10 +96,6 @@ class _NewestRows:
         if part is None or not whole or whole < 0:
             return None
         return min(100.0, max(0.0, 100.0 * part / whole))
-
-    def _finite(self, key: str) -> Floats:
-        values = self._values.get(key, np.empty(0))
-        return values[np.isfinite(values)]
 
 
 def ranks_answer(job: JobRanks | None, run: RunInfo, metric: str, axis: str) -> Json:
