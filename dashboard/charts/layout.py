@@ -6,17 +6,19 @@ import functools
 
 from dashboard.charts.chart_spec import (
     LINES,
+    NO_EPOCH,
+    NO_SAMPLES,
     Json,
     chart,
     gpu_kind,
     gpu_traces,
+    tiles,
     trace,
     training_gpu,
     y_axis,
 )
 from dashboard.charts.memory_breakdown import metric_words
 from dashboard.charts.run_view import RunView, optimizer_keys, rate_keys
-from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
 from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunKind
 
