@@ -1,8 +1,7 @@
 """Rows of the Runs page, and the search of `lr>0.01 val/loss<0.3 status=failed` in them.
 
-The rows of ended runs are kept in CATALOG in the folder of all runs, each with the modification
-time of its run folder: every file of a run is replaced or created, which changes that time. The
-file is a cache: it is rebuilt if it is missing, damaged, or of an earlier version.
+The rows of ended runs are kept in CATALOG, each with the modification time of its run folder, in
+which every file is replaced or created. It is rebuilt if missing, damaged, or of another version.
 """
 
 from __future__ import annotations
@@ -192,8 +191,7 @@ class RunCatalog:
 def row(run: RunInfo, size: int | None) -> dict[str, Any]:
     """Return the cells of a run with files of `size` bytes, by column; None for missing values.
 
-    After the fixed columns follow those of its settings and metrics: `config: lr`,
-    `final: val/accuracy`, `best: val/loss`.
+    The fixed columns precede settings and metrics: `config: lr`, `final: val/accuracy`, `best: …`.
     """
     metadata = whole_metadata(run)
     totals, final, git = metadata.totals or {}, metadata.final or {}, metadata.git

@@ -137,8 +137,7 @@ def missing_package() -> str | None:
 class Services:
     """The shared state of one server. Thread-safe.
 
-    New runs are written to `runs`; `folders` have more local runs, `sources` those of other hosts.
-    `roots` has all these folders with the label of their runs, None for `runs`.
+    `roots`: `runs` for new runs, more `folders`, those of `sources`, with the label of their runs.
     """
 
     def __init__(
@@ -379,8 +378,7 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
 def _end_on_signals(services: Services, over: threading.Event) -> None:
     """Make SIGTERM and SIGINT stop the run at once and end the process despite open requests.
 
-    uvicorn waits for every open request, without limit, before it ends the lifespan, which sets
-    `over`. Does nothing outside the main thread, where tests run the app.
+    uvicorn would wait for every open request before it ends the lifespan, which sets `over`.
     """
 
     def end(number: int) -> None:

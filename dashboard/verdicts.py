@@ -1,7 +1,6 @@
 """The bottleneck diagnosis that the page shows.
 
-All tabs poll twice a second, and each poll takes time from a training thread in this process. A
-diagnosis takes 2 ms, so it is made for all tabs together, and a shown one stays for HOLD_S.
+A diagnosis takes 2 ms of a training thread's time: it is made for all tabs, and held for HOLD_S.
 """
 
 from __future__ import annotations

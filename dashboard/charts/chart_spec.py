@@ -63,8 +63,7 @@ def trace(
 
     Styles: mean (over a faint band from minimum to maximum), ema (smoothed, with the same band),
     peak (the maximum over the band), points, context (dashed; scales the axis only at full scale).
-    Metrics outside the metric table belong to the steps. An `optional` line, or one of a metric
-    that its GPU lacks, has no legend entry until it has values.
+    An `optional` line, or one that its GPU lacks, has no legend entry until it has values.
     """
     metric = BY_KEY.get(key)
     return {
@@ -114,11 +113,10 @@ def chart(
     loss: bool = False,
     warm_up: int = 0,
 ) -> Json:
-    """Return one chart.
+    """Return one chart; `empty` is shown while no line has a value.
 
     Kinds: lines, heat (one row per GPU; the lines of a GPU that the user selects), ledger (stacked
     categories). Groups: main, custom (small), more (folded).
-    `empty` is shown while no line has a value.
     """
     return {
         "id": chart_id,
@@ -220,9 +218,8 @@ def _gpus(content: RunView, gpus: tuple[SampledGpu, ...], *keys: str) -> list[Js
 def _tile(tile_id: str, label: str, key: str, gpus: tuple[SampledGpu, ...] = ()) -> Json:
     """Return a tile with the newest value of its series, or mean and range of several series.
 
-    `ended`: the value shown after the run: mean, peak (memory) or last (loss); `whole`: its median
-    after the warm-up, shown instead of the mean. `reason`: why a value may be missing. `hide`: no
-    tile until a value exists.
+    `ended`: the value of an ended run, mean, peak or last; `whole`: a median shown instead of the
+    mean. `reason`: why a value may be missing. `hide`: no tile until a value exists.
     """
     metric = BY_KEY[key]
     many = metric.stream is Stream.DEVICES

@@ -42,10 +42,8 @@ PERCENT = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 def layout(content: RunView) -> Json:
     """Return the component's layout.
 
-    `charts`, `kpis` (tiles), `metrics` (unit and label by key); `axis` is "time" for a run
-    without steps; `waiting` is shown until a command is answered; `absent` lists what the run
-    lacks and why; `no_epoch` is why an epoch may be missing; `custom_note` counts the metrics
-    without a chart.
+    `metrics`: unit and label by key; `axis`: "time" without steps; `waiting`: until a command is
+    answered; `absent`: what the run lacks, and why; `custom_note`: metrics without a chart.
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)

@@ -1,7 +1,6 @@
 """Widgets of RunConfig fields: label, help, range, and why a value is unsupported.
 
-Values live in `st.session_state` under `config_<field>`. `trainer.config_validation` decides which
-values are possible; the tooltip of a disabled widget has the reason.
+Values live in `st.session_state` under `config_<field>`; `trainer.config_validation` checks them.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class SidebarState:
 def number(name: str, *, refused: ConfigIssue | None = None, off: bool = True) -> None:
     """Draw a number, disabled while it is `refused` and `off`.
 
-    A value outside the field's limits is kept and shown with its range: `min_value` of Streamlit's
-    widget would ignore it without a message.
+    A value outside the limits is kept and shown with its range: `min_value` would ignore it.
     """
     label, text = TEXTS[name]
     low, high = LIMITS[name]

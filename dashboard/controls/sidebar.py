@@ -1,8 +1,7 @@
 """The sidebar: device, workload and settings as one checked RunConfig, kept in the URL.
 
-Widget values live in `st.session_state` under `config_<field>`, and all of them under SETTINGS,
-which other pages keep. A link sets them once, when the session begins; then the URL follows the
-widgets.
+Widget values live in `st.session_state` under `config_<field>`, and under SETTINGS, which other
+pages keep. A link sets them once, when the session begins; then the URL follows the widgets.
 """
 
 from __future__ import annotations

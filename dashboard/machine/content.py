@@ -199,8 +199,7 @@ def details(
 ) -> Json:
     """Return all values of a GPU; `since` is when this server first read it (epoch seconds).
 
-    `torchs` is the name that the server's torch has for it, or why it has none. `seen` are the
-    metrics that have had a value: a lost GPU has none now and keeps its charts.
+    `torchs`: torch's name for it, or why none. `seen`: metrics that had a value, as of a lost GPU.
     """
     return {
         "uuid": device.info.uuid,
