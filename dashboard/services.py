@@ -108,8 +108,7 @@ PAGES = {  # The page that starts and stops an activity, by default Run.
     ServerActivity.LESSON: "Learn",
     ServerActivity.COLLECTIVES: "Hardware",
 }
-SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
-"""Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
+SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}  # an estimate needs no GPU
 
 
 @dataclass(frozen=True, slots=True)

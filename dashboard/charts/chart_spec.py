@@ -11,8 +11,7 @@ from stepscope.run import RunKind
 
 Json = dict[str, Any]
 
-# The color of each metric in every chart and tile. The component maps the names to a
-# color-blind-safe palette for light and dark.
+# The color of each metric in every chart and tile; theme.js has them for light and dark.
 _KEYS = {
     "blue": (
         *("train/loss", "train/lr", "train/grad_norm", "train/amp_scale", "memory/allocated"),
@@ -32,10 +31,8 @@ _KEYS = {
     "gray": ("gpu/mem_total", "host/mem_total", "gpu/power_limit"),
 }
 COLORS = {key: color for color, keys in _KEYS.items() for key in keys}
-LINES = ("blue", "green", "orange", "pink", "amber", "gray")
-"""Colors of lines with one metric, such as the losses of several optimizers."""
-GPU_COLORS = tuple(f"gpu{index}" for index in range(8))
-"""Colors of several GPUs, distinct from those of the memory metrics."""
+LINES = ("blue", "green", "orange", "pink", "amber", "gray")  # of lines with one metric
+GPU_COLORS = tuple(f"gpu{index}" for index in range(8))  # unlike memory metrics
 MIN_HEAT_GPUS = 4  # more lines would overlap: a heatmap is drawn instead
 
 

@@ -59,7 +59,7 @@ class RunView:
     """Inputs of the chart layout.
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID. `used_gpus`: those of
-    `gpus` that the run trains on, empty if unknown. `…_reason`, `collectives`: reasons.
+    `gpus` for training, empty if unknown. `…_reason`, `collectives`: why values are missing.
     `optimizers`: class names in the order of their first steps. `custom`: metrics of this run that
     get a chart; `custom_left` counts the others. `samples_per_s`: of all ranks of an ended run.
     """

@@ -99,8 +99,7 @@ FORCE_STOP = {
     "waiting": "the ranks are being ended…",
     "when": {status.value: None for status in RunStatus if status.live},
 }
-CAN_WAIT = {CommandName.STOP, CommandName.MARK}
-"""Commands that a script accepts before its first step: it executes them then."""
+CAN_WAIT = {CommandName.STOP, CommandName.MARK}  # accepted before a script's first step
 
 
 def supported_commands(run: RunInfo) -> frozenset[str]:

@@ -50,12 +50,11 @@ _SIDEBARS = "lab_sidebars_workload"
 _KEPT: Any = {"persist_state": "session"}
 _KEPT_FIELDS = ("seed", "num_threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
 """Settings that another workload keeps; channels_last has a default for each."""
-_PARAMS: dict[str, tuple[str, Collection[str]]] = {
+_PARAMS: dict[str, tuple[str, Collection[str]]] = {  # of the address: widget and values
     "on": ("lab_workload", WORKLOADS),
     "baseline": ("lab_baseline", BASELINES),
     "preset": ("lab_preset", PRESETS),
 }
-"""Parameters of the address: the widget and the possible values of each."""
 _TICKS = "ticks"
 _BETWEEN = "~"  # Between two ticks: names of variants have commas, plus and equals signs.
 

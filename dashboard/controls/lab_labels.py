@@ -17,7 +17,6 @@ from trainer.techniques import BY_FIELD
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
 GROUPS = ("Precision", *sidebar_groups.GROUPS, "Device and size", "Workload options")
-"""The sidebar's groups, and two for fields of the sidebar's top."""
 PLACES = {
     **sidebar_groups.PLACES,
     "precision": "Precision",

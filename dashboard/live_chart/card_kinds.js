@@ -9,8 +9,7 @@ import { withAlpha } from "./theme.js";
 const MIN_CELL_PX = 3;
 const MIN_OPACITY = 0.07; // of the color of the lowest value
 
-// Means of `values` in equal cells of the range, null where there are none. A value holds until the
-// next one, as far as a line would bridge the gap.
+// Means of `values` in equal cells of the range; a value holds as far as a line would bridge the gap.
 export function heatRow(xs, values, range, cells, times) {
   const [sums, counts] = [new Array(cells).fill(0), new Array(cells).fill(0)];
   const [from, to] = visibleSpan(xs, range);

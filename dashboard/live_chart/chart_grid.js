@@ -53,8 +53,7 @@ export class Board {
     });
   }
 
-  // Sets the charts. A card with the same description stays: a metric that appears in the middle of a
-  // run neither redraws the other charts nor ends a drag.
+  // Sets the charts. A card with the same description stays, also its drag: a metric may appear later.
   set(layout) {
     const before = new Map(this.cards.map((card) => [card.described, card]));
     this.cards = layout.charts.map((spec) => {

@@ -195,8 +195,7 @@ export function marksIn(events, axis, range) {
   return apart.slice(0, MAX_MARKS).reverse().map(mark);
 }
 
-// Places labels on the right of their lines at `at` (px), on the left at the plot's `right` edge. Of
-// labels that touch, failures and newer ones are kept.
+// Places labels at lines `at` (px), left of the `right` edge; of touching ones failures, newer ones.
 export function placeLabels(marks, at, right) {
   const placed = [];
   for (const tone of ["bad", "action", "routine"]) {

@@ -290,8 +290,7 @@ export class Header {
   }
 }
 
-// Returns the diagnosis line, null without one: text, words, link that applies its setting unless the
-// sidebar has it, and the tab with details.
+// Returns the diagnosis line, null without one; its link applies a setting that the sidebar lacks.
 export function verdictContent(answer, settings) {
   if (!answer?.verdict) return null;
   const { text, words, setting, tab = null } = answer.verdict;

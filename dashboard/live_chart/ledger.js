@@ -10,8 +10,7 @@ const ENDED_PACE_MS = 3_000;
 const TOTAL = "ledger/total";
 const TOTAL_LINE = { key: TOTAL, label: "total", color: "gray", keys: [TOTAL], depth: 0 };
 
-// Returns the rows of the table, top to bottom, as {key, label, color, keys, depth, trace}: the sum of
-// several parts precedes the first part and has no trace. A part needs a value, a sum two parts.
+// Returns the rows {key, label, color, keys, depth, trace}: sums, without trace, precede their parts.
 export function linesOf(traces, sums, moment) {
   const has = (key) => isNumber(moment?.v[key]);
   const open = sums

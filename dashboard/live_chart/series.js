@@ -25,8 +25,7 @@ function bucketGroups(start, bucket) {
   return groups;
 }
 
-// One statistic of a group; null if all values are missing. Means weigh equally: only the last bucket
-// has fewer rows, and the server replaces that one.
+// One statistic of a group, null without values. Only the last bucket, sent again, has fewer rows.
 function reduceGroup(values, { from, to }, stat) {
   const known = values.slice(from, to).filter((value) => value !== null);
   if (!known.length) return null;
@@ -212,8 +211,7 @@ export function bandPoints(xs, column, range, factor, times) {
   return { x, y };
 }
 
-// Indices of the buckets with values, in stretches between which a line breaks: with `times` (s)
-// where values are missing for long, with `odd` where values were not finite.
+// Indices of buckets with values, in stretches: a line breaks after long `times` (s), and at `odd`.
 export function stretches(xs, values, range, times, odd) {
   const found = [];
   const [from, to] = visibleSpan(xs, range);

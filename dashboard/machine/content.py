@@ -332,7 +332,7 @@ def _instance_details(instance: DeviceState, ours: Mapping[int, str]) -> Json:
     }
 
 
-CHARTS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
+CHARTS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {  # lines of (title, unit)
     ("Utilization and activity", "%"): (
         ("gpu/util", "utilization", COLORS["gpu/util"]),
         ("gpu/sm_active", "SM active", "blue"),
@@ -350,7 +350,6 @@ CHARTS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
         ("gpu/nvlink_rx", "NVLink in", "pink"),
     ),
 }
-"""The lines (metric, label, color) of each chart (title, unit)."""
 
 
 def charts(device: DeviceState, seen: Collection[str]) -> list[Json]:

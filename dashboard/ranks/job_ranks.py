@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 NEWEST_ROWS = 128  # newest rows that the table shows
 COLUMNS = 120
-FIRST_WIDTHS = {"time": 0.25, "step": 1.0}
-"""Smallest width of a column on each axis, in seconds or steps."""
+FIRST_WIDTHS = {"time": 0.25, "step": 1.0}  # smallest columns in seconds or steps
 MAX_X = 1e9  # larger values come from a wrong clock or a damaged file
 METRICS = (  # Metrics of the heatmap, in the order of the page.
     *("perf/step_time", "perf/comm_wait", "perf/data_wait"),
