@@ -54,12 +54,7 @@ PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_s
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
 _KEPT = (  # Fields that a change of workload keeps; channels_last has a default for each.
-    "device",
-    "seed",
-    "runner",
-    "nan_policy",
-    "num_threads",
-    "max_steps",
+    *("device", "seed", "runner", "nan_policy", "num_threads", "max_steps"),
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
 
