@@ -99,7 +99,6 @@ class RunCatalog:
             return rows
 
     def forget(self, run_id: str) -> None:
-        """Read a run again at the next update, after an edit."""
         with self._lock:
             if run_id in self._rows:
                 self._rows[run_id] = 0

@@ -67,7 +67,6 @@ class RunIndex:
         self._looked = -float("inf")
 
     def fresh(self) -> RunList:
-        """Return the current runs."""
         with self._lock:
             return self._update()
 
@@ -81,7 +80,6 @@ class RunIndex:
         return self._listing
 
     def forget(self, run_id: str) -> None:
-        """Read a run again at the next update, after an edit."""
         with self._lock:
             for folder in self._folders:
                 folder.entries.pop(run_id, None)

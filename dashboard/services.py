@@ -74,11 +74,9 @@ class ChildRuns(Generic[C]):
         self._last[name] = child
 
     def last(self, name: str = "") -> C | None:
-        """Return the last process of this name, if any."""
         return self._last.get(name)
 
     def running(self) -> C | None:
-        """Return the process that runs now, if any."""
         return next((child for child in list(self._last.values()) if child.running()), None)
 
     def drop(self, name: str = "") -> None:

@@ -68,7 +68,6 @@ class StoredSweep:
 
     @property
     def live(self) -> bool:
-        """True while the sweep may still write."""
         return self.content.status.live
 
 

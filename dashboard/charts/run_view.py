@@ -82,7 +82,6 @@ class RunView:
 
 
 def run_content(run: RunInfo) -> RunView:
-    """Return the inputs of the layout."""
     run_json, kind, device = run.run_json, run_kind(run), training_device(run)
     capabilities = run_json.get("capabilities") or {}
     on_cpu = device == "cpu" and kind is not RunKind.RECORD
@@ -150,7 +149,6 @@ def optimizer_names(run_json: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def optimizer_keys(metric: str, optimizers: int) -> tuple[str, ...]:
-    """Return the metric of each optimizer."""
     return (metric, *(f"{metric}.optimizer{i}" for i in range(1, optimizers)))
 
 

@@ -103,7 +103,6 @@ CAN_WAIT = {CommandName.STOP, CommandName.MARK}  # accepted before a script's fi
 
 
 def supported_commands(run: RunInfo) -> frozenset[str]:
-    """Return the commands that the run supports."""
     listed = run.run_json.get("commands")
     if listed is not None:
         return frozenset(listed)

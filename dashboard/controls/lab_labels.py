@@ -30,7 +30,6 @@ DEVICE_HELP = (
 
 
 def group_of(arm: Variant) -> str:
-    """Return the group of a variant's first setting."""
     return PLACES.get(next(iter(arm.changes), "device"), "Workload options")
 
 

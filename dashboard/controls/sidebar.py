@@ -150,7 +150,6 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
 
 
 def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
-    """Return the URL parameters of this configuration."""
     params = config.to_params()
     # A URL without a device means the best one; any other must be named, the CPU as well.
     params.pop("device", None)

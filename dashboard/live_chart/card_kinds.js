@@ -80,7 +80,6 @@ export class HeatCard extends Card {
     for (const card of this.scene.cards()) if (card instanceof HeatCard) this.scene.redraw(card);
   }
 
-  // In the heatmap a chip chooses its GPU.
   pick(trace) {
     if (this.gpu === null && this.rows.includes(trace)) this.choose(trace.gpu);
     else super.pick(trace);
@@ -167,7 +166,6 @@ export function stackTop(xs, columns, range) {
   return Math.max(0, ...sums);
 }
 
-// The parts of the memory, stacked up to the total.
 export class BreakdownCard extends Card {
   // Without "full scale": the row of the free memory in the table does the same.
   buttons() {

@@ -294,7 +294,6 @@ export class EventTable {
   }
 }
 
-// Returns the alerts to show after these new events, oldest first.
 export const shownAfter = (shown, fresh) => activeAlerts([...shown, ...fresh]).slice(-MAX_TOASTS);
 
 // Toasts of new alerts, until they are dismissed or cleared, or newer alerts need the place.

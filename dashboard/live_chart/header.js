@@ -104,7 +104,6 @@ class BoxButton extends Button {
 
 // The buttons of the memory chart (`memory` is true), or all others.
 export class ButtonGroup {
-  // `send(spec, args)` is called for a press.
   constructor(memory, send, label) {
     Object.assign(this, { memory, send, made: [] });
     this.node = el("div", { class: "ss-buttons", role: "group", "aria-label": label });
@@ -225,7 +224,6 @@ export class Header {
     this.picker.hidden = !runs.length;
   }
 
-  // `tabs` is a list of [name, label]; empty without a run.
   updateTabs(tabs, shown) {
     const tab = ([name, label]) => {
       const current = { "aria-current": name === shown ? "page" : null };
@@ -274,7 +272,6 @@ export class Header {
     render(this.warnings, ...[...lost, ...warnings].map(warning));
   }
 
-  // The connection to the host of a remote run.
   updateSource(source) {
     showText(this.source, source?.text);
     setAttribute(this.source, "data-status", source && !source.connected ? "failed" : null);
@@ -305,7 +302,6 @@ export function verdictContent(answer, settings) {
 }
 
 export class VerdictLine {
-  // `apply(setting)` and `open(tab)` are called for presses on the links.
   constructor(testid, apply, open) {
     Object.assign(this, { apply, open });
     this.node = el("p", { class: "ss-verdict", role: "note", "data-testid": testid });

@@ -31,7 +31,6 @@ export function linesOf(traces, sums, moment) {
   return lines;
 }
 
-// Returns the bytes of a row at a moment; null if all its parts are missing.
 export function bytesAt(moment, keys) {
   const known = keys.map((key) => moment?.v[key]).filter(isNumber);
   return known.length ? sum(known) : null;

@@ -49,7 +49,6 @@ export const COLUMNS = [
 export const startsDescending = (key) =>
   key !== "rank" && COLUMNS.some(([other, , , , number]) => other === key && number);
 
-// The table is sortable by each column.
 class RankTable {
   constructor() {
     this.chosen = null; // {key, descending}, the user's choice
@@ -288,7 +287,6 @@ export class RankSection {
     this.sized.observe(this.node);
   }
 
-  // Shows the ranks of a run; null hides the section.
   show(run) {
     this.node.hidden = run === null;
     if (run === this.data.run) {

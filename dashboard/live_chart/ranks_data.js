@@ -124,7 +124,6 @@ export class RankData {
   }
 }
 
-// Returns the busy time of a step in seconds; null if the waiting is unknown.
 function ownTime(time, wait) {
   return isNumber(time) && isNumber(wait) ? time * (1 - wait / 100) : null;
 }

@@ -244,7 +244,6 @@ export function convertX(series, axis, x) {
 
 const ODD_WORDS = { NaN: "NaN", Infinity: "inf", "-Infinity": "−inf" };
 
-// The text of an entry of `odd`.
 export const oddWord = (odd) => ODD_WORDS[odd] || "NaN/inf";
 
 // Stretches of x without finite values as {from, to, word}: they end at the next finite value.
@@ -262,7 +261,6 @@ export function oddSpans(xs, column, range) {
   return spans;
 }
 
-// The word of a metric's newest value if that is not finite, else null.
 export function oddNow(series, key) {
   const last = series?.last?.[key];
   return typeof last === "string" ? oddWord(last) : null;

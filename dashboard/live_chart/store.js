@@ -194,7 +194,6 @@ export class Store {
     return [from, Math.max(high, from + MIN_SPAN[this.axis])];
   }
 
-  // Shows a part of the axis, null for the whole axis.
   zoomTo(range) {
     if (String(this.zoom) === String(range)) return;
     this.prefs.zoom = range && widened(range, MIN_SPAN[this.axis]);
