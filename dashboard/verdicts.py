@@ -88,10 +88,8 @@ def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
     """Return a straggler as the diagnosis of the run: it outranks any other."""
     if found is None or found.next is None:
         return None
-    step = Recommendation(text=found.next)
-    return BottleneckDiagnosis(
-        kind=BottleneckKind.STRAGGLER, text=found.text, share=found.share, next=step
-    )
+    step, kind = Recommendation(text=found.next), BottleneckKind.STRAGGLER
+    return BottleneckDiagnosis(kind=kind, text=found.text, share=found.share, next=step)
 
 
 def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:

@@ -20,11 +20,8 @@ from trainer.datasets import data_problem, data_root, data_sets
 from trainer.techniques import BY_FIELD
 from trainer.workload_traits import TRAITS
 
-LEAST_USE: dict[str, Any] = {  # The smallest value that turns on a number whose default is off.
-    "num_workers": 1,
-    "gradient_accumulation_steps": 2,
-    "max_grad_norm": 1.0,
-}
+# The smallest value that turns on a number whose default is off.
+LEAST_USE = {"num_workers": 1, "gradient_accumulation_steps": 2, "max_grad_norm": 1.0}
 TEXTS: dict[str, tuple[str, str]] = {  # Label and help of each field.
     "batch_size": ("Batch size", "Samples per forward pass, on each rank."),
     "learning_rate": ("Learning rate", "The optimizer's initial learning rate."),

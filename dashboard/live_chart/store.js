@@ -7,14 +7,7 @@ const MAX_EVENTS = 2000;
 const MAX_WAITING_MS = 5_000;
 const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
 const MIN_SPAN = { step: 2, time: 0.05 };
-const DEFAULTS = {
-  axis: "step",
-  zoom: null,
-  zoomAxis: null,
-  log: false,
-  smoothing: 0.6,
-  unfolded: false,
-};
+const DEFAULTS = { axis: "step", log: false, smoothing: 0.6, unfolded: false };
 
 export class Store {
   // `moved()` is called for another part of the axis; `only` is the one requested series, null for all.

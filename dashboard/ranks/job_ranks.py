@@ -133,7 +133,15 @@ def read_job(run: RunInfo) -> JobRanks:
             log.debug("rank %d of %s: %s", member.number, run.id, error)
     names = _names(run, members, len(numbers) - len(members))
     heat = {axis: heatmap(points[axis], len(members), axis) for axis in FIRST_WIDTHS}
-    return JobRanks(names | _table(newest) | _state(members, run.created), heat)
+    state: Json = {
+        "state": [STATES.get(member.status, member.status) for member in members],
+        "ends": [
+            [row, _finite((member.ended or math.nan) - run.created), member.reason]
+            for row, member in enumerate(members)
+            if not member.status.live
+        ],
+    }
+    return JobRanks(names | _table(newest) | state, heat)
 
 
 def _rows_of(info: SeriesInfo, own: int, members: Sequence[RankEntry]) -> list[int]:
@@ -210,17 +218,6 @@ def _table(newest: Sequence[_NewestRows]) -> Json:
             "peak": column(lambda each: each.last(peak)),
         },
         "memory": "allocated" if on_gpu else "process",
-    }
-
-
-def _state(members: Sequence[RankEntry], created: float) -> Json:
-    return {
-        "state": [STATES.get(member.status, member.status) for member in members],
-        "ends": [
-            [row, _finite((member.ended or math.nan) - created), member.reason]
-            for row, member in enumerate(members)
-            if not member.status.live
-        ],
     }
 
 
