@@ -105,12 +105,8 @@ export class Board {
     main.forEach(({ node }, i) =>
       node.classList.toggle("ss-wide", main.length % 2 === 1 && i === main.length - 1),
     );
-    setText(
-      this.summary,
-      shown("more")
-        .map(({ spec }) => spec.title)
-        .join("  ·  "),
-    );
+    const folded = shown("more").map(({ spec }) => spec.title);
+    setText(this.summary, folded.join("  ·  "));
   }
 
   clear() {

@@ -106,12 +106,8 @@ function processTable(title, processes, none) {
   });
   const table = el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
   const box = { class: "ss-scroll dv-scroll", tabindex: 0, role: "group", "aria-label": title };
-  return el(
-    "section",
-    { class: "dv-processes ss-section" },
-    el("h4", {}, title),
-    rows.length ? el("div", box, table) : el("p", { class: "ss-muted" }, none ?? ""),
-  );
+  const shown = rows.length ? el("div", box, table) : el("p", { class: "ss-muted" }, none);
+  return el("section", { class: "dv-processes ss-section" }, el("h4", {}, title), shown);
 }
 
 class DeviceDetails {
@@ -209,14 +205,10 @@ function meter(label, color, { share, text }) {
 function deviceCard(gpu, open, press) {
   const { uuid, level, title, cuda, name, short, health, who, line, instances } = gpu;
   const text = (kind, words, help = words) => el("span", { class: kind, title: help }, words ?? "");
+  const state = { "data-level": level, "data-open": open ? 1 : null };
   return el(
     "article",
-    {
-      class: "ss-box dv-card",
-      "data-testid": `gpu-${uuid}`,
-      "data-level": level,
-      "data-open": open ? 1 : null,
-    },
+    { class: "ss-box dv-card", "data-testid": `gpu-${uuid}`, ...state },
     el(
       "div",
       { class: "dv-head" },
@@ -314,10 +306,8 @@ class DevicesView {
     if (!this.cards.has(this.open)) this.open = null;
     const nodes = gpus.flatMap((gpu) => {
       const [node, open] = [this.cards.get(gpu.uuid), gpu.uuid === this.open];
-      morph(
-        node,
-        deviceCard(gpu, open, () => this.show(open ? null : gpu.uuid)),
-      );
+      const press = () => this.show(open ? null : gpu.uuid);
+      morph(node, deviceCard(gpu, open, press));
       return open ? [node, this.details.node] : [node];
     });
     setChildren(this.grid, nodes);

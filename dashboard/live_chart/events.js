@@ -230,11 +230,8 @@ export function markShapes(marks, spans, place, right, theme) {
     shapes.push({ type: "rect", x0: from, x1: to, ...over, ...odd });
   const words = spans.map(({ from, word }) => ({ x: from, label: word, tone: "bad" }));
   const all = [...words, ...marks];
-  const placed = placeLabels(
-    all,
-    all.map(({ x }) => place(x)),
-    right,
-  );
+  const at = all.map(({ x }) => place(x));
+  const placed = placeLabels(all, at, right);
   const annotations = placed.map(({ mark: { x, label, tone }, anchor }) => ({
     ...{ x, y: 1, yref: "paper", yanchor: "top", xanchor: anchor, text: label, showarrow: false },
     font: { size: 9.5, color: tone === "bad" ? orange : theme.text },

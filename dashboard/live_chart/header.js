@@ -78,13 +78,8 @@ class BoxButton extends Button {
       field.value = input.value ?? "";
       this.box.hidePopover();
     };
-    const form = el(
-      "form",
-      { class: "ss-row", onsubmit },
-      before,
-      field,
-      el("button", { class: "ss-button" }, submit),
-    );
+    const press = el("button", { class: "ss-button" }, submit);
+    const form = el("form", { class: "ss-row", onsubmit }, before, field, press);
     const onbeforetoggle = () => this.place();
     this.box = el("div", { class: "ss-popover ss-float", popover: "auto", onbeforetoggle }, form);
     this.part = el("span", { class: "ss-contents" }, this.node, this.box);
@@ -114,10 +109,8 @@ export class ButtonGroup {
     this.made = specs
       .filter((spec) => spec.memory === this.memory)
       .map((spec) => ({ spec, button: before.get(spec.name) ?? this.make(spec) }));
-    setChildren(
-      this.node,
-      this.made.map(({ button }) => button.part),
-    );
+    const nodes = this.made.map(({ button }) => button.part);
+    setChildren(this.node, nodes);
   }
 
   make(spec) {

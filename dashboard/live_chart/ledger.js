@@ -114,12 +114,10 @@ class LedgerView extends ChartView {
     const head = isSum
       ? el("span", {}, swatch, name)
       : button(pick, { title: trace.help, "aria-pressed": !card.hidden(trace) }, swatch, name);
+    const part = keys.length > 1 ? `sum:${label}` : keys[0];
     return el(
       "tr",
-      {
-        "data-part": keys.length > 1 ? `sum:${label}` : keys[0],
-        class: isSum ? "ss-ledger-sum" : null,
-      },
+      { "data-part": part, class: isSum ? "ss-ledger-sum" : null },
       el("th", { scope: "row", style: `--ss-depth:${depth}` }, head),
       el("td", {}, el("span", {}, withUnit(bytes, "B")), el("span", { class: "ss-muted" }, share)),
       el("td", {}, withUnit(peak, "B")),

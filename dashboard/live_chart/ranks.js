@@ -82,11 +82,8 @@ class RankTable {
       key === "memory" && this.data.answer.memory === "process" ? "Process memory" : title;
     const sort = down === null ? null : down ? "descending" : "ascending";
     const text = down === null ? name : `${name} ${down ? "↓" : "↑"}`;
-    return el(
-      "th",
-      { scope: "col", class: number ? "ss-figure" : null, "aria-sort": sort },
-      button(() => this.sort(key), { title: help }, text),
-    );
+    const press = button(() => this.sort(key), { title: help }, text);
+    return el("th", { scope: "col", class: number ? "ss-figure" : null, "aria-sort": sort }, press);
   }
 
   line(row, columns) {
@@ -97,15 +94,8 @@ class RankTable {
       const known = isKnown(row[key]) ? () => text(row[key]) : () => MISSING;
       return el("td", attributes, key === "state" ? stateWords(row) : known());
     });
-    return el(
-      "tr",
-      {
-        "data-rank": row.rank,
-        "data-named": this.marked.has(row.row) || null,
-        "data-tone": wentWrong(row) ? "bad" : null,
-      },
-      ...cells,
-    );
+    const [named, tone] = [this.marked.has(row.row) || null, wentWrong(row) ? "bad" : null];
+    return el("tr", { "data-rank": row.rank, "data-named": named, "data-tone": tone }, ...cells);
   }
 }
 

@@ -63,10 +63,8 @@ export function coarsen(series, bucket) {
 // Returns the series with at most about `count` buckets in a range of the axis.
 export function thinned(series, axis, range, count) {
   const [from, to] = visibleSpan(xsOf(series, axis), range);
-  return coarsen(
-    series,
-    series.bucket * 2 ** Math.max(0, Math.ceil(Math.log2((to - from) / count))),
-  );
+  const factor = 2 ** Math.max(0, Math.ceil(Math.log2((to - from) / count)));
+  return coarsen(series, series.bucket * factor);
 }
 
 // Converts one series of an answer; single rows have `mean` only.
