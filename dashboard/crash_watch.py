@@ -26,7 +26,6 @@ class CrashWatch:
         self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:

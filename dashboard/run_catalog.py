@@ -1,8 +1,7 @@
 """Rows of the Runs page, and the search of `lr>0.01 val/loss<0.3 status=failed` in them.
 
-The rows of ended runs are kept in CATALOG in the folder of all runs, each with the modification
-time of its run folder: every file of a run is replaced or created, which changes that time. The
-file is a cache: it is rebuilt if it is missing, damaged, or of an earlier version.
+The rows of ended runs are kept in CATALOG, each with the modification time of its run folder, in
+which every file is replaced or created. It is rebuilt if missing, damaged, or of another version.
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ class RunCatalog:
             return rows
 
     def forget(self, run_id: str) -> None:
-        """Read a run again at the next update, after an edit."""
         with self._lock:
             if run_id in self._rows:
                 self._rows[run_id] = 0
@@ -192,8 +190,7 @@ class RunCatalog:
 def row(run: RunInfo, size: int | None) -> dict[str, Any]:
     """Return the cells of a run with files of `size` bytes, by column; None for missing values.
 
-    After the fixed columns follow those of its settings and metrics: `config: lr`,
-    `final: val/accuracy`, `best: val/loss`.
+    The fixed columns precede settings and metrics: `config: lr`, `final: val/accuracy`, `best: …`.
     """
     metadata = whole_metadata(run)
     totals, final, git = metadata.totals or {}, metadata.final or {}, metadata.git
@@ -320,7 +317,6 @@ def _cells(row: RunRow, name: str) -> list[Cell]:
 
 @functools.lru_cache(maxsize=10_000)
 def _names(column: str) -> tuple[str, str]:
-    """Return a column's name for a search, and the same without its prefix."""
     folded = column.casefold().replace(": ", ":").replace(" ", "_")
     return folded, re.sub("^(config|final):", "", folded)
 

@@ -42,7 +42,6 @@ class SnapshotFile:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return self.path.name
 
 
@@ -57,12 +56,10 @@ class ProfileFiles:
 
     @property
     def trace(self) -> str:
-        """The name of the trace file."""
         return trace_name(self.first, self.last, self.number)
 
     @property
     def summary(self) -> str:
-        """The name of the summary file."""
         return summary_name(self.first, self.last, self.number)
 
 

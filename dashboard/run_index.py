@@ -1,8 +1,7 @@
 """The list of runs, updated by reading only what may have changed.
 
-All tabs read it twice a second, and every millisecond of that is taken from a training thread in
-this process: a folder is listed again only after a change, an ended run is read once, and of many
-live runs an update reads those that were read longest ago.
+All tabs read it twice a second, which takes time from a training thread in this process: a folder
+is listed after a change, an ended run read once, and of many live runs those not read for long.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class RunIndex:
         self._looked = -float("inf")
 
     def fresh(self) -> RunList:
-        """Return the current runs."""
         with self._lock:
             return self._update()
 
@@ -82,7 +80,6 @@ class RunIndex:
         return self._listing
 
     def forget(self, run_id: str) -> None:
-        """Read a run again at the next update, after an edit."""
         with self._lock:
             for folder in self._folders:
                 folder.entries.pop(run_id, None)

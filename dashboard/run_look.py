@@ -1,7 +1,6 @@
 """Slow findings about distributed runs, computed in a thread and shared by all tabs.
 
-All tabs poll twice a second. A finding reads the files of every rank: 1 to 10 ms a rank, up to
-0.7 s for 64. While a run is live a thread does it, and a poll takes the latest finding.
+A finding reads the files of every rank, 1 to 10 ms each; a poll takes the latest finding.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class _Entry(Generic[T]):
 class RunLook(Generic[T]):
     """The latest results of `find` for distributed runs. Thread-safe.
 
-    Failures of `find` are logged as `problem`; with `keep` the result before stays. `start` runs a
-    search in the background.
+    Failures are logged as `problem`; with `keep` the result before stays. `start` runs a search.
     """
 
     def __init__(

@@ -74,11 +74,9 @@ class ChildRuns(Generic[C]):
         self._last[name] = child
 
     def last(self, name: str = "") -> C | None:
-        """Return the last process of this name, if any."""
         return self._last.get(name)
 
     def running(self) -> C | None:
-        """Return the process that runs now, if any."""
         return next((child for child in list(self._last.values()) if child.running()), None)
 
     def drop(self, name: str = "") -> None:
@@ -88,7 +86,6 @@ class ChildRuns(Generic[C]):
             child.stop()
 
     def close(self) -> None:
-        """End the process that runs."""
         for child in list(self._last.values()):
             child.stop()
 
@@ -109,8 +106,7 @@ PAGES = {  # The page that starts and stops an activity, by default Run.
     ServerActivity.LESSON: "Learn",
     ServerActivity.COLLECTIVES: "Hardware",
 }
-SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
-"""Activities that do not disturb each other: an estimate needs neither the GPU nor much time."""
+SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}  # an estimate needs no GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +134,7 @@ def missing_package() -> str | None:
 class Services:
     """The shared state of one server. Thread-safe.
 
-    New runs are written to `runs`; `folders` have more local runs, `sources` those of other hosts.
-    `roots` has all these folders with the label of their runs, None for `runs`.
+    `roots`: `runs` for new runs, more `folders`, those of `sources`, with the label of their runs.
     """
 
     def __init__(
@@ -380,8 +375,7 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
 def _end_on_signals(services: Services, over: threading.Event) -> None:
     """Make SIGTERM and SIGINT stop the run at once and end the process despite open requests.
 
-    uvicorn waits for every open request, without limit, before it ends the lifespan, which sets
-    `over`. Does nothing outside the main thread, where tests run the app.
+    uvicorn would wait for every open request before it ends the lifespan, which sets `over`.
     """
 
     def end(number: int) -> None:

@@ -101,7 +101,6 @@ class Drift(Struct, frozen=True, kw_only=True):
 
     @property
     def found(self) -> bool:
-        """True if the change is significant."""
         return self.p is not None and self.p < DRIFT_P
 
 
@@ -154,8 +153,7 @@ def to_content(sweep: Mapping[str, Any]) -> SweepContent:
         ) from error
 
 
-_NULLABLE = ("name", "label", "verdict")
-"""Keys whose null is validated as such: downloads use the file as it is."""
+_NULLABLE = ("name", "label", "verdict")  # their null is invalid: downloads use the file itself
 
 
 def _present(value: Any) -> Any:

@@ -1,7 +1,6 @@
 """The sweeps of this server: their list, and the child process of the one that runs.
 
-The page and the child share only the sweep's folder. The child continues when the browser is
-closed; the server stops it at its end, and the sweep can be resumed.
+Page and child share the sweep's folder. The server stops the child at its end; it can be resumed.
 """
 
 from __future__ import annotations
@@ -65,12 +64,10 @@ class StoredSweep:
 
     @property
     def id(self) -> str:
-        """The folder's name."""
         return self.folder.name
 
     @property
     def live(self) -> bool:
-        """True while the sweep may still write."""
         return self.content.status.live
 
 

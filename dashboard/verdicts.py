@@ -1,7 +1,6 @@
 """The bottleneck diagnosis that the page shows.
 
-All tabs poll twice a second, and each poll takes time from a training thread in this process. A
-diagnosis takes 2 ms, so it is made for all tabs together, and a shown one stays for HOLD_S.
+A diagnosis takes 2 ms of a training thread's time: it is made for all tabs, and held for HOLD_S.
 """
 
 from __future__ import annotations
@@ -89,10 +88,8 @@ def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
     """Return a straggler as the diagnosis of the run: it outranks any other."""
     if found is None or found.next is None:
         return None
-    step = Recommendation(text=found.next)
-    return BottleneckDiagnosis(
-        kind=BottleneckKind.STRAGGLER, text=found.text, share=found.share, next=step
-    )
+    step, kind = Recommendation(text=found.next), BottleneckKind.STRAGGLER
+    return BottleneckDiagnosis(kind=kind, text=found.text, share=found.share, next=step)
 
 
 def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:

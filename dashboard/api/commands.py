@@ -60,8 +60,7 @@ async def read_body(request: Request) -> bytes:
 def send(body: bytes) -> dict[str, Any]:
     """Send the command in `body`; `said` is the outcome of a command without an event.
 
-    The state of the run is checked again here. Raises NotAllowed, ValueError, RunError and
-    StoreError.
+    Raises NotAllowed, ValueError, RunError and StoreError.
     """
     asked = _parse(body)
     run = read_run(services.get().folder(asked.run))

@@ -7,11 +7,11 @@ from typing import Any
 
 from dashboard.charts.run_view import RunView, SampledGpu
 from stepscope.metrics import BY_KEY, Metric, Stream, Unit
+from stepscope.run import RunKind
 
 Json = dict[str, Any]
 
-# The color of each metric in every chart and tile. The component maps the names to a
-# color-blind-safe palette for light and dark.
+# The color of each metric in every chart and tile; theme.js has them for light and dark.
 _KEYS = {
     "blue": (
         *("train/loss", "train/lr", "train/grad_norm", "train/amp_scale", "memory/allocated"),
@@ -31,10 +31,8 @@ _KEYS = {
     "gray": ("gpu/mem_total", "host/mem_total", "gpu/power_limit"),
 }
 COLORS = {key: color for color, keys in _KEYS.items() for key in keys}
-LINES = ("blue", "green", "orange", "pink", "amber", "gray")
-"""Colors of lines with one metric, such as the losses of several optimizers."""
-GPU_COLORS = tuple(f"gpu{index}" for index in range(8))
-"""Colors of several GPUs, distinct from those of the memory metrics."""
+LINES = ("blue", "green", "orange", "pink", "amber", "gray")  # of lines with one metric
+GPU_COLORS = tuple(f"gpu{index}" for index in range(8))  # unlike memory metrics
 MIN_HEAT_GPUS = 4  # more lines would overlap: a heatmap is drawn instead
 
 
@@ -62,8 +60,7 @@ def trace(
 
     Styles: mean (over a faint band from minimum to maximum), ema (smoothed, with the same band),
     peak (the maximum over the band), points, context (dashed; scales the axis only at full scale).
-    Metrics outside the metric table belong to the steps. An `optional` line, or one of a metric
-    that its GPU lacks, has no legend entry until it has values.
+    An `optional` line, or one that its GPU lacks, has no legend entry until it has values.
     """
     metric = BY_KEY.get(key)
     return {
@@ -113,11 +110,10 @@ def chart(
     loss: bool = False,
     warm_up: int = 0,
 ) -> Json:
-    """Return one chart.
+    """Return one chart; `empty` is shown while no line has a value.
 
     Kinds: lines, heat (one row per GPU; the lines of a GPU that the user selects), ledger (stacked
     categories). Groups: main, custom (small), more (folded).
-    `empty` is shown while no line has a value.
     """
     return {
         "id": chart_id,
@@ -139,3 +135,109 @@ def training_gpu(content: RunView) -> SampledGpu | None:
     """Return the training GPU, else the first sampled GPU."""
     named = (gpu for gpu in content.gpus if gpu.uuid == content.training_gpu)
     return next(named, content.gpus[0] if content.gpus else None)
+
+
+NO_SAMPLES = {
+    RunKind.WATCH: "Unknown: samples are counted for batches from a torch DataLoader.",
+    RunKind.INIT: "Unknown: pass samples= to each step, or take batches from rec.batches().",
+}
+NO_EPOCH = {
+    RunKind.WATCH: "Unknown: epochs are counted for batches from a torch DataLoader.",
+    RunKind.INIT: "Unknown: the script has not set rec.epoch.",
+}
+GPU_TILES = {  # Id of each tile, and its label for one GPU and for several.
+    "gpu/util": ("gpu_util", "Utilization", "Mean utilization"),
+    "gpu/mem_used": ("gpu_memory", "GPU memory", "Mean GPU memory"),
+    "gpu/power": ("power", "Power", "Mean power"),
+    "gpu/temp": ("temperature", "Temperature", "Mean temperature"),
+}
+
+
+def tiles(content: RunView) -> list[Json]:
+    """Return the tiles; samples/s of a job assumes equal batch sizes of all ranks."""
+    if content.kind is RunKind.RECORD:
+        return [*_gpus(content, content.gpus, *GPU_TILES), *_host()]
+    rate: Json = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}
+    if content.samples_per_s is not None:
+        rate["whole"] = content.samples_per_s / content.ranks
+    of_rank = [
+        _tile("loss", "Loss", "train/loss") | {"also": ["val/loss", "val/accuracy"]},
+        _tile("samples_per_sec", "Samples/s", "perf/samples_per_sec") | rate,
+        _tile("step_time", "Step time", "perf/step_time"),
+        *(_allocator(content) if content.has_cuda else _process()),
+    ]
+    if content.ranks > 1:
+        for tile in of_rank:
+            whose = f"all {content.ranks} ranks" if "scale" in tile else "rank 0"
+            tile["label"] = f"{tile['label']}, {whose}"
+    used = tuple(gpu for gpu in content.gpus if gpu.uuid in content.used_gpus)
+    return [*of_rank, *_gpus(content, used or content.gpus, "gpu/util", "gpu/power")]
+
+
+def _allocator(content: RunView) -> list[Json]:
+    gpu = training_gpu(content)
+    total = {} if gpu is None else _device_total(gpu)
+    return [
+        _tile("allocated", "Allocated", "memory/allocated") | total,
+        _tile("reserved", "Reserved", "memory/reserved") | total,
+        _tile("peak", "Peak allocated", "memory/peak_allocated") | total,
+    ]
+
+
+def _process() -> list[Json]:
+    return [
+        _tile("process_memory", "Process memory", "process/rss") | _host_total(),
+        _tile("peak_process_memory", "Peak memory", "process/peak_rss") | _host_total(),
+        _tile("process_cpu", "Process CPU", "process/cpu"),
+    ]
+
+
+def _host() -> list[Json]:
+    return [
+        _tile("host_cpu", "Host CPU", "host/cpu"),
+        _tile("host_memory", "Host memory", "host/mem_used") | _host_total(),
+    ]
+
+
+def _gpus(content: RunView, gpus: tuple[SampledGpu, ...], *keys: str) -> list[Json]:
+    made = []
+    for key in keys if gpus else ():
+        tile_id, one, several = GPU_TILES[key]
+        label = one if len(gpus) == 1 else several
+        if len(gpus) == 1 < len(content.gpus):
+            label = f"{one}, GPU {gpus[0].index}"
+        made.append(_tile(tile_id, label, key, gpus))
+        if key == "gpu/mem_used" and len({gpu.memory_bytes for gpu in gpus}) == 1:
+            made[-1] |= _device_total(gpus[0])
+    return made
+
+
+def _tile(tile_id: str, label: str, key: str, gpus: tuple[SampledGpu, ...] = ()) -> Json:
+    """Return a tile with the newest value of its series, or mean and range of several series.
+
+    `ended`: the value of an ended run, mean, peak or last; `whole`: a median shown instead of the
+    mean. `reason`: why a value may be missing. `hide`: no tile until a value exists.
+    """
+    metric = BY_KEY[key]
+    many = metric.stream is Stream.DEVICES
+    return {
+        "id": tile_id,
+        "label": label,
+        "series": [series_of(metric, gpu) for gpu in gpus] if many else [series_of(metric)],
+        "metric": key,
+        "unit": metric.unit.value,
+        "color": COLORS[key],
+        "title": metric.meaning,
+        "reason": None,
+        "ended": "last" if key == "train/loss" else "peak" if metric.unit is Unit.BYTES else "mean",
+        "hide": many and all(key in gpu.missing for gpu in gpus),
+    }
+
+
+def _device_total(gpu: SampledGpu) -> Json:
+    series = series_of(BY_KEY["gpu/mem_total"], gpu)
+    return {"of": {"series": series, "metric": "gpu/mem_total", "value": gpu.memory_bytes}}
+
+
+def _host_total() -> Json:
+    return {"of": {"series": Stream.SAMPLES.value, "metric": "host/mem_total"}}

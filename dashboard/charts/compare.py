@@ -68,8 +68,7 @@ def overlay(
 ) -> Json:
     """Return the figure of groups by name; one of several lines is their mean with a band.
 
-    Lines without a common range, such as runs over the time of day, are drawn one by one.
-    The points are arrays: as lists, those of 20 runs take two thirds of the page's CPU time.
+    Lines without a common range are drawn one by one. Points are arrays: lists of 20 runs are slow.
     """
     data: list[Json] = []
     for number, (name, lines) in enumerate(groups.items()):

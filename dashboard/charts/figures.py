@@ -27,10 +27,8 @@ def shortened(text: str, length: int) -> str:
 
 def unit_of(most: float) -> tuple[str, float]:
     """Return the unit for values up to `most` bytes, and its size in bytes."""
-    for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 1024.0)):
-        if most >= factor:
-            return name, factor
-    return "B", 1.0
+    sizes = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 1024.0}
+    return next(((name, size) for name, size in sizes.items() if most >= size), ("B", 1.0))
 
 
 def layout(height: int, **others: Any) -> Json:
@@ -46,7 +44,6 @@ def layout(height: int, **others: Any) -> Json:
 
 
 def title(text: str) -> Json:
-    """Return the title of an axis."""
     return {"text": text, "font": {"size": 13}}
 
 

@@ -6,17 +6,19 @@ import functools
 
 from dashboard.charts.chart_spec import (
     LINES,
+    NO_EPOCH,
+    NO_SAMPLES,
     Json,
     chart,
     gpu_kind,
     gpu_traces,
+    tiles,
     trace,
     training_gpu,
     y_axis,
 )
 from dashboard.charts.memory_breakdown import metric_words
 from dashboard.charts.run_view import RunView, optimizer_keys, rate_keys
-from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
 from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunKind
 
@@ -40,10 +42,8 @@ PERCENT = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 def layout(content: RunView) -> Json:
     """Return the component's layout.
 
-    `charts`, `kpis` (tiles), `metrics` (unit and label by key); `axis` is "time" for a run
-    without steps; `waiting` is shown until a command is answered; `absent` lists what the run
-    lacks and why; `no_epoch` is why an epoch may be missing; `custom_note` counts the metrics
-    without a chart.
+    `metrics`: unit and label by key; `axis`: "time" without steps; `waiting`: until a command is
+    answered; `absent`: what the run lacks, and why; `custom_note`: metrics without a chart.
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)
@@ -77,7 +77,6 @@ def _training(content: RunView) -> list[Json]:
 
 
 def _recording(content: RunView) -> list[Json]:
-    """Return the charts of a recording: all GPUs and the host."""
     gpus: list[Json] = []
     if content.gpus:
         gpus = [_utilization(content), _memory_used(content, "main"), _power(content, "main")]

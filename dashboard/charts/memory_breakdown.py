@@ -12,7 +12,6 @@ from stepscope.common.json_values import dict_of
 from stepscope.memory.breakdown import (
     CATEGORIES,
     CategoryBytes,
-    MemoryCategory,
     MemoryDomain,
     notes,
 )
@@ -77,7 +76,10 @@ def ledger_layout(run: RunInfo) -> Json:
     drawn = chart(
         "ledger",
         "Memory over time",
-        [*map(_part, CATEGORIES[place]), _trace(TOTAL, "total", "context", "gray", "")],
+        [
+            *(_trace(one.key, one.label, "part", one.color, one.help) for one in CATEGORIES[place]),
+            _trace("total", "total", "context", "gray", ""),
+        ],
         kind="ledger",
         y=y_axis(Unit.BYTES),
         empty="No readings yet.",
@@ -170,14 +172,8 @@ def _notes(
     return found
 
 
-def _part(category: MemoryCategory) -> Json:
-    key = f"{SERIES}/{category.key}"
-    drawn = _trace(key, category.label, "part", category.color, category.help)
-    return drawn | {"short": category.short or category.label}
-
-
 def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
-    drawn = trace(key, style, label=label, color=color, optional=True)
+    drawn = trace(f"{SERIES}/{key}", style, label=label, color=color, optional=True)
     return drawn | {"series": SERIES, "help": words}
 
 

@@ -1,7 +1,6 @@
 """The parts of run.json that the run page is built from. No I/O.
 
-run.json is untrusted: missing or malformed entries are omitted. `read_run` has checked its fields,
-but not the contents of lists and objects.
+`read_run` has checked its fields, but not the contents of lists and objects.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ MAX_GROUPS = 8  # parameter groups of an optimizer whose learning rate is drawn
 class SampledGpu:
     """A GPU that the run's sampler reads.
 
-    `index` is its position in the run's list, `memory_bytes` its installed memory if known,
-    `missing` the reason for each missing metric.
+    `index`: in the run's list; `memory_bytes`: installed memory; `missing`: reasons by metric.
     """
 
     uuid: str
@@ -60,14 +58,10 @@ class SampledGpu:
 class RunView:
     """Inputs of the chart layout.
 
-    `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID, by default the first of
-    `gpus`. `used_gpus`: those of `gpus` that the run trains on, empty if unknown. `gpu_reason`,
-    `allocator_reason`: why GPU or allocator values are missing; the latter is None if the allocator
-    of a CUDA device answers. `optimizers`: class names in the order of their first steps. `custom`:
-    metrics of this run only that get a chart; `custom_left` counts the others. `flops_reason`: why
-    FLOPs were not counted; `peak_reason`: why their fraction of the peak is unknown. `ranks`: the
-    world size. `collectives`: the reason for each missing collective metric. `samples_per_s`: of
-    all ranks over the whole run, once it has ended.
+    `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID. `used_gpus`: those of
+    `gpus` for training, empty if unknown. `…_reason`, `collectives`: why values are missing.
+    `optimizers`: class names in the order of their first steps. `custom`: metrics of this run that
+    get a chart; `custom_left` counts the others. `samples_per_s`: of all ranks of an ended run.
     """
 
     has_cuda: bool
@@ -88,7 +82,6 @@ class RunView:
 
 
 def run_content(run: RunInfo) -> RunView:
-    """Return the inputs of the layout."""
     run_json, kind, device = run.run_json, run_kind(run), training_device(run)
     capabilities = run_json.get("capabilities") or {}
     on_cpu = device == "cpu" and kind is not RunKind.RECORD
@@ -156,7 +149,6 @@ def optimizer_names(run_json: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def optimizer_keys(metric: str, optimizers: int) -> tuple[str, ...]:
-    """Return the metric of each optimizer."""
     return (metric, *(f"{metric}.optimizer{i}" for i in range(1, optimizers)))
 
 

@@ -19,8 +19,7 @@ Json = dict[str, Any]
 class Action:
     """One button; `script_help` is its help for runs that are not built-in.
 
-    `memory`: its place is next to the memory chart. `waiting` is shown until the answer comes, if
-    that takes longer than a step.
+    `memory`: next to the memory chart. `waiting`: until the answer, if that takes more than a step.
     """
 
     name: CommandName
@@ -100,12 +99,10 @@ FORCE_STOP = {
     "waiting": "the ranks are being ended…",
     "when": {status.value: None for status in RunStatus if status.live},
 }
-CAN_WAIT = {CommandName.STOP, CommandName.MARK}
-"""Commands that a script accepts before its first step: it executes them then."""
+CAN_WAIT = {CommandName.STOP, CommandName.MARK}  # accepted before a script's first step
 
 
 def supported_commands(run: RunInfo) -> frozenset[str]:
-    """Return the commands that the run supports."""
     listed = run.run_json.get("commands")
     if listed is not None:
         return frozenset(listed)
@@ -122,8 +119,7 @@ def start_refusal(busy: str | None, problems: Sequence[ConfigIssue]) -> str | No
 def buttons(run: RunInfo | None) -> list[Json]:
     """Return the buttons of a live run of this user; none for any other run.
 
-    `when` maps each status in which a button is drawn to its disabled reason or None, so that
-    buttons follow the status that the browser polls.
+    `when` maps each status to the disabled reason or None: buttons follow the polled status.
     """
     if run is None or not run.status.live or read_only_reason(run) is not None:
         return []

@@ -1,7 +1,6 @@
 """Widgets of RunConfig fields: label, help, range, and why a value is unsupported.
 
-Values live in `st.session_state` under `config_<field>`. `trainer.config_validation` decides which
-values are possible; the tooltip of a disabled widget has the reason.
+Values live in `st.session_state` under `config_<field>`; `trainer.config_validation` checks them.
 """
 
 from __future__ import annotations
@@ -20,11 +19,8 @@ from trainer.config_validation import TRAITS, TrainDevice, choice_problem
 from trainer.datasets import data_problem, data_root, data_sets
 from trainer.techniques import BY_FIELD
 
-LEAST_USE: dict[str, Any] = {  # The smallest value that turns on a number whose default is off.
-    "num_workers": 1,
-    "gradient_accumulation_steps": 2,
-    "max_grad_norm": 1.0,
-}
+# The smallest value that turns on a number whose default is off.
+LEAST_USE = {"num_workers": 1, "gradient_accumulation_steps": 2, "max_grad_norm": 1.0}
 TEXTS: dict[str, tuple[str, str]] = {  # Label and help of each field.
     "batch_size": ("Batch size", "Samples per forward pass, on each rank."),
     "learning_rate": ("Learning rate", "The optimizer's initial learning rate."),
@@ -99,8 +95,7 @@ class SidebarState:
 def number(name: str, *, refused: ConfigIssue | None = None, off: bool = True) -> None:
     """Draw a number, disabled while it is `refused` and `off`.
 
-    A value outside the field's limits is kept and shown with its range: `min_value` of Streamlit's
-    widget would ignore it without a message.
+    A value outside the limits is kept and shown with its range: `min_value` would ignore it.
     """
     label, text = TEXTS[name]
     low, high = LIMITS[name]
@@ -255,7 +250,6 @@ def workload_fields(config: RunConfig) -> None:
 
 
 def _dataset(config: RunConfig) -> None:
-    """Draw the choice of a dataset, or how to get one."""
     names = sorted({config.dataset, *data_sets(data_root())})
     select("dataset", {name: name or "No dataset selected" for name in names})
     problem = data_problem(config)

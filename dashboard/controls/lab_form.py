@@ -50,12 +50,11 @@ _SIDEBARS = "lab_sidebars_workload"
 _KEPT: Any = {"persist_state": "session"}
 _KEPT_FIELDS = ("seed", "num_threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
 """Settings that another workload keeps; channels_last has a default for each."""
-_PARAMS: dict[str, tuple[str, Collection[str]]] = {
+_PARAMS: dict[str, tuple[str, Collection[str]]] = {  # of the address: widget and values
     "on": ("lab_workload", WORKLOADS),
     "baseline": ("lab_baseline", BASELINES),
     "preset": ("lab_preset", PRESETS),
 }
-"""Parameters of the address: the widget and the possible values of each."""
 _TICKS = "ticks"
 _BETWEEN = "~"  # Between two ticks: names of variants have commas, plus and equals signs.
 
@@ -224,7 +223,6 @@ def _box(name: str) -> str:
 def _group(
     members: list[Variant], of_preset: set[str], devices: Mapping[str, str], own: Mapping[str, str]
 ) -> list[Variant]:
-    """Draw a checkbox for each variant; return the selected ones."""
     chosen = []
     refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
     # Supported variants first: the reasons below are then next to the unsupported ones.
@@ -349,7 +347,6 @@ def _text(label: str, key: str, placeholder: str, about: str, value: str = "") -
 def _script(
     target: str, arguments: str, folder: str, ranks: int | None
 ) -> script_plan.ScriptCommand:
-    """Return the command of the fields. Raises UsageError, SweepError."""
     if not target:
         raise UsageError("Name a script.")
     cwd = os.path.expanduser(folder)

@@ -17,7 +17,6 @@ from trainer.techniques import BY_FIELD
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
 GROUPS = ("Precision", *sidebar_groups.GROUPS, "Device and size", "Workload options")
-"""The sidebar's groups, and two for fields of the sidebar's top."""
 PLACES = {
     **sidebar_groups.PLACES,
     "precision": "Precision",
@@ -31,7 +30,6 @@ DEVICE_HELP = (
 
 
 def group_of(arm: Variant) -> str:
-    """Return the group of a variant's first setting."""
     return PLACES.get(next(iter(arm.changes), "device"), "Workload options")
 
 
@@ -40,16 +38,15 @@ def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
     if not arm.changes:
         return arm.label
     field, value = next(iter(arm.changes.items()))
-    if field == "custom_options":
-        return arm.name.replace("=false", " off")
-    if field == "compile_mode":
-        return f"compile {value}"
-    if field == "optimizer_impl":
-        return f"{value} optimizer"
-    if field == "precision":
-        return PRECISIONS.get(value, str(value))
-    if field == "device":
-        return devices.get(value, str(value))
+    texts = {
+        "custom_options": arm.name.replace("=false", " off"),
+        "compile_mode": f"compile {value}",
+        "optimizer_impl": f"{value} optimizer",
+        "precision": PRECISIONS.get(value, str(value)),
+        "device": devices.get(value, str(value)),
+    }
+    if field in texts:
+        return texts[field]
     if len(arm.changes) > 1 and "+" in arm.name:
         return arm.label
     return _setting(field, value)

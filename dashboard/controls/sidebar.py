@@ -1,8 +1,7 @@
 """The sidebar: device, workload and settings as one checked RunConfig, kept in the URL.
 
-Widget values live in `st.session_state` under `config_<field>`, and all of them under SETTINGS,
-which other pages keep. A link sets them once, when the session begins; then the URL follows the
-widgets.
+Widget values live in `st.session_state` under `config_<field>`, and under SETTINGS, which other
+pages keep. A link sets them once, when the session begins; then the URL follows the widgets.
 """
 
 from __future__ import annotations
@@ -55,12 +54,7 @@ PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_s
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
 _KEPT = (  # Fields that a change of workload keeps; channels_last has a default for each.
-    "device",
-    "seed",
-    "runner",
-    "nan_policy",
-    "num_threads",
-    "max_steps",
+    *("device", "seed", "runner", "nan_policy", "num_threads", "max_steps"),
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
 
@@ -156,7 +150,6 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
 
 
 def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
-    """Return the URL parameters of this configuration."""
     params = config.to_params()
     # A URL without a device means the best one; any other must be named, the CPU as well.
     params.pop("device", None)

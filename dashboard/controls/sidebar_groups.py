@@ -91,7 +91,6 @@ def group_label(group: str, config: fields.RunConfig) -> str:
 
 
 def _field(name: str, choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
-    """Draw the widget of a field's type."""
     if name == "resume_from":
         current = st.session_state.get("config_resume_from", "")
         names = dict.fromkeys(["", current, *checkpoints])
@@ -106,7 +105,6 @@ def _field(name: str, choice: widgets.SidebarState, checkpoints: Sequence[str]) 
 
 
 def _has_effect(name: str, config: fields.RunConfig) -> bool:
-    """Return True if a field has an effect with the other settings."""
     strategy, distributed = config.strategy, config.distributed
     on_gpu = config.device != "cpu"
     of_workers = dict.fromkeys(("prefetch_factor", "persistent_workers"), config.num_workers > 0)

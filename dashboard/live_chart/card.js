@@ -9,15 +9,17 @@ import {
   bisect,
   ema,
   holds,
+  latest,
+  latestEver,
   linePoints,
   oddNow,
   oddSpans,
   oddWord,
   recorded,
+  thinned,
   visibleSpan,
   xsOf,
-} from "./lines.js";
-import { latest, latestEver, thinned } from "./series.js";
+} from "./series.js";
 import { withAlpha } from "./theme.js";
 
 const PLOT_HEIGHT_PX = 188;
@@ -30,6 +32,7 @@ const MAX_MARKS_IN_TOOLTIP = 4;
 const MAX_DOTS = 60; // more dots would become a band
 const MIN_POINT_PX = 3; // narrower points of a noisy line would be a solid block
 const BAND_OPACITY = 0.13; // of the area between minimum and maximum
+const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" }; // Plotly's words in CSS
 const KEY_STEP = 0.01; // of the range, per press of an arrow key
 
 export class Card {
@@ -81,8 +84,7 @@ export class Card {
     const chip = parts(`<button type="button" class="ss-chip" title="Toggle series">
       <i ref="swatch"></i><span ref="label"></span><span class="ss-muted" ref="value"></span>
     </button>`);
-    chip.swatch.className = `ss-${trace.dash}`;
-    chip.swatch.style.borderColor = `var(--ss-${trace.color})`;
+    chip.swatch.style.borderTop = `2px ${DASHES[trace.dash]} var(--ss-${trace.color})`;
     setText(chip.label, trace.label);
     setAttribute(chip.node, "aria-pressed", !this.hidden(trace));
     chip.node.addEventListener("click", () => this.pick(trace));

@@ -1,10 +1,9 @@
 // The charts of a run in three groups (main, custom metrics, collapsed), and the bar above them.
 
-import { BreakdownCard } from "./breakdown_card.js";
 import { Card } from "./card.js";
+import { BreakdownCard, HeatCard } from "./card_kinds.js";
 import { button, parts, render, setChildren, setText, showText } from "./dom.js";
-import { HeatCard } from "./heat.js";
-import { recorded } from "./lines.js";
+import { recorded } from "./series.js";
 
 const KINDS = { heat: HeatCard, ledger: BreakdownCard };
 
@@ -54,8 +53,7 @@ export class Board {
     });
   }
 
-  // Sets the charts. A card with the same description stays: a metric that appears in the middle of a
-  // run neither redraws the other charts nor ends a drag.
+  // Sets the charts. A card with the same description stays, also its drag: a metric may appear later.
   set(layout) {
     const before = new Map(this.cards.map((card) => [card.described, card]));
     this.cards = layout.charts.map((spec) => {
@@ -107,12 +105,8 @@ export class Board {
     main.forEach(({ node }, i) =>
       node.classList.toggle("ss-wide", main.length % 2 === 1 && i === main.length - 1),
     );
-    setText(
-      this.summary,
-      shown("more")
-        .map(({ spec }) => spec.title)
-        .join("  ·  "),
-    );
+    const folded = shown("more").map(({ spec }) => spec.title);
+    setText(this.summary, folded.join("  ·  "));
   }
 
   clear() {

@@ -3,7 +3,7 @@
 import { button, el, loadPlotly, morph, mounting, parts, render } from "./dom.js";
 import { setAttribute, setChildren, setText, showText } from "./dom.js";
 import { isNumber, scaleFor, suffix, withUnit } from "./format.js";
-import { stretches } from "./lines.js";
+import { stretches } from "./series.js";
 import { Poller } from "./poll.js";
 import { readTheme } from "./theme.js";
 
@@ -106,12 +106,8 @@ function processTable(title, processes, none) {
   });
   const table = el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
   const box = { class: "ss-scroll dv-scroll", tabindex: 0, role: "group", "aria-label": title };
-  return el(
-    "section",
-    { class: "dv-processes ss-section" },
-    el("h4", {}, title),
-    rows.length ? el("div", box, table) : el("p", { class: "ss-muted" }, none ?? ""),
-  );
+  const shown = rows.length ? el("div", box, table) : el("p", { class: "ss-muted" }, none);
+  return el("section", { class: "dv-processes ss-section" }, el("h4", {}, title), shown);
 }
 
 class DeviceDetails {
@@ -209,14 +205,10 @@ function meter(label, color, { share, text }) {
 function deviceCard(gpu, open, press) {
   const { uuid, level, title, cuda, name, short, health, who, line, instances } = gpu;
   const text = (kind, words, help = words) => el("span", { class: kind, title: help }, words ?? "");
+  const state = { "data-level": level, "data-open": open ? 1 : null };
   return el(
     "article",
-    {
-      class: "ss-box dv-card",
-      "data-testid": `gpu-${uuid}`,
-      "data-level": level,
-      "data-open": open ? 1 : null,
-    },
+    { class: "ss-box dv-card", "data-testid": `gpu-${uuid}`, ...state },
     el(
       "div",
       { class: "dv-head" },
@@ -239,7 +231,6 @@ class DevicesView {
     this.open = null; // UUID of the open GPU
     this.gpus = [];
     this.cards = new Map(); // UUID -> node
-    this.troubles = { connection: null, driver: null };
     this.polls = 0;
     const view = parts(`<div class="ss-root dv-root" data-testid="devices" data-polls="0">
       <p class="ss-warning" role="status" hidden ref="trouble"></p>
@@ -262,7 +253,7 @@ class DevicesView {
       pace: () => PACE_MS,
       take: (answer) => this.take(answer),
       refused: () => this.open && this.show(null), // the open GPU was removed
-      trouble: (sentence) => this.setTrouble("connection", sentence),
+      trouble: (sentence) => showText(this.trouble, sentence),
     });
   }
 
@@ -279,7 +270,7 @@ class DevicesView {
 
   take(answer) {
     this.answer = answer;
-    this.setTrouble("driver", answer.trouble);
+    showText(this.trouble, answer.trouble);
     const { machine, gpu } = answer;
     if (machine) this.showMachine(machine);
     if (gpu && gpu.uuid === this.open) this.showDetails(gpu, answer.now);
@@ -315,10 +306,8 @@ class DevicesView {
     if (!this.cards.has(this.open)) this.open = null;
     const nodes = gpus.flatMap((gpu) => {
       const [node, open] = [this.cards.get(gpu.uuid), gpu.uuid === this.open];
-      morph(
-        node,
-        deviceCard(gpu, open, () => this.show(open ? null : gpu.uuid)),
-      );
+      const press = () => this.show(open ? null : gpu.uuid);
+      morph(node, deviceCard(gpu, open, press));
       return open ? [node, this.details.node] : [node];
     });
     setChildren(this.grid, nodes);
@@ -332,11 +321,6 @@ class DevicesView {
     this.showCards();
     if (!uuid) before?.querySelector("button").focus();
     this.poller.restart();
-  }
-
-  setTrouble(source, sentence) {
-    this.troubles[source] = sentence;
-    showText(this.trouble, this.troubles.connection || this.troubles.driver);
   }
 
   close() {

@@ -195,8 +195,7 @@ export function marksIn(events, axis, range) {
   return apart.slice(0, MAX_MARKS).reverse().map(mark);
 }
 
-// Places labels on the right of their lines at `at` (px), on the left at the plot's `right` edge. Of
-// labels that touch, failures and newer ones are kept.
+// Places labels at lines `at` (px), left of the `right` edge; of touching ones failures, newer ones.
 export function placeLabels(marks, at, right) {
   const placed = [];
   for (const tone of ["bad", "action", "routine"]) {
@@ -231,11 +230,8 @@ export function markShapes(marks, spans, place, right, theme) {
     shapes.push({ type: "rect", x0: from, x1: to, ...over, ...odd });
   const words = spans.map(({ from, word }) => ({ x: from, label: word, tone: "bad" }));
   const all = [...words, ...marks];
-  const placed = placeLabels(
-    all,
-    all.map(({ x }) => place(x)),
-    right,
-  );
+  const at = all.map(({ x }) => place(x));
+  const placed = placeLabels(all, at, right);
   const annotations = placed.map(({ mark: { x, label, tone }, anchor }) => ({
     ...{ x, y: 1, yref: "paper", yanchor: "top", xanchor: anchor, text: label, showarrow: false },
     font: { size: 9.5, color: tone === "bad" ? orange : theme.text },
@@ -295,7 +291,6 @@ export class EventTable {
   }
 }
 
-// Returns the alerts to show after these new events, oldest first.
 export const shownAfter = (shown, fresh) => activeAlerts([...shown, ...fresh]).slice(-MAX_TOASTS);
 
 // Toasts of new alerts, until they are dismissed or cleared, or newer alerts need the place.

@@ -10,7 +10,6 @@ export const isNumber = (value) => typeof value === "number" && Number.isFinite(
 
 export const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-// 1,234,567.
 export const counted = (value) => value.toLocaleString("en-US");
 
 // Three significant digits without exponent: 0, 2.10, 12.3, 812, 12,345.

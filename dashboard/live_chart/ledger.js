@@ -3,15 +3,14 @@
 import { ChartView } from "./chart_view.js";
 import { button, el, mounting, parts, render, setText, showText } from "./dom.js";
 import { clock, isNumber, percent, sum, withUnit } from "./format.js";
-import { bisect, xsOf } from "./lines.js";
+import { bisect, xsOf } from "./series.js";
 
 const PACE_MS = 1_000;
 const ENDED_PACE_MS = 3_000;
 const TOTAL = "ledger/total";
 const TOTAL_LINE = { key: TOTAL, label: "total", color: "gray", keys: [TOTAL], depth: 0 };
 
-// Returns the rows of the table, top to bottom, as {key, label, color, keys, depth, trace}: the sum of
-// several parts precedes the first part and has no trace. A part needs a value, a sum two parts.
+// Returns the rows {key, label, color, keys, depth, trace}: sums, without trace, precede their parts.
 export function linesOf(traces, sums, moment) {
   const has = (key) => isNumber(moment?.v[key]);
   const open = sums
@@ -32,7 +31,6 @@ export function linesOf(traces, sums, moment) {
   return lines;
 }
 
-// Returns the bytes of a row at a moment; null if all its parts are missing.
 export function bytesAt(moment, keys) {
   const known = keys.map((key) => moment?.v[key]).filter(isNumber);
   return known.length ? sum(known) : null;
@@ -116,12 +114,10 @@ class LedgerView extends ChartView {
     const head = isSum
       ? el("span", {}, swatch, name)
       : button(pick, { title: trace.help, "aria-pressed": !card.hidden(trace) }, swatch, name);
+    const part = keys.length > 1 ? `sum:${label}` : keys[0];
     return el(
       "tr",
-      {
-        "data-part": keys.length > 1 ? `sum:${label}` : keys[0],
-        class: isSum ? "ss-ledger-sum" : null,
-      },
+      { "data-part": part, class: isSum ? "ss-ledger-sum" : null },
       el("th", { scope: "row", style: `--ss-depth:${depth}` }, head),
       el("td", {}, el("span", {}, withUnit(bytes, "B")), el("span", { class: "ss-muted" }, share)),
       el("td", {}, withUnit(peak, "B")),

@@ -1,10 +1,9 @@
 // The Run page: header, diagnosis, tiles, charts, ranks and events of a run.
 
-import { ButtonGroup, newCommandId, sendCommand } from "./commands.js";
 import { ChartView } from "./chart_view.js";
 import { el, mounting, setAttribute } from "./dom.js";
 import { EventTable, Toasts, ackText, commandOf } from "./events.js";
-import { Header, VerdictLine } from "./header.js";
+import { ButtonGroup, Header, VerdictLine, newCommandId, sendCommand } from "./header.js";
 import { RankSection } from "./ranks.js";
 import { TileRow } from "./tiles.js";
 

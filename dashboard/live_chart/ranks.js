@@ -3,7 +3,7 @@
 import { button, el, parts, render, setAttribute, setText, showText } from "./dom.js";
 import { MISSING, counted, isNumber, scaleFor, short, suffix, withUnit } from "./format.js";
 import { VerdictLine } from "./header.js";
-import { heatTrace, maxCells } from "./heat.js";
+import { heatTrace, maxCells } from "./card_kinds.js";
 import { Poller } from "./poll.js";
 import { RankData, colorRange, isKnown, sorted, stateWords } from "./ranks_data.js";
 import { usualSort, wentWrong } from "./ranks_data.js";
@@ -49,7 +49,6 @@ export const COLUMNS = [
 export const startsDescending = (key) =>
   key !== "rank" && COLUMNS.some(([other, , , , number]) => other === key && number);
 
-// The table is sortable by each column.
 class RankTable {
   constructor() {
     this.chosen = null; // {key, descending}, the user's choice
@@ -83,11 +82,8 @@ class RankTable {
       key === "memory" && this.data.answer.memory === "process" ? "Process memory" : title;
     const sort = down === null ? null : down ? "descending" : "ascending";
     const text = down === null ? name : `${name} ${down ? "↓" : "↑"}`;
-    return el(
-      "th",
-      { scope: "col", class: number ? "ss-figure" : null, "aria-sort": sort },
-      button(() => this.sort(key), { title: help }, text),
-    );
+    const press = button(() => this.sort(key), { title: help }, text);
+    return el("th", { scope: "col", class: number ? "ss-figure" : null, "aria-sort": sort }, press);
   }
 
   line(row, columns) {
@@ -98,15 +94,8 @@ class RankTable {
       const known = isKnown(row[key]) ? () => text(row[key]) : () => MISSING;
       return el("td", attributes, key === "state" ? stateWords(row) : known());
     });
-    return el(
-      "tr",
-      {
-        "data-rank": row.rank,
-        "data-named": this.marked.has(row.row) || null,
-        "data-tone": wentWrong(row) ? "bad" : null,
-      },
-      ...cells,
-    );
+    const [named, tone] = [this.marked.has(row.row) || null, wentWrong(row) ? "bad" : null];
+    return el("tr", { "data-rank": row.rank, "data-named": named, "data-tone": tone }, ...cells);
   }
 }
 
@@ -288,7 +277,6 @@ export class RankSection {
     this.sized.observe(this.node);
   }
 
-  // Shows the ranks of a run; null hides the section.
   show(run) {
     this.node.hidden = run === null;
     if (run === this.data.run) {

@@ -124,7 +124,6 @@ export class RankData {
   }
 }
 
-// Returns the busy time of a step in seconds; null if the waiting is unknown.
 function ownTime(time, wait) {
   return isNumber(time) && isNumber(wait) ? time * (1 - wait / 100) : null;
 }
@@ -165,10 +164,8 @@ const HIGH_QUANTILE = 0.98; // higher values, such as the first steps, have the 
 
 // Returns the values of the weakest and the strongest color; null without values.
 export function colorRange(cells, metric) {
-  const values = cells
-    .flat()
-    .filter(isNumber)
-    .sort((a, b) => a - b);
+  const values = cells.flat().filter(isNumber);
+  values.sort((a, b) => a - b);
   if (!values.length) return null;
   if (metric === "gpu/util") return { low: 0, high: 100, over: false };
   const most = values.at(-1);

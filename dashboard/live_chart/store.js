@@ -1,22 +1,14 @@
 // The state of a view, changed only here: the shown run, its data, and the user's choices. No DOM.
 
 import { commandOf } from "./events.js";
-import { convertX, xsOf } from "./lines.js";
-import { cursorText, mergeSeries } from "./series.js";
+import { convertX, cursorText, mergeSeries, xsOf } from "./series.js";
 
 const MAX_EVENTS = 2000;
 const ROUTINE = new Set(["epoch", "checkpoint"]); // dropped first
 const MAX_WAITING_MS = 5_000;
 const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
 const MIN_SPAN = { step: 2, time: 0.05 };
-const DEFAULTS = {
-  axis: "step",
-  zoom: null,
-  zoomAxis: null,
-  log: false,
-  smoothing: 0.6,
-  unfolded: false,
-};
+const DEFAULTS = { axis: "step", log: false, smoothing: 0.6, unfolded: false };
 
 export class Store {
   // `moved()` is called for another part of the axis; `only` is the one requested series, null for all.
@@ -198,7 +190,6 @@ export class Store {
     return [from, Math.max(high, from + MIN_SPAN[this.axis])];
   }
 
-  // Shows a part of the axis, null for the whole axis.
   zoomTo(range) {
     if (String(this.zoom) === String(range)) return;
     this.prefs.zoom = range && widened(range, MIN_SPAN[this.axis]);

@@ -2,8 +2,7 @@
 
 import { el, parts, render, setAttribute, setText, showText } from "./dom.js";
 import { MISSING, bytesOf, isNumber, percent, precise, sum, withUnit } from "./format.js";
-import { linePoints, oddNow } from "./lines.js";
-import { latest, latestEver, latestOf } from "./series.js";
+import { latest, latestEver, latestOf, linePoints, oddNow } from "./series.js";
 
 const SPARK_POINTS = 60;
 

@@ -69,7 +69,6 @@ def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[i
 
 
 def host_content(host: HostState) -> Json:
-    """Return the card of the host."""
     return {
         "name": host.name,
         "cpu": {"share": host.cpu_percent, "text": _percent(host.cpu_percent)},
@@ -86,7 +85,6 @@ def host_content(host: HostState) -> Json:
 
 
 def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
-    """Return the card of one GPU."""
     index = cuda.get(device.info.uuid)
     return {
         "uuid": device.info.uuid,
@@ -108,7 +106,6 @@ def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) 
 
 
 def _absent(device: DeviceState, key: str) -> str:
-    """Return why a value is missing."""
     why = device.missing.get(key, "no answer yet")
     if why in (NOT_BY_GPU, NOT_BY_DRIVER):
         return "n/a on this GPU" if why == NOT_BY_GPU else "n/a with this driver"
@@ -190,7 +187,6 @@ def _owner(process: GpuProcess, ours: Mapping[int, str]) -> str:
 
 
 def _profile(instance: DeviceState) -> str:
-    """Return the profile of a MIG instance."""
     return str(getattr(instance.facts, "mig_profile", None) or instance.info.name)
 
 
@@ -203,8 +199,7 @@ def details(
 ) -> Json:
     """Return all values of a GPU; `since` is when this server first read it (epoch seconds).
 
-    `torchs` is the name that the server's torch has for it, or why it has none. `seen` are the
-    metrics that have had a value: a lost GPU has none now and keeps its charts.
+    `torchs`: torch's name for it, or why none. `seen`: metrics that had a value, as of a lost GPU.
     """
     return {
         "uuid": device.info.uuid,
@@ -322,7 +317,6 @@ def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
 
 
 def _no_processes(device: DeviceState) -> str:
-    """Return why a GPU has no process of its own."""
     if device.processes is None:
         return _absent(device, "processes")
     return MIG_PROCESSES if device.instances else NO_PROCESSES
@@ -338,7 +332,7 @@ def _instance_details(instance: DeviceState, ours: Mapping[int, str]) -> Json:
     }
 
 
-CHARTS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
+CHARTS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {  # lines of (title, unit)
     ("Utilization and activity", "%"): (
         ("gpu/util", "utilization", COLORS["gpu/util"]),
         ("gpu/sm_active", "SM active", "blue"),
@@ -356,7 +350,6 @@ CHARTS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
         ("gpu/nvlink_rx", "NVLink in", "pink"),
     ),
 }
-"""The lines (metric, label, color) of each chart (title, unit)."""
 
 
 def charts(device: DeviceState, seen: Collection[str]) -> list[Json]:

@@ -1,7 +1,6 @@
 """Reads this machine's GPUs once a second for all tabs, while the Hardware page is open.
 
-The thread starts with the first request and ends IDLE_S after the last one. The readings of the
-last ten minutes stay in memory, with gaps while no page was open.
+The thread ends IDLE_S after the last request. Ten minutes of readings stay in memory.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 NEWEST_ROWS = 128  # newest rows that the table shows
 COLUMNS = 120
-FIRST_WIDTHS = {"time": 0.25, "step": 1.0}
-"""Smallest width of a column on each axis, in seconds or steps."""
+FIRST_WIDTHS = {"time": 0.25, "step": 1.0}  # smallest columns in seconds or steps
 MAX_X = 1e9  # larger values come from a wrong clock or a damaged file
 METRICS = (  # Metrics of the heatmap, in the order of the page.
     *("perf/step_time", "perf/comm_wait", "perf/data_wait"),
@@ -70,23 +69,24 @@ class JobRanks:
 
 
 class _NewestRows:
-    """The newest rows of one rank: `step`, and values (n,) by metric."""
+    """The newest rows of one rank: `step`, and finite values (n,) by metric."""
 
     def __init__(self) -> None:
         self.step: int | None = None
-        self._values: dict[str, Floats] = {}
+        self._values: dict[str, Floats] = defaultdict(lambda: np.empty(0))
 
     def take(self, block: SeriesBlock) -> None:
         if len(block):
             self.step = max(self.step or 0, int(np.nan_to_num(block.step[-1], posinf=0.0)))
-        self._values |= dict(zip(block.keys, block.mean, strict=True))
+        for key, values in zip(block.keys, block.mean, strict=True):
+            self._values[key] = values[np.isfinite(values)]
 
     def mean(self, key: str) -> float | None:
-        values = self._finite(key)
-        return float(values.mean()) if len(values) else None
+        values = self._values[key]
+        return float(np.mean(values)) if len(values) else None
 
     def last(self, key: str) -> float | None:
-        values = self._finite(key)
+        values = self._values[key]
         return float(values[-1]) if len(values) else None
 
     def share(self, key: str) -> float | None:
@@ -95,10 +95,6 @@ class _NewestRows:
         if part is None or not whole or whole < 0:
             return None
         return min(100.0, max(0.0, 100.0 * part / whole))
-
-    def _finite(self, key: str) -> Floats:
-        values = self._values.get(key, np.empty(0))
-        return values[np.isfinite(values)]
 
 
 def ranks_answer(job: JobRanks | None, run: RunInfo, metric: str, axis: str) -> Json:
@@ -137,7 +133,15 @@ def read_job(run: RunInfo) -> JobRanks:
             log.debug("rank %d of %s: %s", member.number, run.id, error)
     names = _names(run, members, len(numbers) - len(members))
     heat = {axis: heatmap(points[axis], len(members), axis) for axis in FIRST_WIDTHS}
-    return JobRanks(names | _table(newest) | _state(members, run.created), heat)
+    state: Json = {
+        "state": [STATES.get(member.status, member.status) for member in members],
+        "ends": [
+            [row, _finite((member.ended or math.nan) - run.created), member.reason]
+            for row, member in enumerate(members)
+            if not member.status.live
+        ],
+    }
+    return JobRanks(names | _table(newest) | state, heat)
 
 
 def _rows_of(info: SeriesInfo, own: int, members: Sequence[RankEntry]) -> list[int]:
@@ -194,7 +198,6 @@ def _missing(members: list[RankEntry], run: RunInfo) -> dict[str, list[int]]:
 
 
 def _table(newest: Sequence[_NewestRows]) -> Json:
-    """Return the columns of the table, each in the order of the ranks."""
     on_gpu = any(each.last("memory/allocated") is not None for each in newest)
     memory, peak = (
         ("memory/allocated", "memory/peak_allocated")
@@ -215,17 +218,6 @@ def _table(newest: Sequence[_NewestRows]) -> Json:
             "peak": column(lambda each: each.last(peak)),
         },
         "memory": "allocated" if on_gpu else "process",
-    }
-
-
-def _state(members: Sequence[RankEntry], created: float) -> Json:
-    return {
-        "state": [STATES.get(member.status, member.status) for member in members],
-        "ends": [
-            [row, _finite((member.ended or math.nan) - created), member.reason]
-            for row, member in enumerate(members)
-            if not member.status.live
-        ],
     }
 
 

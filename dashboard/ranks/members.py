@@ -23,9 +23,8 @@ MAX_REASON_CHARS = 120
 class RankEntry:
     """One rank: `number` is its folder rank, `rank` its global rank.
 
-    `device` is "cpu", a GPU's UUID, or None if unknown. `gpus` are the UUIDs that it samples: the
-    first rank of a host samples all of them. `ended` is its end in epoch seconds, the last
-    heartbeat if it crashed, None while it is live.
+    `device`: "cpu", a GPU's UUID, or None if unknown. `gpus`: UUIDs that it samples, as the first
+    rank of a host does. `ended`: epoch seconds, the last heartbeat of a crash, None while live.
     """
 
     number: int
@@ -72,9 +71,8 @@ DEVICES = RunLook(_rank_devices, "the GPUs of the ranks cannot be read")
 def used_gpus(run: RunInfo) -> frozenset[str]:
     """Return the UUIDs of the GPUs that a script trains on, of several that it can use.
 
-    These are the devices of its ranks, and those whose process list has its pid, such as with
-    DataParallel. Empty if unknown, and for a built-in run, which samples no other GPUs. Each poll
-    calls it: the ranks' files are read in a thread.
+    The devices of its ranks, and those whose process list has its pid, such as with DataParallel.
+    Empty if unknown, and for a built-in run. Each poll calls it: a thread reads the ranks' files.
     """
     sampled = run_content(run).gpus
     if len(sampled) < 2 or run_kind(run) is RunKind.TRAINER:

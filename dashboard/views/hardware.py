@@ -94,7 +94,6 @@ def _start_button(server: Services, plan: stored.CollectivePlan, refused: str | 
 
 
 def _results(server: Services, was_running: bool) -> None:
-    """Draw the measurement that runs, or a stored one."""
     if was_running != (server.collectives.running() is not None):
         st.rerun()  # for the other refresh interval
     last = server.collectives.last()
@@ -114,7 +113,6 @@ def _results(server: Services, was_running: bool) -> None:
 
 
 def _stored(server: Services) -> None:
-    """Draw a stored measurement, and another one for comparison."""
     names = stored.result_names(server.runs)
     if not names:
         st.info("Nothing has been measured yet. Press **Measure**.", icon=":material/info:")

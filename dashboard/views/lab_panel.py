@@ -1,7 +1,6 @@
 """One sweep on the Lab page: its choice, its progress, its buttons and its results.
 
-Everything is read from the sweep's folder. While the sweep runs, a fragment redraws it once a
-second; elements keep their keys, so that only changes are drawn.
+While it runs, a fragment redraws it each second: elements keep their keys, so changes are drawn.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ def empty_lab(server: Services) -> None:
 def picked_sweep(server: Services) -> str | None:
     """Draw the list of sweeps, if there are any; return the one to show.
 
-    The order: one just started or in the URL, the one chosen before, the one that runs, the newest
-    of this server. An example is shown only when chosen; an unknown one gives a warning.
+    One just started or in the URL, chosen before, running, the newest; an example only if chosen.
     """
     state, sweeps = st.session_state, server.sweeps.list_sweeps()
     known = {sweep.id: sweep for sweep in sweeps}
@@ -322,7 +320,6 @@ def _best(sweep: SweepContent) -> None:
 
 
 def _confirmation(best: Best) -> str:
-    """Return the result of confirming the best combination, and that of its loss."""
     loss = None if best.loss.verdict == "undecided" else best.loss.text
     found = "; ".join(text.rstrip(".") for text in (best.text, loss) if text)
     why = best.reason if best.reason and best.reason not in found else ""
@@ -330,7 +327,6 @@ def _confirmation(best: Best) -> str:
 
 
 def _problem(sweep: SweepContent, best: Best) -> str | None:
-    """Return why the best combination cannot be applied; None if it can."""
     if sweep.plan.script:
         return "The sidebar has no settings of a script. Start the script with these changes."
     if sweep.status.live:

@@ -56,7 +56,6 @@ def result(lesson: Lesson, was_running: bool) -> None:
 
 
 def run_button(lesson: Lesson) -> None:
-    """Draw the button that runs the lesson."""
     about = "Run this program in its own process on this machine."
     if lesson.ranks > 1:
         about = f"Run this program as {lesson.ranks} torchrun processes on this machine."
@@ -76,7 +75,6 @@ def run_button(lesson: Lesson) -> None:
 
 
 def show(output: ChildOutput) -> None:
-    """Draw the output of a lesson and how it ended."""
     if output.text:
         st.code(output.text, language=None, wrap_lines=True)
     if output.state is ChildState.FINISHED:

@@ -55,7 +55,6 @@ VERDICTS = {
 
 
 def estimate_buttons(server: Services, config: RunConfig) -> None:
-    """Draw the two buttons."""
     with st.container(horizontal=True, key="fit_buttons"):
         for kind, (label, key, about) in BUTTONS.items():
             refused = server.busy_reason(kind)

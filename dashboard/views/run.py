@@ -15,10 +15,8 @@ from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live
 from dashboard.views.new_run_panels import estimate_buttons, estimate_panel, launch_panel
 from dashboard.views.parts import devices, simulated_badge, start_button
-from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
-from dashboard.views.run_profile import profile_section
-from dashboard.views.welcome import welcome
+from dashboard.views.run_tabs import details_tab, logs_tab, profile_section, ranks_tab
 from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
 from trainer.config_validation import start_problem
@@ -92,7 +90,7 @@ if run is not None:
     attempts(run)
 live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:
-    welcome(server, found, refused)
+    live.welcome(server, found, refused)
 elif tab == "memory":
     memory_tab(run, page_token(listing, run, server.measuring()))
 elif tab == "ranks":

@@ -98,7 +98,6 @@ def _text(value: object) -> str:
 
 
 def _scope(run: RunInfo, uuid: str | None) -> str:
-    """Return which memory the breakdown divides: of a GPU or of the host."""
     if uuid is None:
         return (
             "Memory of the host, or of its container if the container has a limit: this run trains "

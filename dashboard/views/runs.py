@@ -12,8 +12,8 @@ from dashboard.controls.sidebar import keep_settings
 from dashboard.format import button, escape_markdown
 from dashboard.run_catalog import MIB, RunRow, disk_use, hint, matching
 from dashboard.views import parts
+from dashboard.views.live_panel import examples, open_run
 from dashboard.views.parts import connections, number, text
-from dashboard.views.welcome import examples, open_run
 from stepscope.run import RunError, RunInfo, is_own, read_run
 from stepscope.run.metadata import MAX_LABEL, MAX_NOTE, edit_notes, read_metadata
 from stepscope.run.retention import PartlyDeletedError, delete_run
@@ -126,7 +126,6 @@ def table() -> None:
 
 
 def _columns(rows: Sequence[RunRow]) -> list[str]:
-    """Draw the choice of columns; return the chosen ones."""
     own = dict.fromkeys(column for row in rows for column in row.cells if column not in COLUMNS)
     fixed = [name for name in COLUMNS if name != "Source" or len(server.roots) > 1]
     with st.popover("Columns", icon=":material/view_column:"):
@@ -161,7 +160,6 @@ def _frame(rows: Sequence[RunRow], columns: Sequence[str]) -> dict[str, list[Any
 
 
 def _buttons(ticked: Sequence[RunRow]) -> None:
-    """Draw the buttons of the ticked runs."""
     if len(ticked) == 1:
         name = escape_markdown(str(ticked[0].cells.get("Name")))
         if st.button(f"Open {name}", icon=":material/open_in_full:", key="open_ticked"):

@@ -20,7 +20,7 @@ def serve(route: Route) -> None:
 
 
 DRAW = """async (names) => {
-  const { ButtonGroup } = await import("http://live.test/commands.js");
+  const { ButtonGroup } = await import("http://live.test/header.js");
   if (!window.group) {
     window.sent = [];
     window.group = new ButtonGroup(false, (spec, args) => sent.push([spec.name, args]), "");

@@ -1,4 +1,4 @@
-"""The tabs Logs and Details of a run, and the same for one rank on the Ranks tab."""
+"""The tabs Logs, Details, Ranks and Profile of a run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from typing import Any
 import streamlit as st
 
 from dashboard import services
-from dashboard.charts.run_view import run_kind
+from dashboard.charts.profile import MAX_NODES, flame_figure, phase_figure, rows
+from dashboard.charts.run_view import run_content, run_kind
 from dashboard.controls import sidebar as controls
-from dashboard.format import button, escape_markdown, pick
+from dashboard.controls.actions import supported_commands
+from dashboard.format import button, escape_markdown, note, pick
 from dashboard.ranks.members import read_member
-from dashboard.run_files import tail
+from dashboard.run_files import ProfileFiles, file_content, profile_summary, profiles, tail
+from dashboard.views import parts
 from dashboard.views.live_panel import APPLIED, ERROR
-from dashboard.views.parts import download, output, report_button, table, text
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes
+from stepscope.profiling.summary import ProfileSummary
+from stepscope.profiling.trace_stats import FlameGraph
+from stepscope.recorder.recorder import CommandName
 from stepscope.report.reports import run_report
 from stepscope.run import RunInfo, RunKind, rank_file
 from stepscope.run.metadata import read_metadata
@@ -34,6 +39,32 @@ RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
 MAX_CHECKPOINTS = 50
 MAX_RANKS = 256
 MAX_JSON_BYTES = 1_000_000  # of a run.json, which other users may have written
+NO_CUDA = (
+    "No CUDA kernels were recorded: these steps launched none, or another profiler, such as Nsight "
+    "Systems, had exclusive access."
+)
+BADGES = {"Python": "blue", "module": "green", "built-in function": "gray", "operator": "orange"}
+"""Colors of `dashboard.charts.profile.KINDS`."""
+TIME, MEMORY = "%.3f ms", "%.2f MiB"
+NET = "Net memory: allocated minus freed by the operator itself."
+COLUMNS = {
+    "Operator": parts.text(
+        pinned=True, width="large", help="PyTorch's name; aten:: is its core tensor library."
+    ),
+    "Calls": parts.number(format="localized", help="In all profiled steps."),
+    "CUDA self": parts.number(format=TIME, help="Time of kernels launched by the operator itself."),
+    "CUDA total": parts.number(format=TIME, help="Including child operators."),
+    "CPU self": parts.number(
+        format=TIME, help="Time in the operator itself, in all profiled steps."
+    ),
+    "CPU total": parts.number(format=TIME, help="Including child operators."),
+    "CUDA memory": parts.number(format=MEMORY, help=NET),
+    "CPU memory": parts.number(format=MEMORY, help=NET),
+}
+PERFETTO = (
+    "Open the trace at [ui.perfetto.dev](https://ui.perfetto.dev) with *Open trace file*; it "
+    "stays in your browser."
+)
 _TABLES = {"Settings": "config", "Slurm job": "slurm", "Environment": "environment"}
 _HIDDEN = {"capabilities", "fit"}
 _NO_OUTPUT = {
@@ -76,7 +107,7 @@ def _output(folder: Path) -> None:
         elif not content.strip():
             st.caption("No output yet.")
         else:
-            output(content)
+            parts.output(content)
 
 
 def details_tab(run: RunInfo) -> None:
@@ -97,7 +128,7 @@ def details_tab(run: RunInfo) -> None:
     if applied := values.get("settings"):
         _settings(applied)
     st.markdown("#### Export")
-    report_button(functools.partial(run_report, [run]), run.id, "report")
+    parts.report_button(functools.partial(run_report, [run]), run.id, "report")
     st.code(_export_command(run), language=None, wrap_lines=True)
     with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
         _properties(values, _HIDDEN)
@@ -133,7 +164,6 @@ def _code(title: str, content: str) -> None:
 
 
 def _table(title: str, values: Mapping[str, Any]) -> None:
-    """Draw names and values as a table; nested values as JSON."""
     shown = {name: "n/a" if value is None else value for name, value in values.items()}
     if values.get("commit") is None:
         shown.pop("commit", None)  # that of a script is above
@@ -142,8 +172,8 @@ def _table(title: str, values: Mapping[str, Any]) -> None:
         for name, value in shown.items()
     ]
     st.markdown(f"#### {title}")
-    wide = {"Name": text(width="medium"), "Value": text(width="large")}
-    table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
+    wide = {"Name": parts.text(width="medium"), "Value": parts.text(width="large")}
+    parts.table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
 
 
 def _checkpoints(run: RunInfo, names: list[str]) -> None:
@@ -152,7 +182,7 @@ def _checkpoints(run: RunInfo, names: list[str]) -> None:
     st.markdown("#### Checkpoints")
     with st.container(horizontal=True, key="checkpoints"):
         for name in names[:MAX_CHECKPOINTS]:
-            download(
+            parts.download(
                 f"Download weights ({name})",
                 functools.partial(read_weights, run.folder / name),
                 f"{run.id}-{name.removesuffix('.pt')}-weights.pt",
@@ -192,7 +222,7 @@ def ranks_tab(run: RunInfo) -> None:
         printed = {name: content for name, content in logs.items() if content and content.strip()}
         for name, content in printed.items():
             st.caption(name)
-            output(content)
+            parts.output(content)
         if not printed:
             st.caption(_NO_OUTPUT.get(run_kind(run), "The rank has printed nothing."))
         command = f"{_export_command(run)} --rank {number}"
@@ -209,3 +239,88 @@ def rank_label(folder: Path, number: int) -> str:
     """Return a rank's label, "Rank 3 · node01", which does not change during a run."""
     member = read_member(folder, number)
     return f"Rank {member.rank} · {member.host}"
+
+
+@st.fragment
+def profile_section(run: RunInfo) -> None:
+    """Draw the chosen profile, at first the newest, or how to record one."""
+    made = profiles(run.folder)
+    if not made:
+        how = "No profile was recorded in this run."
+        if run.status.live and CommandName.PROFILE in supported_commands(run):
+            how = "No profile yet. **Profile…** in the header records the next steps."
+        note("speed", how)
+        return
+    with st.container(border=True, key="profile"):
+        with st.container(horizontal=True, vertical_alignment="center", key="profile_head"):
+            st.markdown("#### Profile", width="content")
+            profile = _chosen(run, made)
+            if profile.trace_size is not None:
+                path, size = run.folder / profile.trace, profile.trace_size
+                parts.download(
+                    f"Trace ({format_bytes(size)})",
+                    functools.partial(file_content, path),
+                    f"{run.id}-{path.name}",
+                    f"trace_{profile.first}_{profile.last}_{profile.number}",
+                    "Every event of these steps on a time axis, for Perfetto (ui.perfetto.dev).",
+                    file=(path, size),
+                    mime="application/gzip",
+                )
+        try:
+            summary = profile_summary(run.folder, profile)
+        except (OSError, ValueError) as error:
+            parts.warning(f"This profile cannot be read: {error}")
+            return
+        st.markdown("**Parts of a step**")
+        parts.plot(phase_figure(summary), "profile_phases")
+        if summary.flame.parent:
+            _stacks(summary.flame)
+        parts.table(rows(summary), COLUMNS, "operators", "Operators by self time")
+        st.caption(" ".join(_notes(run, summary, profile)))
+
+
+def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
+    by_steps: dict[str, list[ProfileFiles]] = {}
+    for profile in made:
+        by_steps.setdefault(_steps(profile), []).append(profile)
+    narrow: Any = {"label_visibility": "collapsed", "width": 220}
+    about = "Profiles, the newest first."
+    steps = pick("Profile", by_steps.keys(), "chosen_profile", about, **narrow)
+    of_steps = by_steps.get(steps, made)
+    if run.world_size < 2 and len(of_steps) == 1:
+        return of_steps[0]
+    ranks = {rank_label(run.folder, profile.number): profile for profile in of_steps}
+    about = "The rank whose profile is shown."
+    rank = pick("Rank", ranks.keys(), "profile_rank", about, **narrow)
+    return ranks.get(rank, of_steps[0])
+
+
+def _steps(profile: ProfileFiles) -> str:
+    first, last = profile.first, profile.last
+    return f"Step {first:,}" if first == last else f"Steps {first:,} to {last:,}"
+
+
+def _stacks(flame: FlameGraph) -> None:
+    kinds = [f":{color}-badge[{kind}]" for kind, color in BADGES.items()]
+    st.markdown(f"**Stacks** {' '.join(kinds)}")
+    alt = "Flame graph: functions by time, callers above what they call"
+    parts.plot(flame_figure(flame), "profile_stacks", alt)
+    left = flame.left_out + max(0, len(flame.parent) - MAX_NODES)
+    more = f" {left:,} smaller functions are left out." if left else ""
+    st.caption(f"Click a function to zoom in, the bar above to zoom out.{more}")
+
+
+def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list[str]:
+    steps = summary.last - summary.first + 1
+    notes = [f"Sums over {steps} steps." if steps > 1 else "Of one step."]
+    if summary.operators_left:
+        notes.append(f"{summary.operators_left:,} smaller operators are not shown.")
+    notes.append("Click a column to sort.")
+    if not summary.cuda:
+        on_gpu = run_content(run).has_cuda
+        notes.append(NO_CUDA if on_gpu else "No CUDA kernels were recorded: the run is on a CPU.")
+    if not summary.stacks:
+        notes.append("Without Python's frames: another profiler of Python was active.")
+    if profile.trace_size is not None:
+        notes.append(PERFETTO)
+    return notes
