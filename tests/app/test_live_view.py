@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.run import RunStatus
+from stepscope.run.metadata import edit_notes
 from tests.support.app_page import (
     GPU,
     NO_GPU,
@@ -68,6 +69,13 @@ def test_a_finished_run_can_be_resumed_in_a_new_one(
     assert not app.exception
     assert app.query_params["resume_from"] == "one/last.pt"
     assert "continues from one/last.pt" in app.success[0].value.replace("\\", "")
+
+
+def test_the_note_of_a_run_is_the_edited_one(page: OpenPage, server: services.Services) -> None:
+    edit_notes(record(server.runs, "one", note="first words"), note="corrected")
+    shown = text_of(page(run="one"))
+    assert "corrected" in shown
+    assert "first words" not in shown
 
 
 @pytest.mark.parametrize("name", ["absent", "../etc", "corrupt"])
