@@ -250,15 +250,19 @@ class Services:
         return self.sweeps.active_id(max_age_s) or (run.lesson.name if run is not None else None)
 
     def active_id(self) -> str | None:
-        """Return the id of the run that this server is training, if any."""
+        """Return the id of the run that this server trains; stop one whose folder was removed."""
         active = self._active
         if active is None or not active.alive():
             return None
         folder = active.folder
         try:
             live = read_run(folder).status.live or active.goes_on()
-        except RunError:
-            live = True  # the folder was moved; the training loop has not noticed yet
+        except RunError as error:
+            live = True
+            if isinstance(error.__cause__, FileNotFoundError) and not folder.exists():
+                # No page could show or stop it. Training itself goes on without a folder.
+                log.warning("%s: stopped, because its folder was removed", folder.name)
+                live = not active.stop(STOP_TIMEOUT_S)
         return folder.name if live else None
 
     def folder(self, run_id: str) -> Path:
