@@ -40,13 +40,23 @@ from stepscope.gpu.source import is_simulated, open_source
 from stepscope.host.child_process import Child
 from stepscope.host.process_limits import call_at_end_of
 from stepscope.remote.source import RemoteSource, sources_from_environment
-from stepscope.run import RunError, RunInfo, own_ranks, read_run, run_folder, run_folders, runs_root
+from stepscope.run import (
+    RunError,
+    RunInfo,
+    RunStatus,
+    own_ranks,
+    read_run,
+    run_folder,
+    run_folders,
+    runs_root,
+)
 from stepscope.session import stop as force
 from trainer.collectives.measurement import Measurement
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.runners import RunHandle, start
 from trainer.runners.child_process import PROJECT, LessonRun, PredictionRun
+from trainer.runners.job_outcome import JobOutcome, note_job_end
 from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)
@@ -235,15 +245,19 @@ class Services:
         return self.sweeps.active_id(max_age_s) or (run.lesson.name if run is not None else None)
 
     def active_id(self) -> str | None:
-        """Return the id of the run that this server is training, if any."""
+        """Return the id of the run that this server trains; stop one whose folder was removed."""
         active = self._active
         if active is None or not active.alive():
             return None
         folder = active.folder
         try:
             live = read_run(folder).status.live or active.goes_on()
-        except RunError:
-            live = True  # the folder was moved; the training loop has not noticed yet
+        except RunError as error:
+            live = True
+            if isinstance(error.__cause__, FileNotFoundError) and not folder.exists():
+                # No page could show or stop it. Training itself goes on without a folder.
+                log.warning("%s: stopped, because its folder was removed", folder.name)
+                live = not active.stop(STOP_TIMEOUT_S)
         return folder.name if live else None
 
     def folder(self, run_id: str) -> Path:
@@ -304,7 +318,8 @@ class Services:
             return force.end_job(run)
         if active.stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
             return "Force stop: the run has stopped."
-        active.end_with_server()
+        reason = "ended by force from the page: SIGTERM, then SIGKILL"
+        note_job_end(active.folder, JobOutcome(RunStatus.STOPPED, reason))
         return "Force stop: the ranks did not exit and were killed."
 
     def close(self) -> None:

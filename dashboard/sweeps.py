@@ -136,7 +136,7 @@ class Sweeps:
     def stop(self, sweep_id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End a sweep, by force after `timeout_s`; a resumed one repeats the open round."""
         with self._lock:
-            if sweep_id == self._child_id and self._child is not None:
+            if self._child is not None and self._alive(sweep_id):
                 self._stopped = True
                 _end(self._child, timeout_s)
                 return

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.run_index import is_final
 from dashboard.run_look import RunLook, recent
 from stepscope.bottleneck.classify import (
     BottleneckDiagnosis,
@@ -64,23 +65,23 @@ class Verdicts:
         """
         if run.run_json.get("kind") == RunKind.RECORD:
             return None
-        now, live = self._clock(), run.status.live
+        now, final = self._clock(), is_final(run)
         with self._lock:
             shown = recent(self._shown, str(run.folder), _Shown, KEPT)
-            if shown.next == math.inf or (live and now < shown.next):
+            if shown.next == math.inf if final else now < shown.next < math.inf:
                 return shown.verdict
             shown.next = now + EVERY_S
         figures = recent_figures(reader, run.run_json)
         found = (
             _straggler(self._stragglers.of(run))
-            or (None if run.status is RunStatus.FAILED else _broken_loss(reader, live))
+            or (None if run.status is RunStatus.FAILED else _broken_loss(reader, run.status.live))
             or verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
         )
         is_shown = found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED
         cause = found if is_shown else None
         with self._lock:
             pause_s = EVERY_S if cause is None else HOLD_S
-            shown.verdict, shown.next = cause, now + pause_s if live else math.inf
+            shown.verdict, shown.next = cause, math.inf if final else now + pause_s
         return cause
 
 

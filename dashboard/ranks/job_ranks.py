@@ -99,9 +99,12 @@ class _NewestRows:
 
 def ranks_answer(job: JobRanks | None, run: RunInfo, metric: str, axis: str) -> Json:
     """Return the table and one heatmap, of `metric` if recorded; neither before the first read."""
-    ended = None if run.status.live else run.ended
-    now = round((now_of(run.run_json) if ended is None else ended) - run.created, 1)
-    shown = {"run": run.id, "live": run.status.live, "now": now, "axis": axis}
+    live = run.status.live
+    until = None if live else run.ended
+    if until is None:
+        until = now_of(run.run_json) - (0.0 if live else run.heartbeat_age_s)
+    now = round(until - run.created, 1)
+    shown = {"run": run.id, "live": live, "now": now, "axis": axis}
     if job is None:
         return shown
     heat = job.heat[axis]

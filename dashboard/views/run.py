@@ -18,6 +18,7 @@ from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_tabs import details_tab, logs_tab, profile_section, ranks_tab
 from stepscope.run import RunError, RunKind, read_run
+from stepscope.run.metadata import read_metadata
 from trainer.config import checkpoints
 from trainer.config_validation import start_problem
 
@@ -80,8 +81,8 @@ if applied is not None:
         f"{escape_markdown(applied)} Press **Start run** to train with them.",
         icon=":material/tune:",
     )
-if run is not None and run.run_json.get("note"):
-    note("inventory_2", escape_markdown(str(run.run_json["note"])))
+if run is not None and (noted := read_metadata(run).note):
+    note("inventory_2", escape_markdown(noted))
 estimate_panel(server, config)
 if not problems:
     launch_panel(server, config)

@@ -32,6 +32,7 @@ from stepscope.run import RunInfo, RunKind, rank_file
 from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers
 from trainer.config import RunConfig
+from trainer.runners.restart_attempts import newest_checkpoint
 from trainer.runners.weights import read_weights
 
 OUTPUT = "output.log"
@@ -189,16 +190,16 @@ def _checkpoints(run: RunInfo, names: list[str]) -> None:
                 f"weights_{name}",
                 "state_dict only; load it with torch.load(..., weights_only=True).",
             )
-        last = "last.pt" if "last.pt" in names else names[-1]
         about = "Put this run's settings and its last checkpoint into the sidebar of Start run."
-        more: Any = {"on_click": _resume, "args": (run, last)}
+        more: Any = {"on_click": _resume, "args": (run,)}
         if run.folder.parent != (runs := services.get().runs):
             more["refused"] = f"A run can only be resumed from {runs}. Copy its folder there."
         button("Resume in a new run", "resume", "resume_run", about, **more)
 
 
-def _resume(run: RunInfo, checkpoint: str) -> None:
-    resume_from = f"{run.id}/{checkpoint}"
+def _resume(run: RunInfo) -> None:
+    checkpoint = newest_checkpoint(run.folder) or run.folder / "best.pt"
+    resume_from = f"{run.id}/{checkpoint.name}"
     try:
         config = RunConfig.from_dict({**run.run_json["config"], "resume_from": resume_from})
     except (ConfigError, KeyError, TypeError) as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.run import RunStatus
+from stepscope.run.metadata import edit_notes
 from tests.support.app_page import (
     GPU,
     NO_GPU,
@@ -56,18 +59,35 @@ def test_the_empty_page_shows_what_to_do_and_why_there_is_no_gpu(
     assert "pinned memory only speeds up" in pinned.help
 
 
-def test_a_finished_run_can_be_resumed_in_a_new_one(
-    page: OpenPage, server: services.Services
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["best.pt"], "best.pt"),
+        (["step-200.pt", "last.pt", "step-1000.pt", "best.pt"], "step-1000.pt"),
+    ],
+)
+def test_a_finished_run_is_resumed_from_its_newest_checkpoint_but_the_best(
+    page: OpenPage, server: services.Services, names: list[str], taken: str
 ) -> None:
-    (record(server.runs, "one") / "last.pt").write_bytes(b"x")
+    folder = record(server.runs, "one")
+    for age_s, name in enumerate(reversed(names)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (time.time() - age_s,) * 2)
     app = page(run="one", tab="details")
     assert component(app)["run"] == "one"
     assert shown_run(app).startswith("digits_cnn · built-in · finished")
     assert header(app)["buttons"] == []
     label(app, "button", "Resume in a new run").click().run()
     assert not app.exception
-    assert app.query_params["resume_from"] == "one/last.pt"
-    assert "continues from one/last.pt" in app.success[0].value.replace("\\", "")
+    assert app.query_params["resume_from"] == f"one/{taken}"
+    assert f"continues from one/{taken}" in app.success[0].value.replace("\\", "")
+
+
+def test_the_note_of_a_run_is_the_edited_one(page: OpenPage, server: services.Services) -> None:
+    edit_notes(record(server.runs, "one", note="first words"), note="corrected")
+    shown = text_of(page(run="one"))
+    assert "corrected" in shown
+    assert "first words" not in shown
 
 
 @pytest.mark.parametrize("name", ["absent", "../etc", "corrupt"])

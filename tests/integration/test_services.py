@@ -13,12 +13,15 @@ import psutil
 import pytest
 
 from dashboard import services
-from dashboard.services import Services
+from dashboard.services import ServerActivity, Services
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
 from stepscope.run.status import RunOutcome
+from stepscope.session import stop
 from stepscope.session.session import Session
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Workload, defaults
+from trainer.runners.child_process import WORKER_LOG, ChildRun
+from trainer.runners.torchrun import TorchrunRun
 from trainer.training import train as training_run
 
 CONFIG = replace(defaults(Workload.LINEAR), epochs=1)
@@ -82,6 +85,42 @@ def test_the_end_of_a_busy_run_is_written_with_the_servers(
         free.set()
     wait_until(lambda: not any("training" in thread.name for thread in threading.enumerate()))
     assert read_run(folder).status is RunStatus.STOPPED
+
+
+def test_a_run_whose_folder_was_removed_is_stopped(server: Services) -> None:
+    folder = server.start(replace(CONFIG, epochs=100_000))
+    wait_until(lambda: read_run(folder).status is RunStatus.RUNNING)
+    folder.rename(server.runs.with_name("removed"))
+    wait_until(lambda: server.busy_reason(ServerActivity.RUN) is None)
+    second = server.start(CONFIG)
+    wait_until(lambda: read_run(second).status is RunStatus.FINISHED)
+
+
+IGNORES_SIGTERM = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_job_that_ignores_sigterm_reads_as_ended_by_force(
+    server: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "TERM_S", 0.1)
+    folder = server.runs / "20260101-000000-job"
+    folder.mkdir(parents=True)
+    job = TorchrunRun.__new__(TorchrunRun)
+    job._max_restarts = 0
+    ChildRun.__init__(job, folder, ["-c", IGNORES_SIGTERM])
+    wait_until(lambda: (folder / WORKER_LOG).read_text() == "ready\n")
+    told = {"created": 1.0, "status": "running", "heartbeat": time.time(), "world_size": 2}
+    write_run_json(folder, told | process_identity(job._process.pid))
+    server._active = job
+    server.end_job(read_run(folder))
+    ended = read_run(folder)
+    assert ended.status is RunStatus.STOPPED
+    assert ended.reason == "Ended by force from the page: SIGTERM, then SIGKILL."
 
 
 def test_processes_of_other_ranks_have_the_runs_name(server: Services, tmp_path: Path) -> None:

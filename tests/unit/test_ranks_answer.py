@@ -138,6 +138,14 @@ def test_a_dead_rank_has_the_time_of_its_last_heartbeat(job: JobFolder) -> None:
     assert seconds == pytest.approx(beat - CREATED, abs=0.1)
 
 
+def test_the_time_axis_of_a_crashed_job_ends_at_its_last_heartbeat(job: JobFolder) -> None:
+    job.add(0, host="elsewhere", heartbeat=CREATED + 60, wall_offset_s=10.0)
+    os.utime(job.folder / "run.json", (CREATED, CREATED))
+    found = ask(job)
+    assert not found["live"]
+    assert found["now"] == pytest.approx(50, abs=0.1)  # by the clock of the rank
+
+
 def test_the_gpus_that_one_rank_samples_are_shown_with_those_that_train_on_them(
     tmp_path: Path,
 ) -> None:

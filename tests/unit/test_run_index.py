@@ -16,6 +16,7 @@ from dashboard.api.page_token import page_token
 from dashboard.controls.run_picker import newest_live
 from dashboard.run_index import RunIndex
 from stepscope.run import RunStatus, process_identity, read_run
+from stepscope.run.metadata import edit_notes
 
 LONG_AGO = 1_000.0
 MIRROR = {"source": "h:/r", "age_s": 1.0, "alive": None, "received": 1.0, "reason": None}
@@ -71,6 +72,7 @@ def test_an_update_reads_a_few_of_many_live_runs_and_all_in_turn(
 ) -> None:
     monkeypatch.setattr(run_index, "MAX_LISTED", 20)
     monkeypatch.setattr(run_index, "MAX_READ", 4)
+    monkeypatch.setattr(run_index, "MAX_CHECKED", 3)
     live = [f"live{number:02}" for number in range(10)]
     for name in (*live, *(f"ran{number:03}" for number in range(100))):
         path = write(tmp_path, name, "running" if name in live else "finished") / "run.json"
@@ -93,8 +95,9 @@ def test_an_update_reads_a_few_of_many_live_runs_and_all_in_turn(
         stats.clear()
         ids(index)
         assert len(reads) == 4
-        # Of the folder, of each run.json for its modification time, and in reading it.
-        assert len(stats) == 1 + 2 * 4, update
+        # Of the folder, of each run.json and notes.json for their times, and in reading a run.
+        # Three ended runs are only checked.
+        assert len(stats) == 1 + 3 * 4 + 2 * 3, update
     assert len(index.fresh().runs) == 29, "the ended one is no longer among the newest"
     reads.clear()
     for _ in range(9):
@@ -121,6 +124,29 @@ def test_an_ended_run_is_read_once_and_a_live_one_at_each_update(
         index.recent(max_age_s=3600)
     index.recent(max_age_s=0)
     assert (reads.count("ended"), reads.count("live")) == (1, 4)
+
+
+def test_another_server_renames_an_ended_run(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_index, "MAX_CHECKED", 2)
+    for name in "abcd":
+        age(write(tmp_path, name, "finished") / "run.json")
+    age(tmp_path)
+    index = RunIndex(tmp_path)
+    first = index.fresh()
+    edit_notes(tmp_path / "a", name="renamed")
+    index.fresh()
+    names = {run.id: run.run_json["name"] for run in index.fresh().runs}
+    assert names == {"a": "renamed", "b": "b", "c": "c", "d": "d"}
+    assert index.fresh().version != first.version
+    age(tmp_path / "a" / "notes.json")
+    for _ in range(4):
+        index.fresh()
+    reads.clear()
+    for _ in range(4):
+        index.fresh()
+    assert reads == []
 
 
 def test_the_version_changes_with_the_status_of_a_run(tmp_path: Path) -> None:

@@ -93,6 +93,22 @@ def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
     assert ask(folder, RunStatus.FINISHED) is ended
 
 
+def test_a_run_of_another_host_that_recovers_has_new_verdicts(
+    tmp_path: Path, clock: FakeClock, ask: Ask
+) -> None:
+    folder = write_run(tmp_path / "r", {"host": "elsewhere"}, steps=rows(0.06))
+    silent = ask(folder, RunStatus.CRASHED)
+    assert ask(folder, RunStatus.CRASHED) is silent
+    for _ in range(2):
+        clock.now += HOLD_S
+        live = ask(folder)
+        assert live is not silent
+        silent = live
+    ended = ask(folder, RunStatus.FINISHED)
+    clock.now += HOLD_S
+    assert ask(folder, RunStatus.FINISHED) is ended is not live
+
+
 def test_that_a_gpu_is_simulated_is_shown_instead(tmp_path: Path, ask: Ask) -> None:
     folder = write_run(tmp_path / "r", {"device": SIMULATED.id}, steps=rows(0.06))
     found = as_json(ask(folder), PLACES)
