@@ -23,7 +23,7 @@ from stepscope.watch import output_log, watched_run
 from stepscope.watch.main import _parse, main
 from stepscope.watch.output_log import OutputLog
 from stepscope.watch.script import ScriptNotFoundError, from_file
-from stepscope.watch.watched_run import WatchedRun
+from stepscope.watch.watched_run import SpawnedRank, WatchedRun
 from tests.support.fake_machine import info
 
 
@@ -289,3 +289,22 @@ def test_a_script_gives_its_run_to_the_processes_that_it_spawns(
     session: Any = SimpleNamespace(recorder=SimpleNamespace(step=0))
     watched_run._spawning(lambda *args, **kwargs: None, WatchedRun(session))(print, nprocs=count)
     assert calls == [count] * given
+
+
+@pytest.mark.parametrize("broken", ["none", "closed", "without flush"])
+def test_a_spawned_rank_without_a_stdout_ends_as_it_would_bare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    closed: list[bool] = []
+    run = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(watched_run, "begin", lambda *_: run)
+
+    def work(number: int) -> int:
+        closed_stream = io.TextIOWrapper(io.BytesIO())
+        closed_stream.close()
+        streams = {"none": None, "closed": closed_stream, "without flush": object()}
+        monkeypatch.setattr("sys.stdout", streams[broken])
+        return number
+
+    assert SpawnedRank(work, tmp_path, 2, "a", "a.py", "")(1) == 1
+    assert closed == [True]
