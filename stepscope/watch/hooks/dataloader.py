@@ -7,9 +7,9 @@ or before training data; a pass of one batch, which may be read ahead, at the ne
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-import weakref
 from importlib import import_module
 from threading import get_ident
 from types import ModuleType
@@ -18,11 +18,10 @@ from typing import Any
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.tracker import batch_length
 from stepscope.watch.hooks.epochs import BatchTracker, DataPass
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
 from stepscope.watch.hooks.state import HookState
 
 PASS = "_stepscope_pass"
-LOADER = "_stepscope_loader"
 EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
 """Number of epochs that all have an event, and minimum interval between later events."""
 
@@ -103,7 +102,7 @@ class DataLoaderHook:
             dataset = id(iterator._dataset)
             if waiting is not None and (waiting.ended or waiting.dataset == dataset):
                 self._classify(waiting)
-            length, is_finite = _length_of_pass(iterator)
+            length = _length_of_pass(iterator)
             self._passes += 1
             current = DataPass(
                 order=self._passes,
@@ -111,7 +110,7 @@ class DataLoaderHook:
                 began_s=began_s,
                 ended_s=began_s,
                 length=length,
-                is_finite=is_finite,
+                is_finite=length < math.inf or hasattr(type(iterator._dataset), "__len__"),
                 until=number - 1 + length,
                 backwards=state.backwards,
                 stepped=state.stepped,
@@ -165,27 +164,24 @@ class DataLoaderHook:
         self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
 
 
-def _length_of_pass(iterator: Any) -> tuple[float, bool]:
-    """Return the number of batches of a pass, infinite if unknown, and True if the pass ends.
+def _length_of_pass(iterator: Any) -> float:
+    """Return the number of batches of a pass, infinite if unknown.
 
-    The pass of a loader with an endless iterator (ultralytics, timm) has the length of the loader.
-    `len` of a loader with an iterable dataset would warn.
+    Calls no `len` of the script's samplers, which may draw random numbers. A sampler without a
+    length repeats another one, without end (ultralytics, timm).
     """
-    loader = getattr(iterator, LOADER, lambda: None)()
-    for owner in (iterator._index_sampler, loader if iterator._auto_collation else None):
-        try:
-            return max(1, len(owner)), True  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError, AttributeError):
-            continue
-    return math.inf, hasattr(type(iterator._dataset), "__len__")
+    sampler = iterator._index_sampler
+    with contextlib.suppress(Exception):  # neither the sampler nor the data set needs a length
+        if not hasattr(type(sampler), "__len__"):
+            sampler = sampler.sampler
+        if _has_torchs_length(sampler) and _has_torchs_length(getattr(sampler, "sampler", ())):
+            return max(1, len(sampler))
+    return math.inf
 
 
-def _get_iterator(original: Function, loader: Any) -> Any:
-    """Remember the loader of an iterator, which has no reference to it."""
-    iterator = original(loader)
-    if type(loader).__iter__ is not import_module("torch.utils.data").DataLoader.__iter__:
-        setattr(iterator, LOADER, weakref.ref(loader))
-    return iterator
+def _has_torchs_length(sampler: Any) -> bool:
+    """Return True if the length is computed by torch, or is that of a list."""
+    return getattr(type(sampler).__len__, "__module__", "torch.").startswith("torch.")
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
@@ -193,5 +189,4 @@ def attach(torch: ModuleType, state: HookState) -> None:
     module = import_module("torch.utils.data.dataloader")
     batches = DataLoaderHook(torch, state)
     state.feed = BatchTracker(batches.report)
-    replace_call(module.DataLoader, "_get_iterator", _get_iterator)
     replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)
