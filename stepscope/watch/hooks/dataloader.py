@@ -32,7 +32,6 @@ class DataLoaderHook:
     def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
         self._guard = HookGuard("perf/data_wait, perf/samples_per_sec and train/epoch")
-        self._tensor: type[Any] = torch.Tensor
         self._grad_enabled = torch.is_grad_enabled
         self._fetching = False
         self._last = 0  # The `id` of the last iterator.
@@ -87,11 +86,9 @@ class DataLoaderHook:
         state.data_wait_s += now_s - began_s
         if state.phases is not None:
             state.phases.mark_s = now_s
-        first: Any = batch[0] if type(batch) is list and batch else None
-        if type(first) is self._tensor and first.ndim:
-            state.feed.put(current, first.size(0))
-        else:
-            state.feed.put(current, batch_length(batch) or 0)
+        size = current.batch_size
+        rows = min(size, current.rows - size * (number - 1)) if size else batch_length(batch) or 0
+        state.feed.put(current, rows)
 
     def _turn_to(self, iterator: Any, began_s: float) -> DataPass:
         """Return the pass of another iterator, or the next pass of the same iterator."""
@@ -102,7 +99,7 @@ class DataLoaderHook:
             dataset = id(iterator._dataset)
             if waiting is not None and (waiting.ended or waiting.dataset == dataset):
                 self._classify(waiting)
-            length = _length_of_pass(iterator)
+            length, size, rows = _length_of_pass(iterator)
             self._passes += 1
             current = DataPass(
                 order=self._passes,
@@ -112,6 +109,8 @@ class DataLoaderHook:
                 length=length,
                 is_finite=length < math.inf or hasattr(type(iterator._dataset), "__len__"),
                 until=number - 1 + length,
+                batch_size=size,
+                rows=size * (number - 1) + rows,
                 backwards=state.backwards,
                 stepped=state.stepped,
                 data_wait_s=state.data_wait_s,
@@ -164,8 +163,8 @@ class DataLoaderHook:
         self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
 
 
-def _length_of_pass(iterator: Any) -> float:
-    """Return the number of batches of a pass, infinite if unknown.
+def _length_of_pass(iterator: Any) -> tuple[float, int, int]:
+    """Return the batches of a pass, infinite if unknown, its batch size and samples, 0 if unknown.
 
     Calls no `len` of the script's samplers, which may draw random numbers. A sampler without a
     length repeats another one, without end (ultralytics, timm).
@@ -175,8 +174,11 @@ def _length_of_pass(iterator: Any) -> float:
         if not hasattr(type(sampler), "__len__"):
             sampler = sampler.sampler
         if _has_torchs_length(sampler) and _has_torchs_length(getattr(sampler, "sampler", ())):
-            return max(1, len(sampler))
-    return math.inf
+            length = max(1, len(sampler))
+            if type(sampler).__iter__ is import_module("torch.utils.data").BatchSampler.__iter__:
+                return length, sampler.batch_size, len(sampler.sampler)
+            return length, 0, 0
+    return math.inf, 0, 0
 
 
 def _has_torchs_length(sampler: Any) -> bool:
