@@ -91,6 +91,22 @@ def test_a_disk_that_refuses_the_log_leaves_the_terminal_alone(
     assert [error.errno for error in told] == [errno.ENOSPC]
 
 
+def test_a_file_of_the_script_that_takes_the_logs_descriptor_gets_no_output(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    told: list[OSError] = []
+    log = OutputLog(tmp_path / "output.log", failed=told.append)
+    log.keep(terminal.stream)
+    own = os.open(tmp_path / "own", os.O_WRONLY | os.O_CREAT)
+    os.dup2(own, log._file)  # as after os.closerange(3, 1024)
+    terminal.stream.write("shown\n")
+    assert terminal.shows() == "shown\n"
+    assert (tmp_path / "own").read_bytes() == b""
+    assert [error.errno for error in told] == [errno.EBADF]
+    os.close(own)
+    os.close(log._file)
+
+
 def test_output_looks_as_it_did_on_the_terminal() -> None:
     assert terminal_text("  0%|  \r 50%|# \r100%|##\ndone\r\n") == "100%|##\ndone\n"
     assert terminal_text("\x1b[1;32mgreen\x1b[0m \x1b]0;title\x07text\x00") == "green text"
