@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,6 +265,19 @@ def test_a_script_does_not_get_our_future_imports(
     exec(from_file(str(tmp_path / "script.py"), []).code, {})
     with pytest.raises(ScriptNotFoundError, match="can't open file"):
         from_file(str(tmp_path / "missing.py"), [])
+
+
+def test_a_script_beside_the_target_of_a_linked_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("sys.path", ["ours"])
+    (tmp_path / "real" / "folder").mkdir(parents=True)
+    (tmp_path / "real" / "script.py").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "folder")
+    monkeypatch.chdir(tmp_path)
+    assert from_file("link/../script.py", []).path == f"{tmp_path}/link/../script.py"
+    assert sys.path[0] == str(tmp_path / "real")
 
 
 def test_a_line_in_two_parts_is_kept_in_one_write(
