@@ -15,6 +15,8 @@ from argparse import Namespace
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -311,6 +313,8 @@ def init(
     # One handler for all runs of the process: one for each run would keep all rings in memory.
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
+    if parent_process() is not None:  # forked processes skip atexit handlers
+        Finalize(None, _close_at_exit, exitpriority=-100)
     return _current
 
 
@@ -393,7 +397,8 @@ def _close_at_exit() -> None:
     if _current is None or _current._pid != os.getpid():
         return
     # The interpreter keeps the exception of the script; an interactive one also earlier exceptions.
-    error = getattr(sys, "last_value", None)
+    # In a process of multiprocessing the exception is in flight.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is _current._error_before or hasattr(sys, "ps1"):
         error = None
     _current._end(error)
