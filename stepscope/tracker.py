@@ -15,7 +15,8 @@ from argparse import Namespace
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from itertools import islice
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -311,6 +312,8 @@ def init(
     # One handler for all runs of the process: one for each run would keep all rings in memory.
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
+    if parent_process() is not None:  # forked processes skip atexit handlers
+        Finalize(None, _close_at_exit, exitpriority=-100)
     return _current
 
 
@@ -372,32 +375,29 @@ def current() -> Tracker | None:
     return _current
 
 
-def batch_length(batch: Any, depth: int = 4) -> int | None:
-    """Return the size of the first dimension of a batch's first tensor or array.
+def batch_length(batch: Any) -> int | None:
+    """Return the size of the first dimension of a tensor or array, or of all those in a batch.
 
-    Returns None if the first 8 parts of each level contain neither.
+    Returns None if the sizes differ, such as for a list of samples, or are at deeper levels.
     """
-    shape = getattr(batch, "shape", None)
-    if isinstance(shape, tuple):  # as torch.Size is
-        return int(shape[0]) if shape else None
-    if depth == 0:
-        return None
-    parts: Iterable[Any]
-    if isinstance(batch, list | tuple):
+    parts: Iterable[Any] = getattr(batch, "__dict__", {}).values()
+    if hasattr(batch, "shape"):
+        parts = (batch,)
+    elif isinstance(batch, list | tuple):
         parts = batch
     elif isinstance(batch, Mapping):
         parts = batch.values()
-    else:
-        parts = getattr(batch, "__dict__", {}).values()
-    lengths = (batch_length(part, depth - 1) for part in islice(parts, 8))
-    return next((length for length in lengths if length is not None), None)
+    shapes = (getattr(part, "shape", None) for part in parts)
+    lengths = {int(shape[0]) for shape in shapes if isinstance(shape, tuple) and shape}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _close_at_exit() -> None:
     if _current is None or _current._pid != os.getpid():
         return
     # The interpreter keeps the exception of the script; an interactive one also earlier exceptions.
-    error = getattr(sys, "last_value", None)
+    # In a process of multiprocessing the exception is in flight.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is _current._error_before or hasattr(sys, "ps1"):
         error = None
     _current._end(error)

@@ -255,8 +255,8 @@ def _trace_file(path: Path) -> Iterator[int | None]:
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
         with contextlib.suppress(OSError):
+            os.close(descriptor)  # unless the script has
             if path.lstat().st_size == 0:
                 path.unlink()
 

@@ -284,7 +284,8 @@ class BoundarySampler:
         if self.parts.is_due(now):
             split = self.parts.read(self.index)
             if split and self.index is None and self._resident is not None:
-                split["process/rss"] = self._resident()
+                with contextlib.suppress(Exception):  # the script may have closed our descriptors
+                    split["process/rss"] = self._resident()
             self._split = split
 
     def _read_counters(self, now: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -57,7 +58,9 @@ def main(argv: Sequence[str]) -> int:
         script.run()
     except BaseException as error:
         with handlers_wait():
-            _hide_own_frames(error)
+            # The script may have deleted its excepthook, or hide the exception's traceback.
+            with contextlib.suppress(Exception):
+                _hide_own_frames(error)
             run.ended_by(error)
         raise
     return 0
@@ -122,12 +125,13 @@ def _hide_own_frames(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == PACKAGE_FOLDER:
         trace = trace.tb_next
-    error.__traceback__ = trace
+    error.with_traceback(trace)  # also of an exception that refuses attributes
     former_hook = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, shown: TracebackType | None) -> None:
         if value is error:  # raised again through the frames of this package
-            value.__traceback__ = shown = trace
+            value.with_traceback(trace)
+            shown = trace
         former_hook(kind, value, shown)
 
     sys.excepthook = hook

@@ -8,6 +8,7 @@ child processes is not in the log.
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import os
 import sys
@@ -98,7 +99,9 @@ class OutputLog:
         self.flush()
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._opened = os.fstat(file)
+        return file
 
     def _work(self) -> None:
         while not self._closed.wait(BEGUN_S):
@@ -106,6 +109,9 @@ class OutputLog:
 
     def _write(self, data: bytes) -> None:
         try:
+            # After os.closerange(3, …) a file of the script may have the number. 1 µs.
+            if not os.path.samestat(os.fstat(self._file), self._opened):
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             left = memoryview(data)
             while left:  # a disk that becomes full writes a part first
                 left = left[os.write(self._file, left) :]

@@ -58,7 +58,7 @@ class Script:
 
 def from_file(path: str, arguments: Sequence[str]) -> Script:
     """Load a script; set `sys.argv` and `sys.path`. Raises ScriptNotFoundError, SyntaxError."""
-    absolute = os.path.abspath(path)
+    absolute = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)  # as python does
     sys.argv = [path, *arguments]
     _set_first_path(os.path.dirname(os.path.realpath(absolute)))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -252,5 +253,6 @@ class SpawnedRank:
                 run.ended_by(error)
             raise
         finally:
-            sys.stdout.flush()
+            with contextlib.suppress(Exception):  # the script's stdout may be None, or closed
+                sys.stdout.flush()
             run.close()

@@ -359,3 +359,35 @@ def test_values_and_rates_of_the_script(tmp_path: Path, code: str, how: tuple[st
     assert metric(folder, "val/accuracy").tolist() == [90.0]
     assert read_run(folder).run_json.get("custom") in (None, [])
     assert read_run(folder).run_json["step"] == 6
+
+
+IN_A_CHILD = """
+import multiprocessing, stepscope
+
+def work():
+    stepscope.init(sample=False).step(loss=1.0)
+    {end}
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("{method}").Process(target=work)
+    child.start()
+    child.join()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "end", "status"),
+    [
+        ("fork", "", RunStatus.FINISHED),
+        ("forkserver", "", RunStatus.FINISHED),
+        ("spawn", "", RunStatus.FINISHED),
+        ("fork", "raise ValueError", RunStatus.FAILED),
+    ],
+)
+def test_a_run_in_a_child_process_ends_as_it_does(
+    tmp_path: Path, method: str, end: str, status: RunStatus
+) -> None:
+    """Forked processes skip atexit handlers."""
+    [folder] = run(tmp_path, IN_A_CHILD.format(method=method, end=end))
+    assert read_run(folder).status is status

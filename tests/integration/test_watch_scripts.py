@@ -30,6 +30,7 @@ ENDINGS = {
     "last line": (RunStatus.FINISHED, None),
     "exception": (RunStatus.FAILED, "ValueError: no such thing: é"),
     "chain": (RunStatus.FAILED, "RuntimeError: while looking for it"),
+    "frozen": (RunStatus.FAILED, "FrozenError: no attributes"),
     "memory": (RunStatus.FAILED, "The host ran out of memory."),
     "own hook": (RunStatus.FAILED, "ValueError"),
     "exit 0": (RunStatus.FINISHED, None),
@@ -54,8 +55,15 @@ def test_a_script_ends_as_it_would_bare(tmp_path: Path, ending: str) -> None:
         assert reason in str(found.reason)
     traceback = found.folder / "traceback.txt"  # an empty one is left where nothing could close it
     assert bool(traceback.exists() and traceback.stat().st_size) == (
-        ending in ("exception", "chain", "memory", "own hook")
+        ending in ("exception", "chain", "frozen", "memory", "own hook")
     )
+
+
+def test_a_script_without_an_excepthook_has_failed(tmp_path: Path) -> None:
+    """The interpreter then shows the frames of Stepscope too."""
+    assert run([*AS_MODULE, "endings.py", "no hook"], tmp_path).returncode == 1
+    [folder] = run_folders(tmp_path)
+    assert read_run(folder).status is RunStatus.FAILED
 
 
 @pytest.mark.parametrize("ending", ["torch", "torch, exception"])

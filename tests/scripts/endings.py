@@ -25,6 +25,20 @@ def in_a_chain() -> None:
         raise RuntimeError("while looking for it") from error
 
 
+class FrozenError(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("as of a frozen dataclass")
+
+
+def frozen() -> None:
+    raise FrozenError("no attributes")
+
+
+def without_hook() -> None:
+    del sys.excepthook
+    fail()
+
+
 def exhausted() -> None:
     raise MemoryError
 
@@ -103,6 +117,8 @@ ENDINGS = {
     "last line": lambda: print("done"),
     "exception": fail,
     "chain": in_a_chain,
+    "frozen": frozen,
+    "no hook": without_hook,
     "memory": exhausted,
     "own hook": with_own_hook,
     "torch": lambda: with_torch(lambda: None),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -157,19 +158,37 @@ class Sample:
 @pytest.mark.parametrize(
     ("batch", "samples"),
     [
-        ((torch.zeros(3, 2), torch.zeros(5)), 3),
+        ((torch.zeros(3, 2), torch.zeros(3)), 3),
         ({"text": ["a", "b"], "ids": torch.zeros(4, 2)}, 4),
-        ([["a"], {"x": (torch.zeros(6),)}], 6),
         (Sample(), 7),
         ((torch.tensor(1.0), torch.zeros(2)), 2),
+        (np.zeros((5, 2)), 5),
         (["only", "words"], None),
+        ([torch.zeros(100), torch.zeros(90)], None),  # samples of different lengths
+        ([(torch.zeros(100), 0), (torch.zeros(100), 0)], None),  # samples
+        (((torch.zeros(3, 32, 40),) * 8, ({"boxes": torch.zeros(5, 4)},) * 8), None),
     ],
 )
-def test_the_samples_of_a_batch_are_its_first_tensors_length(
+def test_the_samples_of_a_batch_are_its_tensors_common_length(
     live: FakeLive, clock: FakeClock, batch: Any, samples: int | None
 ) -> None:
     script = Script(clock)
-    for _ in DataLoader([0, 0], batch_size=1, collate_fn=lambda _: batch):
+    for _ in DataLoader([batch, batch], batch_size=None, collate_fn=lambda batch: batch):
         script.step(torch.ones(2, 3))
     assert live.values("perf/samples_per_sec") == ([samples / TRAIN_S] if samples else [])
     assert live.values("perf/data_wait") == [0.0]
+
+
+@pytest.mark.parametrize(
+    "collate", [list, lambda rows: tuple(zip(*rows, strict=True)), lambda rows: {"x": rows[0][0]}]
+)
+@pytest.mark.parametrize(("drop", "expected"), [(False, [4, 2, 4, 4, 2]), (True, [4, 4, 4])])
+def test_the_samples_of_a_data_set_are_the_drawn_ones(
+    live: FakeLive, clock: FakeClock, collate: Any, drop: bool, expected: list[int]
+) -> None:
+    script, rows = Script(clock), [(torch.zeros(3, 8), 0)] * 10
+    loader: Any = DataLoader(rows, batch_size=4, shuffle=True, drop_last=drop, collate_fn=collate)
+    for _ in range(2):
+        for _ in loader:
+            script.step(torch.ones(2, 3))
+    assert live.values("perf/samples_per_sec") == [count / TRAIN_S for count in expected]

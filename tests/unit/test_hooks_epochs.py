@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -110,6 +111,55 @@ def test_all_passes_from_one_iterator(live: FakeLive, workers: int) -> None:
         "Epoch 1: 4 batches",
         "Epoch 2: 4 batches",
     ]
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches whose length is drawn, or raises as in pytorch-geometric."""
+
+    def __init__(self, raises: bool) -> None:
+        self.raises = raises
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = random.sample(range(6), 6)
+        return iter([order[:2], order[2:4], order[4:]])
+
+    def __len__(self) -> int:
+        if self.raises:
+            raise ValueError("undefined")
+        return len(list(iter(self)))
+
+
+class Order(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+    def __len__(self) -> int:
+        raise AssertionError("not called")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sampler": Buckets(raises=False)},
+        {"batch_sampler": Buckets(raises=True)},
+        {"batch_size": 2, "sampler": Order()},
+        {"batch_sampler": [[0, 1], [2, 3], [4, 5]]},
+    ],
+    ids=["drawn", "undefined", "sampler", "list"],
+)
+def test_samplers_draw_what_they_draw_bare(options: dict[str, Any]) -> None:
+    batches: DataLoader[Any] = DataLoader([torch.ones(3)] * 6, **options)
+    state = random.getstate()
+    list(itertools.chain(batches, batches))
+    bare = random.random()
+    random.setstate(state)
+    with hooked() as live:
+        script = Script()
+        for batch in itertools.chain(batches, batches):
+            script.step(batch)
+    assert random.random() == bare
+    assert epochs(live) == [1] * 3 + [2] * 3
+    assert samples(live) == script.used[1:]
 
 
 class Stream(IterableDataset[Tensor]):

@@ -211,6 +211,34 @@ def test_an_optimizer_may_replace_a_deleted_one(live: FakeLive) -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_optimizer_for_each_task_costs_few_collections(
+    monkeypatch: pytest.MonkeyPatch, scheduled: bool
+) -> None:
+    """A scheduler keeps its optimizer alive until the next collection."""
+    clock = FakeClock()
+    collections: list[float] = []
+
+    def collect() -> None:
+        clock.spend(0.5)
+        collections.append(clock.now)
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(gc, "collect", collect)
+    kept: list[Any] = []
+    with hooked():
+        for _ in range(100):
+            w = weight()
+            optimizer = sgd(w)
+            if scheduled:
+                kept = [*kept[-1:], optimizer]
+            for _ in range(11):
+                clock.spend(0.1)
+                train(optimizer, w * 1)
+    assert 0.5 * len(collections) <= scheduled * (0.01 * 200 + 1.5)
+    assert bool(collections) == scheduled
+
+
 def test_optimizers_beyond_the_limit_are_left_out(live: FakeLive) -> None:
     optimizers = [sgd(weight()) for _ in range(OPTIMIZERS_LIMIT + 2)]
     for optimizer in optimizers * 2:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.memory import allocator
+from stepscope.memory.model_states import ModelStateTracker
 from stepscope.session.sampler import REPEATED_S, BoundarySampler
 from tests.support.fake_nvml import FakeClock
 
@@ -168,3 +169,17 @@ def test_before_cuda_is_started_there_is_nothing_to_take_off(
     readings = BoundarySampler(0)
     monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: {"num_ooms": 3}))
     assert readings.read() == {"memory/ooms": 3.0}
+
+
+@pytest.mark.parametrize("error", [OSError(9, "Bad file descriptor"), IndexError()])
+def test_a_script_that_closes_the_file_of_its_memory_trains_on(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def closed() -> float:
+        raise error
+
+    monkeypatch.setattr(ModelStateTracker, "is_due", lambda *_: True)
+    monkeypatch.setattr(ModelStateTracker, "read", lambda *_: {"memory/parameters": 4.0})
+    readings = BoundarySampler(resident=closed)
+    readings.serve()
+    assert readings.take() == {"memory/parameters": 4.0}

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from stepscope.watch import output_log, watched_run
 from stepscope.watch.main import _parse, main
 from stepscope.watch.output_log import OutputLog
 from stepscope.watch.script import ScriptNotFoundError, from_file
-from stepscope.watch.watched_run import WatchedRun
+from stepscope.watch.watched_run import SpawnedRank, WatchedRun
 from tests.support.fake_machine import info
 
 
@@ -89,6 +90,22 @@ def test_a_disk_that_refuses_the_log_leaves_the_terminal_alone(
             terminal.stream.flush()
     assert terminal.shows() == "shown\n" * 3
     assert [error.errno for error in told] == [errno.ENOSPC]
+
+
+def test_a_file_of_the_script_that_takes_the_logs_descriptor_gets_no_output(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    told: list[OSError] = []
+    log = OutputLog(tmp_path / "output.log", failed=told.append)
+    log.keep(terminal.stream)
+    own = os.open(tmp_path / "own", os.O_WRONLY | os.O_CREAT)
+    os.dup2(own, log._file)  # as after os.closerange(3, 1024)
+    terminal.stream.write("shown\n")
+    assert terminal.shows() == "shown\n"
+    assert (tmp_path / "own").read_bytes() == b""
+    assert [error.errno for error in told] == [errno.EBADF]
+    os.close(own)
+    os.close(log._file)
 
 
 def test_output_looks_as_it_did_on_the_terminal() -> None:
@@ -250,6 +267,19 @@ def test_a_script_does_not_get_our_future_imports(
         from_file(str(tmp_path / "missing.py"), [])
 
 
+def test_a_script_beside_the_target_of_a_linked_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("sys.path", ["ours"])
+    (tmp_path / "real" / "folder").mkdir(parents=True)
+    (tmp_path / "real" / "script.py").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "folder")
+    monkeypatch.chdir(tmp_path)
+    assert from_file("link/../script.py", []).path == f"{tmp_path}/link/../script.py"
+    assert sys.path[0] == str(tmp_path / "real")
+
+
 def test_a_line_in_two_parts_is_kept_in_one_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,3 +320,22 @@ def test_a_script_gives_its_run_to_the_processes_that_it_spawns(
     run = WatchedRun(session)
     watched_run._start_processes(lambda *args, **kwargs: None, run, print, nprocs=count)
     assert calls == [count] * given
+
+
+@pytest.mark.parametrize("broken", ["none", "closed", "without flush"])
+def test_a_spawned_rank_without_a_stdout_ends_as_it_would_bare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    closed: list[bool] = []
+    run = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(watched_run, "begin", lambda *_: run)
+
+    def work(number: int) -> int:
+        closed_stream = io.TextIOWrapper(io.BytesIO())
+        closed_stream.close()
+        streams = {"none": None, "closed": closed_stream, "without flush": object()}
+        monkeypatch.setattr("sys.stdout", streams[broken])
+        return number
+
+    assert SpawnedRank(work, tmp_path, 2, "a", "a.py", "")(1) == 1
+    assert closed == [True]

@@ -41,25 +41,21 @@ class LossAttribution:
         self.are_several = False
         self.sums: dict[OptimizerKeys, tuple[ScalarValue, int]] = {}
         """Sum of losses, and its number of `backward()` calls, by optimizers."""
-        self._alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The optimizers by `id`."""
         self._counted = 0  # Number of live optimizers at the last `_count`.
 
     def register(self, optimizer: Any) -> None:
         """Add an optimizer at its construction, or, such as a copy, at its first step."""
-        if id(optimizer) in self._alive:
+        if id(optimizer) in self.alive:
             return
         self.made += 1
-        self._alive[id(optimizer)] = optimizer
+        self.alive[id(optimizer)] = optimizer
         self._count()
-
-    def alive(self) -> list[Any]:
-        """Return the live optimizers."""
-        return list(self._alive.values())
 
     def gradients(self) -> GradSnapshot:
         """Return some gradients of every optimizer, for `add`."""
-        alive = self.alive()
+        alive = list(self.alive.values())
         now: GradSnapshot = {
             key(one): [(p, p.grad, _version(p.grad)) for p in _some_parameters(one)]
             for one in alive
@@ -101,8 +97,8 @@ class LossAttribution:
                 self.put(left, value, terms)
 
     def _count(self) -> None:
-        self._counted, keys = len(self._alive), set()
-        for optimizer in self._alive.values():
+        self._counted, keys = len(self.alive), set()
+        for optimizer in self.alive.values():
             keys.add(key(optimizer))
             if len(keys) > LIMIT:  # counting all for each new optimizer would be quadratic
                 break

@@ -7,9 +7,9 @@ or before training data; a pass of one batch, which may be read ahead, at the ne
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-import weakref
 from importlib import import_module
 from threading import get_ident
 from types import ModuleType
@@ -18,11 +18,10 @@ from typing import Any
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.tracker import batch_length
 from stepscope.watch.hooks.epochs import BatchTracker, DataPass
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
 from stepscope.watch.hooks.state import HookState
 
 PASS = "_stepscope_pass"
-LOADER = "_stepscope_loader"
 EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
 """Number of epochs that all have an event, and minimum interval between later events."""
 
@@ -33,7 +32,6 @@ class DataLoaderHook:
     def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
         self._guard = HookGuard("perf/data_wait, perf/samples_per_sec and train/epoch")
-        self._tensor: type[Any] = torch.Tensor
         self._grad_enabled = torch.is_grad_enabled
         self._fetching = False
         self._last = 0  # The `id` of the last iterator.
@@ -89,11 +87,9 @@ class DataLoaderHook:
         state.data_wait_s += now_s - began_s
         if state.phases is not None:
             state.phases.mark_s = now_s
-        first: Any = batch[0] if type(batch) is list and batch else None
-        if type(first) is self._tensor and first.ndim:
-            state.feed.put(current, first.size(0))
-        else:
-            state.feed.put(current, batch_length(batch) or 0)
+        size = current.batch_size
+        rows = min(size, current.rows - size * (number - 1)) if size else batch_length(batch) or 0
+        state.feed.put(current, rows)
 
     def _turn_to(self, iterator: Any, began_s: float) -> DataPass:
         """Return the pass of another iterator, or the next pass of the same iterator."""
@@ -104,7 +100,7 @@ class DataLoaderHook:
             dataset = id(iterator._dataset)
             if waiting is not None and (waiting.ended or waiting.dataset == dataset):
                 self._classify(waiting)
-            length, is_finite = _length_of_pass(iterator)
+            length, size, rows = _length_of_pass(iterator)
             self._passes += 1
             current = DataPass(
                 order=self._passes,
@@ -112,8 +108,10 @@ class DataLoaderHook:
                 began_s=began_s,
                 ended_s=began_s,
                 length=length,
-                is_finite=is_finite,
+                is_finite=length < math.inf or hasattr(type(iterator._dataset), "__len__"),
                 until=number - 1 + length,
+                batch_size=size,
+                rows=size * (number - 1) + rows,
                 backwards=state.backwards,
                 stepped=state.stepped,
                 data_wait_s=state.data_wait_s,
@@ -166,27 +164,27 @@ class DataLoaderHook:
         self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
 
 
-def _length_of_pass(iterator: Any) -> tuple[float, bool]:
-    """Return the number of batches of a pass, infinite if unknown, and True if the pass ends.
+def _length_of_pass(iterator: Any) -> tuple[float, int, int]:
+    """Return the batches of a pass, infinite if unknown, its batch size and samples, 0 if unknown.
 
-    The pass of a loader with an endless iterator (ultralytics, timm) has the length of the loader.
-    `len` of a loader with an iterable dataset would warn.
+    Calls no `len` of the script's samplers, which may draw random numbers. A sampler without a
+    length repeats another one, without end (ultralytics, timm).
     """
-    loader = getattr(iterator, LOADER, lambda: None)()
-    for owner in (iterator._index_sampler, loader if iterator._auto_collation else None):
-        try:
-            return max(1, len(owner)), True  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError, AttributeError):
-            continue
-    return math.inf, hasattr(type(iterator._dataset), "__len__")
+    sampler = iterator._index_sampler
+    with contextlib.suppress(Exception):  # neither the sampler nor the data set needs a length
+        if not hasattr(type(sampler), "__len__"):
+            sampler = sampler.sampler
+        if _has_torchs_length(sampler) and _has_torchs_length(getattr(sampler, "sampler", ())):
+            length = max(1, len(sampler))
+            if type(sampler).__iter__ is import_module("torch.utils.data").BatchSampler.__iter__:
+                return length, sampler.batch_size, len(sampler.sampler)
+            return length, 0, 0
+    return math.inf, 0, 0
 
 
-def _get_iterator(original: Function, loader: Any) -> Any:
-    """Remember the loader of an iterator, which has no reference to it."""
-    iterator = original(loader)
-    if type(loader).__iter__ is not import_module("torch.utils.data").DataLoader.__iter__:
-        setattr(iterator, LOADER, weakref.ref(loader))
-    return iterator
+def _has_torchs_length(sampler: Any) -> bool:
+    """Return True if the length is computed by torch, or is that of a list."""
+    return getattr(type(sampler).__len__, "__module__", "torch.").startswith("torch.")
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
@@ -194,5 +192,4 @@ def attach(torch: ModuleType, state: HookState) -> None:
     module = import_module("torch.utils.data.dataloader")
     batches = DataLoaderHook(torch, state)
     state.feed = BatchTracker(batches.report)
-    replace_call(module.DataLoader, "_get_iterator", _get_iterator)
     replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

@@ -29,6 +29,8 @@ class DataPass:
     length: float = math.inf  # Number of batches; infinite if unknown.
     is_finite: bool = True
     until: float = math.inf  # The iterator's number of the last batch.
+    batch_size: int = 0  # 0 if unknown.
+    rows: int = 0  # The iterator's number of the last sample.
     ended_s: float = 0.0
     batches: int = 0
     ended: bool = False  # True after StopIteration or a restart of the loader.

@@ -18,6 +18,8 @@ from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace,
 from stepscope.watch.hooks.state import HookState
 
 LATE_STEPS = 10  # Steps after which a new optimizer replaces earlier ones, unlike in a GAN.
+MAX_COLLECTING_S, MAX_COLLECTING = 1.0, 0.01
+"""Maximum time of garbage collections for late optimizers: seconds, plus a fraction of the run."""
 UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the unscaled loss, detached."""
 
@@ -31,6 +33,7 @@ class LossHook:
         self._tensor: type[Any] = torch.Tensor
         self._made_late = False
         """True between the construction of a late optimizer and the next `backward()`."""
+        self._began_s, self._collecting_s = time.perf_counter(), 0.0
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
 
@@ -45,9 +48,13 @@ class LossHook:
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
             if self._made_late:
-                # In k-fold training a scheduler keeps the replaced optimizer alive. 0.1 s, once.
+                # In k-fold training a scheduler keeps the replaced optimizer alive. 0.1 s a time.
                 self._made_late = False
-                gc.collect()
+                now_s = clock()
+                limit_s = MAX_COLLECTING_S + MAX_COLLECTING * (now_s - self._began_s)
+                if len(parties.alive) > 1 and self._collecting_s < limit_s:
+                    gc.collect()
+                    self._collecting_s += clock() - now_s
             if readings.wanted:
                 readings.look()
             before = guard.call(parties.gradients) if parties.are_several else None
@@ -101,7 +108,7 @@ class LossHook:
     def _clear(self, module: Any) -> None:
         """Discard the losses of the optimizers whose parameters are all in the module."""
         cleared = set(map(id, module.parameters()))
-        for optimizer in self._state.parties.alive():
+        for optimizer in list(self._state.parties.alive.values()):
             if cleared.issuperset(members(optimizer)):
                 self._state.drop_loss(optimizer)
 
