@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
-    """Return the configuration of options and settings file. Raises UsageError and ConfigError."""
+    """Return the configuration: options override a file. Raises UsageError and ConfigError."""
     fields = {
         field: getattr(options, f"field_{field}", None) for field in (*FIELDS, *EARLIER_IMPLS)
     }
