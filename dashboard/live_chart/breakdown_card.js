@@ -18,8 +18,9 @@ function momentsIn(xs, columns, range) {
   );
 }
 
-// Returns the stack as {x, ys} for Plotly's stackgroup; a long gap ends it. A single moment is `width`
-// wide. A missing part is zero: another part then includes its bytes.
+// Returns the stack as {x, ys} for Plotly's stackgroup. A moment without any part is skipped; a long
+// gap ends the stack. A single moment is `width` wide. A missing part is zero: another part then
+// includes its bytes.
 export function stacked(xs, columns, range, factor, times, width = 0) {
   const broken = breaks(times);
   const [x, ys] = [[], columns.map(() => [])];
