@@ -15,8 +15,9 @@ APP = "app.py"
 def take_arguments(argv: Sequence[str]) -> None:
     """Put the user's own workload and the data folder into the environment, as whole paths.
 
-    `argv` is that of `streamlit run`, the script and what follows `--`; that of another program is
-    left alone. Ends the program with a sentence for arguments that cannot be used.
+    Training may run in a child process with another working directory. `argv` is that of
+    `streamlit run`: the script and what follows `--`. Arguments of another program that imports the
+    app are left alone. Ends the program with a sentence for arguments that cannot be used.
     """
     os.environ[datasets.VARIABLE] = str(datasets.data_root())
     if os.path.basename(argv[0]) != APP:

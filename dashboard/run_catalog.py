@@ -245,7 +245,7 @@ def _cell(value: Any) -> bool | float | str | None:
 
 
 def disk_use(folder: Path, sizes: Sequence[int]) -> str:
-    """Return the disk use of the runs as a sentence; "" if the free space is unknown."""
+    """Return the disk use of `sizes` (bytes) as a sentence; "" if the free space is unknown."""
     try:
         free = format_bytes(shutil.disk_usage(folder).free)
     except OSError:

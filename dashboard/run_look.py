@@ -74,7 +74,10 @@ class RunLook(Generic[T]):
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
 
     def of(self, run: RunInfo) -> T | None:
-        """Return the latest result, searched for if the run has ended; None at first."""
+        """Return the latest result; None at first and for a single process.
+
+        The caller waits for the search of a run that has ended.
+        """
         if not in_job(run.run_json):
             return None
         with self._lock:

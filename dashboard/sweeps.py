@@ -105,7 +105,7 @@ class Sweeps:
             raise
 
     def active_id(self, max_age_s: float = 0.0) -> str | None:
-        """Return the sweep that this machine measures, at most `max_age_s` old: each tab polls."""
+        """Return the sweep that runs here, at most `max_age_s` old: tabs poll twice a second."""
         looked, active = self._looked
         if time.monotonic() - looked >= max_age_s:
             host = socket.gethostname()
@@ -115,7 +115,7 @@ class Sweeps:
         return active
 
     def start(self, plan: SweepPlan, words: Sequence[str] = ()) -> str:
-        """Start a sweep and return its id; `words` are the command of a script's sweep."""
+        """Start a sweep; return its id. `words`: "lab" or "tune", options, script, arguments."""
         with self._lock:
             folder = new_sweep_folder(self._runs, plan.workload)
             write_plan(folder, plan)

@@ -109,7 +109,7 @@ def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
 
 
 def rank_verdict(hang: Hang | None, straggler: StragglerVerdict | None) -> dict[str, Any] | None:
-    """Return the diagnosis line of a job: its hang, else its straggler, or why none is known."""
+    """Return the hang or straggler; kind "none" has a reason. None before the first analysis."""
     found = hang or straggler
     if found is None:
         return None

@@ -47,7 +47,8 @@ class Run:
     """One rank of a recorded run. Each attribute and call reads the current content of the folder.
 
     Keeps no file open. A live run writes twice a second. The last steps of a killed run are read
-    from its ring buffer. Raises RunError for an unknown run or metric, StoreError for a bad store.
+    from its ring buffer. Raises RunError for an unknown run or metric, StoreError for a missing or
+    damaged store.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:

@@ -48,7 +48,7 @@ class Tracker:
 
     Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the hooks count
     the steps of the optimizers: then `step` adds values to the last step, and counts steps only in
-    a script without optimizers of torch. Only Stop on the page raises (like Ctrl-C).
+    a script without optimizers of torch. Only Stop on the page raises into the training (Ctrl-C).
     """
 
     def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:

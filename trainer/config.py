@@ -204,7 +204,10 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Return a configuration from `to_dict`, also of earlier versions. Raises ConfigError."""
+        """Return a configuration from the output of `to_dict`, also of earlier versions.
+
+        Ignores unknown keys and fills in defaults. Raises ConfigError.
+        """
         values = current_settings(values)
         base = defaults(
             _checked("workload", values.get("workload", Workload.DIGITS_CNN)),

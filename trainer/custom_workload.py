@@ -41,7 +41,7 @@ class CustomWorkload:
 
 def choose(text: str) -> CustomWorkload:
     """Set `path.py:build` for this process and its children. Raises UserWorkloadError."""
-    found = _parsed(text)
+    found = _parsed(text)  # does not run the file
     os.environ[VARIABLE] = f"{found.path}:{found.function}"
     return found
 

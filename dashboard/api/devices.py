@@ -17,7 +17,10 @@ Answer = dict[str, Any]
 
 
 def devices_answer(server: Services, query: Mapping[str, str]) -> Answer:
-    """Answer `?gpu=UUID&since=SECONDS`, both optional. Raises RunError and ValueError."""
+    """Answer `?gpu=UUID&since=EPOCH_SECONDS`, both optional.
+
+    Raises RunError for an unknown GPU, ValueError for a malformed time.
+    """
     seen = server.machine.look()
     answer: Answer = {"now": time.time(), "trouble": seen.trouble, "machine": None, "gpu": None}
     if seen.view is None:

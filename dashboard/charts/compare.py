@@ -43,7 +43,7 @@ def line_names(runs: Sequence[RunInfo], settings: Sequence[ComparisonRow]) -> li
 
 
 def smooth(values: Floats, weight: float) -> Floats:
-    """Return the exponential moving average without its bias to 0; `weight`: of earlier points."""
+    """Return the exponential moving average, unbiased; `weight` (0 to 1): of all earlier points."""
     found, mean, total = np.empty_like(values), 0.0, 0.0
     for at, value in enumerate(values.tolist()):
         mean, total = weight * mean + value, weight * total + 1.0

@@ -1,4 +1,7 @@
-"""The results of a sweep as a Plotly figure of effects, and as table rows. No I/O."""
+"""The results of a sweep as a Plotly figure of effects, and as table rows. No I/O.
+
+The figure changes only with a new result: Streamlit redraws an element whose figure differs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A memory snapshot as Plotly figures and table rows. No I/O."""
+"""A memory snapshot as Plotly figures, which Streamlit never redraws, and table rows. No I/O."""
 
 from __future__ import annotations
 

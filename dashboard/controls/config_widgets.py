@@ -162,7 +162,7 @@ def switch_select(
     choice: SidebarState,
     on_change: Callable[[], None] | None = None,
 ) -> None:
-    """Draw a choice of values without the unsupported ones, which the line below names."""
+    """Draw the supported values; a line names the others: Streamlit cannot disable one option."""
     value = getattr(choice.config, name)
     refused = {
         kind: problem

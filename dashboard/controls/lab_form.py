@@ -110,7 +110,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
 
 
 def _read_link() -> bool:
-    """Put the address into the widgets, once per session; return True if it has a workload."""
+    """Put valid values of the address into the widgets, once; return True if it has a workload."""
     state, params = st.session_state, st.query_params
     if state.get(_LINK_READ):
         return False

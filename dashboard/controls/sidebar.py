@@ -175,7 +175,7 @@ def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:
 
 
 def _values(base: fields.RunConfig) -> dict[str, Any]:
-    """Return the widgets' values, of `base` without a widget; torchrun runs DDP and FSDP only."""
+    """Return the widgets' values, `base`'s if Streamlit dropped one; torchrun runs DDP and FSDP."""
     state = st.session_state
     values = {name: state.get(f"config_{name}", getattr(base, name)) for name in fields.FIELDS}
     distributed = values["strategy"] in (fields.Strategy.DDP, fields.Strategy.FSDP)

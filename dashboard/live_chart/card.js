@@ -170,7 +170,7 @@ export class Card {
     return this.box.l + ((x - from) / (to - from)) * this.plotWidth;
   }
 
-  // The largest value to show on an axis: totals count only at full scale, rows of warm-up never.
+  // The largest value to show on an axis: totals and limits only at full scale, warm-up never.
   top(axis) {
     const { spec, store } = this;
     const full = store.prefs[`full-${spec.id}`];

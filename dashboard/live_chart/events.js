@@ -126,7 +126,8 @@ export function toneOf(event) {
   return groupOf(event) === "commands" ? "action" : "routine";
 }
 
-// Returns the rows {event, word, text} of a group, newest first. In "all", repeated events are one row.
+// Returns the rows {event, word, text} of a group, newest first. In "all", events of a repeated kind
+// are one row, at the place of the newest.
 export function rowsOf(events, group) {
   const shown = events.filter((event) => group === "all" || groupOf(event) === group);
   const merged = new Map();
@@ -214,6 +215,7 @@ export function placeLabels(marks, at, right) {
 }
 
 // Returns `shapes` and `annotations` for marks, and for `spans` {from, to, word} without finite values.
+// `place` maps x to pixels; `right` is the plot's edge.
 export function markShapes(marks, spans, place, right, theme) {
   const { orange, gray } = theme.palette;
   const lines = {

@@ -30,7 +30,8 @@ const size = (value) => withUnit(value, "B");
 const WAITS =
   "Share of the step spent in backward waiting for other ranks; the slowest waits least";
 
-// Key, title, help, text of a value, true for numbers, true if hidden without values.
+// Key, title, help, text of a value, true for numbers, true if hidden without values. The state is
+// second: in view on a phone too.
 export const COLUMNS = [
   ["rank", "Rank", "Global rank", String, true],
   ["state", "State", "Alive: the process is still recording", null],

@@ -76,7 +76,8 @@ function fromPart({ bucket, stack, end, t, s, first, v }) {
   return series;
 }
 
-// Merges one series of an answer: replaces buckets from its first row on, in place. Idempotent.
+// Merges one series of an answer into `held`, in place: replaces buckets from its first row on and
+// appends the others; returns the series to keep. Idempotent.
 export function mergeSeries(held, part) {
   let series = !held || part.reset ? emptySeries(part.bucket) : coarsen(held, part.bucket);
   const fresh = coarsen(fromPart(part), series.bucket);
@@ -125,7 +126,8 @@ export function latestEver(series, key) {
   return i < 0 ? null : (mean[i] ?? oddWord(odd[i]));
 }
 
-// Returns the seconds left by the newest step times without warm-up; null with fewer than five.
+// Returns the seconds left by the newest step times, without warm-up, pauses and validation; null
+// with fewer than five buckets.
 export function secondsLeft(steps, progress) {
   const total = progress?.total_steps;
   const values = steps?.v["perf/step_time"]?.mean;

@@ -54,10 +54,10 @@ class MetricPoints:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """Columns of `width` seconds or steps; `cells`: float32 (columns, ranks), base64, by metric."""
+    """Columns of `width` seconds or steps, and cells by metric."""
 
     width: float
-    cells: Mapping[str, str]
+    cells: Mapping[str, str]  # Base64 of float32 (columns, ranks); missing values are not finite.
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def live_panel(
     tab: str,
     trouble: str | None = None,
 ) -> None:
-    """Draw the header, with `trouble` of the picked run, and the charts of `tab`."""
+    """Draw the header, with why the picked run is unreadable (`trouble`), and charts of `tab`."""
     # Before the layout: if a finding changes between the two, the next poll has another token.
     token = page_token(listing, run, server.measuring())
     picked = st.session_state.get(RUN)

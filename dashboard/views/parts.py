@@ -106,7 +106,7 @@ def download(
     file: tuple[Path, int] | None = None,
     mime: str | None = None,
 ) -> None:
-    """Draw a download of what `make` returns, or the path of a `file` (and size) too large."""
+    """Draw a download button for `make`'s result, or the path of a `file` that is too large."""
     refused = None if file is None else too_large_to_download(*file)
     if refused is not None:
         st.caption(escape_markdown(printable(refused)), width="content")

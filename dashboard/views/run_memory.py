@@ -47,7 +47,7 @@ def memory_tab(run: RunInfo, token: str) -> None:
 
 
 def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | None:
-    """Return the other processes on the GPU, the largest first; None if they are unknown."""
+    """Return the valid entries of other processes on the GPU, largest first; None if unknown."""
     entries = (run_json.get("gpu_processes") or {}).get(gpu)
     if not isinstance(entries, list):
         return None

@@ -85,7 +85,7 @@ class AlertInstance:
 class StallDetector:
     """Measures the time without a due step, and the longest such time that a step ended."""
 
-    longest_s: float = 0.0
+    longest_s: float = 0.0  # Some trainings validate for minutes without any recorded metric.
     _changes: int = 0
     _step: int | None = None
     _sign: int = 0
@@ -97,7 +97,7 @@ class StallDetector:
         return self._changes >= WARM_STEPS
 
     def update(self, now: float, step: int, *, due: bool, sign: int) -> float | None:
-        """Return the seconds without a due step or other work (`sign`); None if none is due."""
+        """Return the seconds without a step or other work (`sign`), or None if no step is due."""
         moved = self._step is not None and step != self._step
         if moved:
             if self.is_warm:
@@ -114,8 +114,9 @@ class AlertFacts:
     """Input of one evaluation.
 
     `values`: since the last evaluation, by source and metric, newest last; `odd_steps`: step of the
-    first non-finite value. `lost`: reasons by UUID. `trains_on`: GPUs of all processes; `own`: that
-    of this one; `own_total`: its bytes, used without NVML. `step_due`: no command holds it up.
+    first non-finite value. `lost`: reason by UUID of each lost GPU; `labels`: names of GPUs.
+    `trains_on`: GPUs of all processes of the run; `own`: the GPU of this process; `own_total`: its
+    memory in bytes, used without NVML. `step_due`: the run trains, and no command holds it up.
     """
 
     now: float

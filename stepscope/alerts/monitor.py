@@ -1,7 +1,8 @@
 """Evaluate alert rules on the rows that the writer thread stores.
 
-Runs once a second in the writer thread and never blocks. A change becomes an event of kind `alert`,
-and is delivered. The crash of a killed run is reported by the dashboard's server (`tell_crash`).
+Runs once a second in the writer thread, never blocks, and stops after an internal error. A change
+becomes an event of kind `alert`, which `AlertNotifier` delivers. The crash of a killed run is
+reported by the dashboard's server (`tell_crash`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from stepscope.store.blocks import Event, QueueItem, Sample
 
 log = logging.getLogger(__name__)
 
-KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Event kinds; problems of alerts.toml.
+KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Events: alerts, invalid entries of alerts.toml.
 RANKS_S = 10.0  # interval of reading which GPUs the other ranks train on
 STALE_S = 30.0  # age at which a sampled value expires; the slowest tier is read every 10 s
 _DEVICE_KEYS = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
@@ -120,7 +121,7 @@ class AlertMonitor:
     def ended(
         self, run_json: RunJson, step: int, status: RunStatus, reason: str | None
     ) -> EventParts | None:
-        """Return the event of a run's end; None without a rule, or if another rank failed."""
+        """Return the event of a run's end; None without a rule, or if another rank failed first."""
         if self._broken:
             return None
         try:
@@ -292,7 +293,7 @@ YOUNG_S = 600.0  # Maximum age of the heartbeat of a reported crash; a server ma
 def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
     """Write the alert's event and deliver it; return the notifier, which the caller closes.
 
-    Returns None without a new crash: of several servers, and several calls, one reports.
+    Returns None without a new crash to report. Of several servers, and several calls, one reports.
     """
     rule = next((rule for rule in settings.rules if rule.name == RUN_FAILED), None)
     is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S

@@ -1,7 +1,8 @@
 """Deliver alerts to the user's command and webhook, in a thread for each.
 
-The threads start with the run, because a process that is ending cannot start any. The training
-never waits for a delivery; the exit of the process waits at most EXIT_WAIT_S.
+The threads start with the run, because a process that is ending cannot start any. They end after
+the run is closed and its alerts are delivered. The training never waits for a delivery; the exit of
+the process waits at most EXIT_WAIT_S.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     state: AlertState
     text: str
     value: float | str | None
-    metric: str | None
-    device: str | None
+    metric: str | None  # The metric of a rule over a metric.
+    device: str | None  # The UUID of its GPU.
     run: str
     name: str
     folder: str
@@ -67,7 +68,11 @@ def _encode(alert: Alert) -> bytes:
 
 
 def run_command(channel: CommandChannel, alert: Alert) -> str | None:
-    """Run the command in its own session until it exits or times out; return the problem."""
+    """Run the command until it exits or times out; return the problem, or None.
+
+    It has its own session: Ctrl-C does not reach it, and a timeout kills its children as well. Its
+    output is discarded.
+    """
     name = os.path.expanduser(channel.argv[0])
     variables = {
         f"STEPSCOPE_ALERT_{key.upper()}": "" if value is None else str(value).replace("\0", "")
@@ -100,7 +105,8 @@ def run_command(channel: CommandChannel, alert: Alert) -> str | None:
 def post(channel: WebhookChannel, alert: Alert) -> str | None:
     """Post the alert as JSON; return the problem without the address, or None.
 
-    Repeats a request that may succeed later. `timeout_s` limits the connection and each wait.
+    Repeats the request if the problem may be temporary. `timeout_s` limits the connection and each
+    wait for bytes of the answer.
     """
     # Imported here: TLS and HTTP take 30 ms, which every script would pay.
     request = import_module("urllib.request")

@@ -44,7 +44,8 @@ class AlertState(StrEnum):
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
     """A rule; those with an empty `metric` get their values from `evaluator.py`.
 
-    It is over once the metric is back at `clear`, by default the threshold. `text` may have
+    The rule holds while the metric is above or below the threshold, or not finite. It is over once
+    the metric is back at `clear`, by default the threshold. These fields are replaced in `text`:
     {value}, {threshold}, {metric}, {device}, {seconds} and {step}.
     """
 
@@ -234,7 +235,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
     webhook: WebhookChannel | None = None
     path: Path | None = None
     found: bool = False
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # One sentence per invalid entry.
 
 
 def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:

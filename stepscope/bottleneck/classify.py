@@ -2,7 +2,8 @@
 
 A step on a GPU has four parts: computing, idle while the host waits for data, copying a batch, and
 idle between launches. A verdict explains the *visible wait*: the idle and copy time if it is more
-than a fifth of a step, else the step itself. `share` is the fraction that the cause explains.
+than a fifth of a step, else the step itself. `share` is the fraction of it that the cause explains;
+below EXPLAINED no cause is named.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_
 
 MIN_STEPS = 20  # Minimum number of steady steps, as in TraceML.
 EXPLAINED = 0.8  # Minimum fraction of the visible wait for a single cause.
-STANDS_STILL = 1 - EXPLAINED  # Of a step that waits for data or copies; critical in TraceML.
+STANDS_STILL = 1 - EXPLAINED  # Minimum wait for data or copies in a step; critical in TraceML.
 GAPS = 0.25  # Minimum fraction of a step in gaps between launches: small gaps are usual.
 BUSY_HOST = 0.9  # Minimum utilization of all cores at which a process waits for a core.
 AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
@@ -59,7 +60,8 @@ class StepAverages:
     """Means over a window of steady steps; None if not recorded.
 
     Times are seconds per step. `utilization`, `throttled` and `host_cpu` are fractions: of time, of
-    samples, and of all cores. `process_cpu` is in cores. Clocks are in MHz.
+    samples with an abnormal clocks event reason, and of all cores. `process_cpu` is in cores.
+    Clocks are in MHz, and `sm_clock_max` is the run's maximum.
     """
 
     steps: int
@@ -98,9 +100,9 @@ class BottleneckDiagnosis:
 
     kind: BottleneckKind
     text: str
-    share: float | None = None
+    share: float | None = None  # None without a cause.
     next: Recommendation | None = None
-    parts: StepBreakdown | None = None
+    parts: StepBreakdown | None = None  # None if unknown.
     figures: StepAverages = field(default_factory=lambda: StepAverages(steps=0))
 
     @property

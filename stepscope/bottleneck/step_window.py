@@ -24,7 +24,7 @@ from stepscope.store.blocks import Floats
 FIRST_STEPS = 5  # Number of excluded first steps: kernels load, caches and the allocator fill.
 WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of the store.
 LEAST_S = 3.0  # Minimum time span of short steps, so that the sampler has enough samples in it.
-MOST_STEPS = 16384  # Maximum number of steps for LEAST_S, read in some 10 ms.
+MOST_STEPS = 16384  # Maximum number of steps for LEAST_S: 3 s of 0.2 ms each, read in some 10 ms.
 WINDOW_S = 30.0  # Maximum age of the steps, if at least MIN_STEPS are newer.
 READINGS = 4096  # Maximum number of newest samples that are read: seven minutes at 10 Hz.
 OF_STEPS = (STEP_TIME, "perf/data_wait", "perf/h2d", "perf/gpu_time", "perf/gpu_wait")

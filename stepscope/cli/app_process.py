@@ -1,7 +1,8 @@
 """Processes of the dashboard and of its training programs, which this package never imports.
 
 They are the folders dashboard/ and trainer/ of a checkout, or of `stepscope/_app` in a wheel. Only
-a process that starts here has that folder on its path.
+a process that starts here has that folder on its path: in any other process `import trainer` finds
+a module of the user, or none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _search_path(*first: str) -> str:
 def become_server(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
     """Replace this process by `streamlit run app.py`; does not return.
 
-    In the app's folder Streamlit reads no other settings, and child processes find `trainer`.
+    It runs in the app's folder. So Streamlit reads the settings of that folder only, never those
+    of the caller's folder, and child processes find `trainer`.
     """
     environment = {**os.environ, **variables}
     if path := _search_path():
@@ -59,7 +61,10 @@ def become_server(arguments: Sequence[str], variables: Mapping[str, str]) -> Non
 
 
 def become_program(module: str, arguments: Sequence[str]) -> int:
-    """Replace this process by a program of `trainer`; return 1 if packages are missing."""
+    """Replace this process by a program of `trainer`; return 1 if packages are missing.
+
+    It runs in the caller's folder, from which no trainer.py is imported.
+    """
     reason = missing(NEEDS[module])
     if reason is None:
         environment = {**os.environ, "PYTHONPATH": _search_path(str(APP))}

@@ -21,7 +21,7 @@ from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import open_source
 
 NARROWEST, WIDEST_BAR = 40, 24
-WATCHED_S = 5.0  # Minimum window of throttling times; below, they are those since driver load.
+WATCHED_S = 5.0  # Minimum window of throttling times; a shorter one shows those since driver load.
 INDENT = "   "
 MARKS = {
     HealthStatus.OK: "ok",
@@ -232,7 +232,7 @@ EXAMPLES = (
     "stepscope devices --json | jq '.devices[].health'",
 )
 
-FIRST_WAIT_S = 0.3  # Between the first two samples, which give process loads and activity.
+FIRST_WAIT_S = 0.3  # Pause between the first two samples, which give process loads and activity.
 SILENT_S = 15.0  # timeout of a driver call
 END_S = 1.0
 

@@ -37,7 +37,7 @@ from stepscope.run import RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
 
 NVML_TIMEOUT_S = 15.0
-BETWEEN_S = 0.15  # Rates need two samples, and a sleeping GPU may not answer the first.
+BETWEEN_S = 0.15  # Between samples: rates need two, and a sleeping GPU may not answer the first.
 TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk can take a minute
 
 _ASK_TORCH = """
@@ -74,11 +74,11 @@ class MachineProbe:
     recording_error: str | None
     free: int | None
     nvml_reason: str | None
-    nvml_broken: bool  # It needs a repair: a wrong package, a driver that was updated.
+    nvml_broken: bool  # The reason needs a repair: a wrong package, or a driver updated in use.
     device_nodes: bool  # /dev/nvidiactl exists, so this process should have a GPU
     driver: str | None
     gpus: tuple[GpuProbe, ...]
-    torch: dict[str, Any] | None  # Of `_ASK_TORCH`, or version and "error"; None if not installed.
+    torch: dict[str, Any] | None  # `_ASK_TORCH`'s output, or version and "error"; None without it.
     visible_devices: str | None
     page: str | None  # why the page cannot be opened
     shared_memory: int | None

@@ -171,7 +171,7 @@ def _judge(
 
 
 def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
-    """Return the folder of the sweep. A plan in it is compared, and its command never executed."""
+    """Return the folder of the sweep. A plan in it is only compared: its command never runs."""
     folder = (
         Path(options.folder) if options.folder else new_sweep_folder(runs_root(), plan.workload)
     )

@@ -1,7 +1,8 @@
 """`stepscope measure-memory`: run a script's first steps and report the headroom for its batch.
 
-The script's output goes to stderr, so that stdout has only the result. With `--workload` or
-`--config` the process becomes `python -m trainer.memory_estimate`, which predicts instead.
+The script is the `__main__` of this process, as under `stepscope watch`; its output goes to stderr,
+so that stdout has only the result. With `--workload` or `--config` the process becomes
+`python -m trainer.memory_estimate`, which predicts instead.
 """
 
 from __future__ import annotations

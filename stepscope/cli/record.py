@@ -111,7 +111,7 @@ def _signals(stop: Callable[[str], None]) -> Iterator[None]:
     taken = [number for number in _SIGNALS if former[number] is not signal.SIG_IGN]
 
     def handle(number: int, _frame: object) -> None:
-        for other in taken:
+        for other in taken:  # so a second signal has its usual effect
             signal.signal(other, former[other])
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         stop(f"Stopped by {name}.")

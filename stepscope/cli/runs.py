@@ -61,7 +61,10 @@ def line(run: RunInfo, width: int) -> str:
 
 
 def json_values(run: RunInfo) -> dict[str, Any]:
-    """Return a run as JSON; times in epoch seconds, a crash ends at the last heartbeat."""
+    """Return a run as JSON values, with times in epoch seconds.
+
+    `ended` is null while the run is live. The end of a crashed run is its last heartbeat.
+    """
     values, metadata = run.run_json, read_metadata(run)
     live = run.status.live
     last = values["heartbeat"] - wall_offset_of(values)

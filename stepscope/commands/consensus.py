@@ -101,7 +101,8 @@ class Coordinator:
     ) -> bool:
         """Decide or withdraw the oldest proposals; return True if a proposal has changed.
 
-        `votes` has those of each participating rank by command, `gone` why ranks will never vote.
+        `votes` has the votes by command of each participating rank, `gone` the reasons of the ranks
+        that will never vote.
         """
         changed = False
         for proposal in self.open:

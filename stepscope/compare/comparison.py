@@ -1,8 +1,9 @@
 """Differences between recorded runs, and intervals of the change between two sets of them. Pure.
 
-A run is one sample: two runs of one script often differ by more than the steps of one. So an
-interval needs two runs on each side (Welch's t of logarithms), and all share one error probability
-(Bonferroni). run.json is untrusted: a value of an unexpected type is text, a long one is cut.
+A run is one sample: its steps are not independent, and two runs of one script often differ by more
+than the steps of one. So an interval needs two runs on each side (Welch's t of logarithms). All
+intervals of a comparison share one error probability (Bonferroni). run.json is untrusted: a value
+of an unexpected type is text, a long one is cut.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ComparisonRow:
     key: str
     label: str
     values: tuple[Any, ...]
-    changes: tuple[float | None, ...] = ()  # Fractions of the baseline's value.
+    changes: tuple[float | None, ...] = ()  # Fractions of the baseline; None on other hardware.
 
     def text(self, index: int) -> str | None:
         """Return the value of a run with its unit."""
@@ -103,8 +104,8 @@ class ComparisonRow:
 class Comparison:
     """Runs side by side; `runs` are their ids, `baseline` an index of them.
 
-    `obstacles` are why runs are not comparable, `notes` the limits of a comparison. Settings are
-    rows only if they differ. Phases are in seconds per step, memory is in bytes.
+    `obstacles` are the reasons why runs are not comparable, `notes` the limits of a comparison.
+    Settings are rows only if they differ. Phases are in seconds per step, memory is in bytes.
     """
 
     runs: tuple[str, ...]
@@ -190,8 +191,8 @@ class SideRow:
     """A figure of two sides: means, and the change as fractions; None where unknown.
 
     The means are geometric, or arithmetic without a change if a value is not above 0.
-    `is_different`: the interval excludes 0. `is_equal`: the runs of a side have one value, with an
-    unknown spread.
+    `is_different`: the interval excludes 0; None without an interval. `is_equal`: the runs of each
+    side have one value, so that their spread is unknown.
     """
 
     key: str
@@ -231,7 +232,10 @@ def compare_sides(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> tupl
 def runs_needed(
     base: Sequence[RunFigures], new: Sequence[RunFigures], rows: Sequence[SideRow]
 ) -> str | None:
-    """Return how many runs would make the step time's interval ±HALF_WIDTH; None if not needed."""
+    """Return how many runs would make the interval of the step time ±HALF_WIDTH.
+
+    Returns None without an interval, for a narrower one, and for more than FEW_RUNS runs.
+    """
     few, key = min(len(base), len(new)), "step_time"
     if few > FEW_RUNS or not any(row.key == key and row.low is not None for row in rows):
         return None
@@ -357,7 +361,7 @@ def _rows(
     baseline: int,
     comparable: Sequence[bool],
 ) -> tuple[ComparisonRow, ...]:
-    """Return a row for each key, those of `order` first; with changes of `comparable` runs."""
+    """Return a row for each key, those of `order` first; only `comparable` runs have changes."""
     known = dict.fromkeys(key for values in each for key in values)
     rows = []
     for key in (*filter(known.__contains__, order), *(key for key in known if key not in order)):

@@ -42,8 +42,8 @@ class RunFigures:
 
     `values` has the figures of `stepscope.compare.comparison.FIGURES`, and `final KEY` and `best
     KEY` of each metric of the training. `phases` are seconds per step, `memory` bytes by category
-    when this process used most. `code_diff`: uncommitted changes. `problem`: why the store has no
-    figures.
+    when this process used most. `code_diff`: uncommitted changes, as git has them. `not_finite`:
+    metrics whose last value is NaN or infinite. `problem`: why the store has no figures.
     """
 
     run: RunInfo
@@ -75,7 +75,10 @@ def read_figures(run: RunInfo) -> RunFigures:
 
 
 def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
-    """Return steps, seconds and values by metric, of the training GPU alone. Raises StoreError."""
+    """Return steps, seconds since the start and values of each metric, reduced.
+
+    Metrics of `gpu/` are those of the training GPU. Raises StoreError.
+    """
     found = {}
     with StoreReader(run.folder) as reader:
         for info in reader.series():

@@ -32,8 +32,8 @@ class Finding:
     """One finding of a run.
 
     `rank` is the global rank, None for several. `phase` is that of a step, or None. `share` is the
-    fraction of the time or memory that the finding explains, or None. `next` is a recommendation,
-    and `setting` its field and value of RunConfig, or None.
+    fraction of the time or memory that the finding explains, or None. `next` is a recommendation as
+    a sentence, and `setting` its field and value of RunConfig, or None.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class RunData:
 
     @cached_property
     def straggler(self) -> StragglerVerdict | None:
-        """Verdict on the ranks' steps, or None; cached, as it permutes ranks many times."""
+        """Verdict on the ranks' steps; None for one process. Cached: it permutes ranks often."""
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
         return judged_ranks(times, self.run.run_json, busy) if self.has_steps else None

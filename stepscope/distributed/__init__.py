@@ -14,7 +14,8 @@ ONE_MACHINE = (
 )
 """torchrun's arguments for ranks on this machine, with any free port.
 
-Without a local address torchrun hangs if the host name does not resolve to this machine.
+Without a local address, as with --standalone, torchrun hangs if the host name does not resolve to
+this machine.
 """
 
 

@@ -1,8 +1,9 @@
 """Bytes and time of this rank's collectives, from torch's Flight Recorder.
 
-The training thread reads at a step boundary. A reading takes 1 to 20 ms and holds the GIL, so its
-period is 1 to 64 s: 0.2% of a core. The period is a power of two and counted in epoch seconds, so
-ranks read in the same step and do not delay each other one after another.
+The training thread reads at a step boundary, where it captures no graph and steps are whole. A
+reading takes 1 to 20 ms and holds the GIL, so its period is 1 to 64 s: 0.2% of a core. The period
+is a power of two and counted in epoch seconds (`common/clock.py`), so ranks whose clocks agree read
+in the same step and do not delay each other one after another.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def bus_factor(operation: str, ranks: int) -> float | None:
 
 def algorithm_bytes(operation: str, input_bytes: int, output_bytes: int) -> int:
     """Return the bytes of the whole array: the size of a collective as nccl-tests define it."""
+    # One rank has the whole array after all_gather and gather, and before all others.
     grows = _NAMES.get(operation, operation) in (ALL_GATHER, "gather")
     return output_bytes if grows else input_bytes
 
@@ -85,7 +87,10 @@ class Interconnect:
 
 
 def link_of(facts: DeviceProperties) -> Interconnect | None:
-    """Return the NVLinks of a GPU (to every other one), or PCIe at its maximum; None if unknown."""
+    """Return a GPU's interconnect: NVLink, assumed to reach every GPU, or PCIe; None if unknown.
+
+    PCIe counts at its maximum, because an idle GPU lowers it.
+    """
     if facts.nvlinks:
         if facts.nvlink_speed is None:
             return None
@@ -113,7 +118,7 @@ def rate_text(bytes_per_s: float) -> str:
 REST = 500  # Time until the next reading as a multiple of this one's CPU time: 0.2% of a core.
 LEAST_S, MOST_S = 1.0, 64.0
 EARLY_S = 0.05  # Half a tick of the sampler: the ranks' ticks differ by some milliseconds.
-LARGE_BYTES = 2**20  # Minimum size of a measured bandwidth: smaller collectives mostly wait.
+LARGE_BYTES = 2**20  # Minimum size for the bandwidth of the link: smaller ones mostly wait.
 KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -168,6 +173,7 @@ class _Sums:
 
     def values(self, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
         """Return the metrics over these seconds and steps, and why some are missing."""
+        # Overwritten collectives count as large and as long as the others.
         mean_bytes = self.input_bytes / self.seen if self.seen else 0.0
         values = {
             "comm/bytes": mean_bytes * self.passed / steps,
@@ -185,7 +191,10 @@ class _Sums:
 
 
 class CollectiveMetrics:
-    """Metrics of the collectives of one job. `read` is for the training thread alone."""
+    """Metrics of the collectives of one run; a job of one process has no readings.
+
+    Only the training thread calls `read`; all else is thread-safe. `step` returns the last step.
+    """
 
     def __init__(
         self,
@@ -199,7 +208,7 @@ class CollectiveMetrics:
         self._wall = wall
         self._cpu = cpu
         self._due = -math.inf
-        self._cursors: dict[str, tuple[int, int]] = {}  # Newest counted and timed record.
+        self._cursors: dict[str, tuple[int, int]] = {}  # Newest counted and newest timed record.
         self._before: tuple[float, int] | None = None  # Time and step of the last reading.
         self._values: dict[str, float] = {}
         self._reasons: dict[str, str] = {}

@@ -2,10 +2,12 @@
 
 DDP times every k-th iteration for its log (`torch/csrc/distributed/c10d/logger.cpp`), a private
 interface: the start of forward and of backward(), the last ready gradient and the end of the
-gradient all-reduce. From outside, backward() takes equally long on all ranks.
+gradient all-reduce. From outside, backward() takes equally long on all ranks, because each waits
+for the slowest.
 
-Reading the log takes 4 to 20 µs. On CUDA DDP waits, when the next forward begins, for the sampled
-backward before, so iterations are sampled rarely there (by default DDP does it every 100).
+Reading the log takes 4 µs, and 20 µs between steps that compute; on a CPU DDP reads the clocks
+either way. On CUDA DDP waits, when the next forward begins, for the sampled backward of the
+iteration before, so iterations are sampled rarely there (by default DDP does it every 100).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ DDP_METRICS = "perf/forward_compute, perf/backward_compute and perf/comm_wait"
 """Metrics that are missing if the log cannot be read."""
 SAMPLE_EVERY_S, SAMPLE_EVERY_CUDA_S = 0.035, 0.2  # Minimum time between two samples.
 MAX_CPU = 243
-LEAST_CUDA, MOST_CUDA = 17, 153  # Iterations between samples: each waits for the device.
+LEAST_CUDA, MOST_CUDA = 17, 153  # Bounds, in iterations: each sample waits for the device.
 GROWTH = 3
 """Distances are powers of it. Work that a script does every 4, 10 or 64 steps then falls on samples
 as often as on other steps, and ranks with different distances have common samples."""
@@ -30,8 +32,9 @@ class DdpTiming:
     """Reader of the log of this process's DistributedDataParallel. Training thread only.
 
     Samples are the iterations divisible by the distance, a power of three (times 17 on CUDA), so
-    that all ranks sample the same ones. A sample is recorded when the log has changed. It is of the
-    iteration before the latest one, as DDP writes it when the next forward begins.
+    that all ranks sample the same ones. A sample is recorded when the log has changed since the
+    step before. It belongs to the iteration before the latest one, because DDP writes it when the
+    next forward begins. Raises whatever torch raises.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
 A dump from Python queries CUDA events and holds the GIL, so a driver that does not answer would
 block the whole process. torch's heartbeat monitor, a thread without the GIL, makes the same dump
-when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE), and logs it.
+when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). torch logs each dump, so a
+dump is requested only when the numbers of the collectives have changed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from stepscope.distributed.flight_recorder import FlightRecorderDump, counts, pa
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-MAX_BYTES = 64 * 2**20  # 2,000 collectives with their stacks take some 10 MiB.
+MAX_BYTES = 64 * 2**20  # 2,000 collectives with stacks, which torch always adds, take some 10 MiB.
 WAIT_S = 3.0  # Timeout of one `look`: the monitor reads its pipe once a second.
 LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
-OURS = "nccl-record-"  # Name of a dump in the run folder, to which torch appends the rank.
+OURS = "nccl-record-"  # Begins the name of a dump in the run folder; torch appends the rank.
 
 _capturing: set[int] = set()
 
@@ -37,7 +38,7 @@ _capturing: set[int] = set()
 def open_pipe(folder: Path) -> Callable[[], None] | None:
     """Make torch open its debug pipe when the ranks connect, and dump into `folder`.
 
-    The user's variables stay. Returns a function that reverts it, or None if nothing was set.
+    Variables of the user stay. Returns a function that reverts it, or None if nothing was set.
     """
     if PIPE in os.environ:
         return None
@@ -101,8 +102,8 @@ class NcclRecord:
 
     def __init__(self) -> None:
         self._dump: FlightRecorderDump | None = None
-        self._counts: Any = None  # The collectives when `_dump` was requested.
-        self._requested: tuple[float, int, Any] | None = None  # Time, former mtime, counts.
+        self._counts: Any = None  # The numbers of the collectives when `_dump` was requested.
+        self._requested: tuple[float, int, Any] | None = None  # Time, mtime before, and numbers.
 
     def look(self, rank: int) -> FlightRecorderDump | str:
         """Return the present dump, or the reason why it is missing; waits up to WAIT_S."""

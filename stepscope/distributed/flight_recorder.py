@@ -1,10 +1,12 @@
 """Read the latest collectives of this process from torch's Flight Recorder without blocking.
 
-NCCL and the other backends have a recorder each. Stacks are never requested: they may deadlock on
-the GIL. A dump of 2,000 entries takes 10 to 15 ms and holds the GIL, and so does its parsing.
+NCCL and the other backends have a recorder each, read by private functions of torch. Stacks are
+never requested: they take a second and may deadlock on the GIL. A dump of 2,000 entries takes 10 to
+15 ms and holds the GIL; parsing all of it takes 15 ms more.
 
 NCCL's dump queries CUDA events and holds the GIL while the driver answers. So only the training
-thread calls it, and not while it captures a graph. Other threads read it by `debug_pipe`.
+thread calls it, and not while it captures a graph, which the query would end. Other threads read
+NCCL's recorder by `debug_pipe`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from msgspec import Meta
 
 from stepscope.common.clock import clock
 
-DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")  # Of all but NCCL, and of NCCL.
+DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")  # Of all but NCCL; of NCCL, not in CPU builds.
 SIZES = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
     **dict.fromkeys(("Float", "Int"), 4),
@@ -40,11 +42,11 @@ Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 class Collective:
     """One collective or point-to-point operation as enqueued by this rank.
 
-    `sequence` counts the collectives of a group alike on its ranks (None for point-to-point
-    operations). `created_s` is the time by this process's clock, or 0 if unknown. `state` is
-    torch's; with gloo it stays "scheduled", and `done` is right. `duration_s` is None unless
-    collectives are timed. `record` counts the entries of one recorder. `backend` is torch's name,
-    such as gloo.
+    `sequence` counts the collectives of a group: equal numbers on its ranks are the same collective
+    (None for point-to-point operations). `created_s` is when this rank enqueued it, by the clock of
+    its process, or 0 if unknown. `state` is torch's: scheduled, started or completed; with gloo it
+    stays scheduled, and `done` is right. `duration_s` is None unless collectives are timed.
+    `record` counts the entries of one recorder. `backend` is torch's name, such as gloo.
     """
 
     group: Text
@@ -70,7 +72,7 @@ class FlightRecorderDump:
 
 
 def dump() -> FlightRecorderDump | None:
-    """Return all recorders as one, or None. Training thread only, if a group uses NCCL."""
+    """Return all recorders as one; None without any. Training thread only if a group uses NCCL."""
     parts = list(map(parsed, dumps().values()))
     if not parts:
         return None
@@ -88,7 +90,10 @@ def dumps() -> dict[str, Mapping[str, Any]]:
 
 
 def counts() -> Any:
-    """Return the last collectives of each NCCL group; None without NCCL. Thread-safe, 0.2 ms."""
+    """Return the last enqueued and completed collective of each NCCL group; None without NCCL.
+
+    Thread-safe: a dump without collectives queries no event and takes no lock (0.2 ms).
+    """
     call = getattr(_library(), DUMPS[1], None)
     return None if call is None else unpickled(call(False, False, False)).get("pg_status")
 

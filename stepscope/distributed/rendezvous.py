@@ -123,7 +123,7 @@ class RankContext:
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int | None = None  # On this host; None if unknown.
+    local_world_size: int | None = None  # Number of processes on this host; None if unknown.
     folder_of: str = "job"  # Whose ranks write here: of the `job`, `host` or `process`.
 
     @property
@@ -145,7 +145,7 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext
 
     Ranks of several hosts share the folder that STEPSCOPE_RUN_ID names, unless an earlier run is in
     it. Otherwise each host has a folder with folder ranks from 0. A process that cannot see its
-    parent has a folder alone. Raises OSError and RankEnvironmentError.
+    parent, such as a container's first, has its own folder. Raises OSError, RankEnvironmentError.
     """
     env = _own_launch(environ)
     ranks = env.rank, env.local_rank, env.world_size, env.local_world_size
@@ -174,7 +174,7 @@ def _has_files(folder: Path, number: int) -> bool:
 
 
 def announce(place: RankContext, runs: Path | None) -> None:
-    """Print the run folder, and how to see it in the folder `runs`, once per host to stderr."""
+    """Print the run folder and the command that shows it (with `runs`) to stderr, once per host."""
     if place.local_rank == 0:
         see = f"STEPSCOPE_RUNS={shlex.quote(str(runs))} " if runs else ""
         say(f"stepscope: recording into {place.folder}; to see it: {see}stepscope ui")

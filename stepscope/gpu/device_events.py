@@ -106,7 +106,7 @@ class DeviceEventDetector:
         return events
 
     def health(self, values: Mapping[str, float], recovery: str | None) -> list[DeviceEvent]:
-        """Return errors since the last call (none at the first), and a new recovery action."""
+        """Return errors since the last call, none from before the first; a new recovery action."""
         events: list[DeviceEvent] = []
         for key, (kind, what) in _WORSE.items():
             if key in values:

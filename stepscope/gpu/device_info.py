@@ -14,7 +14,7 @@ from stepscope.gpu.nvml_queries import field_number
 
 _NAMES = "Kepler Maxwell Pascal Volta Turing Ampere Ada Hopper Blackwell"
 ARCHITECTURES = dict(enumerate(_NAMES.split(), 2)) | {13: "Rubin"}  # NVML_DEVICE_ARCH_* (nvml.h).
-LINK_SPEEDS = (90, 164)  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON; _GET_SPEED of newer GPUs.
+LINK_SPEEDS = (90, 164)  # nvml.h: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON; newer GPUs: _GET_SPEED.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,10 @@ class DeviceProperties(DeviceInfo):
 
 
 def describe(handle: Any, info: DeviceInfo) -> DeviceProperties:
-    """Query all properties: about 20 calls, and 1 per NVLink. Newer GPUs may lack thresholds."""
+    """Query all properties: about 20 calls, and 1 per NVLink.
+
+    On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
+    """
     pci = static(pynvml.nvmlDeviceGetPciInfo, handle)
     nvlinks = _nvlinks(handle)
     return DeviceProperties(

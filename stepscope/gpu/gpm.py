@@ -52,7 +52,7 @@ class GpmReader:
         self._off: str | None = None
         self._query: Any = None
         self._target: tuple[Any, int | None] = (None, None)
-        self._buffers: list[Any] = []
+        self._buffers: list[Any] = []  # Two samples, written alternately.
         self._sampled_at: float | None = None
         self.given: frozenset[str] = frozenset()  # The metrics of the latest response.
 

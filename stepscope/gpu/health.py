@@ -1,6 +1,7 @@
 """Determine the health of a GPU from its samples, properties and events. Pure; no I/O.
 
-Each function of RULES returns at most one issue; of equally severe ones the first is the status.
+Each function of RULES returns at most one issue; of the most severe ones the first is the status.
+Thresholds are those of the driver, if available.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class HealthInputs:
     missing: Mapping[str, str] = field(default_factory=dict)
     facts: DeviceProperties | None = None
     processes: tuple[GpuProcess, ...] = ()
-    lost: str | None = None
+    lost: str | None = None  # A text of the driver, as is `recovery`.
     recovery: str | None = None
     xids: tuple[XidRecord, ...] = ()
     slow_links: int = 0  # Latest consecutive polls with a slow link under load.

@@ -182,7 +182,10 @@ RATE_S = 0.2  # Between the readings of a poll: 32-bit PCIe counters wrap in a t
 
 
 class MachineMonitor:
-    """Polls this machine in one thread. The first poll opens NVML (tens of milliseconds)."""
+    """Polls this machine in one thread, with a source of its own from `open_source`.
+
+    Without a GPU it retries later. The first poll opens NVML (tens of milliseconds).
+    """
 
     def __init__(
         self,
@@ -201,7 +204,7 @@ class MachineMonitor:
         self._devices: dict[str, DeviceMonitor] = {}
         self._host = HostSampler()
         self._xids = XidLog()
-        self.xid_reason: str | None = "they are not watched"  # None if they are noted.
+        self.xid_reason: str | None = "they are not watched"  # None while `note_xid` gets them.
         self.xid_refused: Mapping[str, str] = {}  # The reasons for some GPUs, by UUID.
         self._armed = False
 

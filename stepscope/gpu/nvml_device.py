@@ -19,7 +19,7 @@ NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this dr
 NOT_UNDER_WSL = "not supported on this GPU or under WSL2"
 NO_DATA, PERMISSION = "no data", "permission"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0  # After three such calls, a query's minimum period.
+SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0  # Minimum period SELDOM_S after slow calls in a row.
 
 
 class ErrorAction(Enum):
@@ -188,7 +188,8 @@ class NvmlDevice:
     def ask(self, asking: QueryState, calls: Sequence[Callable[[Any], T]]) -> T | None:
         """Call the driver if the query is due; return None, with `asking.reason`, on failure.
 
-        `calls` are the alternatives for a handle, of which one more is tried immediately.
+        `calls` are the alternatives, each with the handle as its only argument. After a failure one
+        more alternative is tried immediately.
         """
         clock = self.library.clock
         for _ in range(2):

@@ -1,7 +1,8 @@
 """NVML queries with their metrics and sampling tiers.
 
 A reader is a function of a device handle that returns the values of the query's keys in stored
-units, or a `FieldValueReader`. Names of pynvml are resolved at the call, as the package may be old.
+units, or a `FieldValueReader`; all field values that are due are read in one call. Names of pynvml
+are resolved at the call, so that a wrong or old package does not break the import.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ NvmlGetter = Callable[[Any], QueryValues]
 
 @dataclass(frozen=True, slots=True)
 class FieldValueReader:
-    """A value of nvmlDeviceGetFieldValues, times `scale`."""
+    """A value of nvmlDeviceGetFieldValues, times `scale`.
 
-    ids: tuple[tuple[int, int], ...]  # (First driver major, field id), newest first.
+    `ids` are pairs (first driver major, field id), newest first. R580 has renumbered some fields,
+    so an older driver would return another quantity for the new number.
+    """
+
+    ids: tuple[tuple[int, int], ...]
     scale: float = 1.0
     scope: int = 0
 
@@ -109,7 +114,7 @@ def _remapped_rows(handle: Any) -> QueryValues:
 
 _FAST, _MEDIUM, _SLOW, _RARE = SamplingTier
 _ECC = "TotalEccErrors"
-SELDOM_S, ENERGY_S = 5.0, 2.0  # Periods of slow calls; a run of some seconds has two energies.
+SELDOM_S, ENERGY_S = 5.0, 2.0  # Periods of slow calls; runs of some seconds need two energies.
 
 
 def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValueReader:
@@ -215,7 +220,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 def number_in(answer: Any) -> float | None:
     """Return a field's value, None for an unknown type. Raises NVMLError for its return code."""
-    if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+    if answer.nvmlReturn != pynvml.NVML_SUCCESS:  # Fields can fail in a successful call.
         raise pynvml.NVMLError(answer.nvmlReturn)
     known = answer.valueType < len(_MEMBERS)
     return getattr(answer.value, _MEMBERS[answer.valueType]) if known else None

@@ -1,4 +1,4 @@
-"""Read the metrics of one GPU that are due, drop implausible values and compute rates."""
+"""Read the due metrics of one GPU at 10 Hz, drop implausible values and compute rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNWATCHED_S = 0.25  # Maximum interval for a 32-bit counter: at 34 GB/s it wraps
 ONE_READING = "needs two readings"
 MAY_HAVE_WRAPPED = "the counter may wrap between readings this far apart"
 IMPLAUSIBLE = "implausible value dropped"
-DIGITS = 3  # Of values in mW, mJ and ns: milliseconds of throttling.
+DIGITS = 3  # Of values in mW, mJ and ns: milliseconds of throttling; more only fill the store.
 
 
 @dataclass(slots=True)

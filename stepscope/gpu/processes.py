@@ -1,6 +1,7 @@
 """List the processes on a GPU, and attribute its memory to this process and to others.
 
-In a container the driver may not list all. Then the memory of others is missing, never 0.
+Processes are listed by NVML and, with this user's permissions, the OS. In a container the driver
+may not list all. Then the memory of others is missing, never 0.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class ProcessInfo:
 
 
 class ProcessInfoCache:
-    """Caches process information by pid; a process that has ended keeps its name."""
+    """Caches process information by pid for half a second; an ended process keeps its name."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -130,7 +131,11 @@ _PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # Options of Py
 def sm_shares(
     samples: Iterable[Any], pids: Collection[int], last_seen: int
 ) -> tuple[dict[int, float], int]:
-    """Return the newest SM utilization (%) by pid and the time stamp (us), of valid entries."""
+    """Return the newest SM utilization (%) by pid, and the newest time stamp (us).
+
+    Omits values above 100%, old entries and unknown processes, which some drivers return. A process
+    without an entry in a fresh response has 0%.
+    """
     newest: dict[int, tuple[int, float]] = {}
     stamp, fresh = last_seen, False
     for sample in samples:
@@ -236,7 +241,10 @@ HIDDEN = "more memory is in use than that of the processes that the driver lists
 def shares(
     processes: Sequence[GpuProcess], pid: int, *, used: float | None, total: float | None
 ) -> tuple[int | None, int | None, dict[str, str]]:
-    """Return the bytes of this process and of all others, and the reasons for None by metric."""
+    """Return the bytes of this process and of all others, and the reasons for None by metric.
+
+    `used` and `total` (bytes of the device) reveal memory of processes that are not listed.
+    """
     reasons: dict[str, str] = {}
     mine = next((one for one in processes if one.pid == pid), None)
     own = None if mine is None else mine.memory

@@ -55,7 +55,7 @@ class DeviceSource:
         """Read the activity counters of newer GPUs from now on; each True needs one False."""
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Return the reasons for missing metrics, and "processes", by key; a lost GPU has all."""
+        """Return the reasons for missing metrics, and "processes", by key, of queries so far."""
         return {}
 
     def lost(self, uuid: str) -> str | None:
@@ -71,7 +71,7 @@ class NullSource(DeviceSource):
         self.retry_at = retry_at
 
 
-PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}  # GPM reads them faster (docs/gpu).
+PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}  # GPM is faster: each byte counter takes 0.5 ms (docs/gpu).
 RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS = {
     1: "the GPU has to be reset",
@@ -96,7 +96,11 @@ class _Known:
 
 
 class NvmlSource(DeviceSource):
-    """Source of the GPUs of an initialized NVML. Never shuts it down: that may block or fail."""
+    """Source of the GPUs and MIG instances of an initialized NVML.
+
+    Never shuts NVML down: some drivers fail after repeated initializations, and a broken GPU can
+    block the call.
+    """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._library = NvmlLibrary(clock)
@@ -263,7 +267,7 @@ _NO_LIBRARY = (
     "ask for the driver capability 'utility'."
 )
 _NO_GPU = "The NVIDIA driver reports no GPU."
-WITHOUT_GPU = frozenset({_NO_LIBRARY, _NO_GPU})  # All other reasons are failures.
+WITHOUT_GPU = frozenset({_NO_LIBRARY, _NO_GPU})  # Machines without a GPU; all else is a failure.
 _WRONG_PACKAGE = (
     "The installed pynvml module is not NVIDIA's: run 'pip uninstall pynvml', "
     "then 'pip install --force-reinstall nvidia-ml-py'."

@@ -108,7 +108,8 @@ class UnsupportedError(Exception):
 class XidWatcher:
     """Watches for Xid events in the thread `stepscope-xid`, which calls `on_event`, until `stop`.
 
-    `uuids` defaults to every GPU of `source`; GPUs in MIG mode are always watched.
+    `uuids` defaults to every GPU of `source`; GPUs in MIG mode are always watched. A lost GPU is
+    registered again when it is found.
     """
 
     def __init__(

@@ -195,7 +195,10 @@ def _interval(
 
 
 def confidence_interval(differences: Sequence[float], level: float) -> tuple[float, float, float]:
-    """Return the mean of two or more log ratios and Student's interval at `level`, as fractions."""
+    """Return the mean of two or more log ratios and Student's interval, all as fractions.
+
+    `level` is the interval's error probability.
+    """
     values = np.asarray(differences)
     return _fractions(*_interval(values, values.var(ddof=1), len(values) - 1.0, level))
 

@@ -222,7 +222,7 @@ def seconds_needed(plan: SweepPlan, first: Trial) -> float:
 def rounds_that_fit(
     plan: SweepPlan, trials: Sequence[Trial], key: str, fraction: float
 ) -> RoundFits | None:
-    """Return whether a round, and then a confirmation, fit in a fraction of the budget."""
+    """Return a test of whether a round fits in a fraction of the budget; None without a budget."""
     budget = plan.budget_s
     if budget is None:
         return None
@@ -230,7 +230,7 @@ def rounds_that_fit(
     def fits(number: int, names: Sequence[str]) -> bool:
         before = _before(trials, key, number)
         spent = sum(one.seconds for one in before)
-        reserve = _confirming_rounds_at_least(plan) * _pair_s(before)
+        reserve = _confirming_rounds_at_least(plan) * _pair_s(before)  # always remains
         return spent + _round_s(before, names) <= min(fraction * budget, budget - reserve)
 
     return fits

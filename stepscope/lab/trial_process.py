@@ -31,7 +31,7 @@ POLL_S = 0.02
 
 
 class TrialProcess:
-    """Runs one trial at a time in `folder`. A signal handler may call `stop`."""
+    """Runs `run_trial` of a module, one trial at a time. A signal handler may call `stop`."""
 
     def __init__(self, module: str, folder: Path = Path()) -> None:
         self._module = module

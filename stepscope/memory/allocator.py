@@ -1,7 +1,8 @@
 """Torch's CUDA caching allocator of this process, read without importing torch or calling CUDA.
 
-Nothing is read before the program has started CUDA. A read takes about 5 us. It holds the GIL while
-it waits for the allocator's lock, so it may stop every Python thread.
+Nothing is read before the program has started CUDA, so no context is created here. A read takes
+about 5 us. It holds the GIL while it waits for the allocator's lock, so while the allocator waits
+for the driver or the device, a read stops every Python thread.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ENTRY = re.compile(r"([a-z_0-9]+)\s*:\s*(\[[\w:,>. ]*\]|[\w.]+)", re.ASCII)
 
 
 def read(device_index: int) -> dict[str, float]:
-    """Return the counters of a CUDA device; {} if `reason()` is set. Raises RuntimeError."""
+    """Return a CUDA device's counters; {} if `reason()`. Raises RuntimeError for a bad index."""
     if reason() is not None:
         return {}
     stats = sys.modules["torch"].cuda.memory_stats_as_nested_dict(device_index)

@@ -1,7 +1,10 @@
 """Estimate the batch size that fits from the memory of a script's first steps; pure, no I/O.
 
 Weights, gradients and optimizer state do not depend on the batch. All other bytes of the peak are
-assumed to grow in proportion to it, and kept bytes not to shrink: a factor is rather too small.
+assumed to grow in proportion to it, also those kept after an update, such as the batch and its
+results. If the batch has to shrink, kept bytes are assumed to stay. So a factor is rather too small
+than too large. There is no estimate if activations are too small or too uneven, or if several
+optimizers or devices alternate.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 from stepscope.common.formatting import format_bytes
 
 HEADROOM = 0.10  # Fraction of the memory that the larger batch leaves free.
-MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02  # That grow with the batch.
+MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02  # Minimum of the peak that grows with a batch.
 MAX_DIFFERENCE = 0.25  # Between comparable steps, as a fraction of the largest.
 MAX_FACTOR = 1000.0
 

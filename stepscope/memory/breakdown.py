@@ -174,7 +174,7 @@ def notes(
 
 
 class _Note(NamedTuple):
-    """A sentence for parts with `present` and without `absent`, caused by the metrics `keys`."""
+    """A sentence for parts with `present` and without `absent`: the metrics `keys` are missing."""
 
     sentence: str
     keys: tuple[str, ...]
@@ -246,7 +246,8 @@ CategoryBytes = dict[str, int]
 
 
 def divide(values: Values, place: MemoryDomain) -> CategoryBytes | None:
-    """Return bytes by category; None if not even this process's are known. Omits invalid values."""
+    """Return the bytes of each category by its key; None if not even this process's are known."""
+    # A value that is None, negative or not finite is missing.
     known = {
         key: round(value)
         for key, value in values.items()

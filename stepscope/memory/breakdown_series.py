@@ -21,7 +21,7 @@ from stepscope.store.blocks import Floats
 HOLD_S = 5.0  # Maximum age of a value: most are read once a second, and a tick may be late.
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
 """Maximum age of values that are read less often: many workers, tensors between long steps."""
-ROWS_BEFORE, BUCKETS_BEFORE = 640, 4  # Read before the requested rows (64 s at 10 Hz).
+ROWS_BEFORE, BUCKETS_BEFORE = 640, 4  # Minimums read before the requested rows (64 s at 10 Hz).
 NEWEST_ROWS = 8  # Newest rows of which at least one has consistent values.
 
 _AT_ONCE = {
@@ -47,7 +47,7 @@ class BreakdownSample:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownSource:
-    """The series of a process and of its GPU; the metrics `left_out` count as missing."""
+    """The series of a process and its GPU; the metrics `left_out` are unreliable, so missing."""
 
     place: MemoryDomain
     samples: SeriesInfo
@@ -114,7 +114,7 @@ PEAK_METRICS: Mapping[MemoryDomain, Mapping[str, tuple[str, ...]]] = {
 def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
     """Return each category's own peak in bytes; differences have none. Raises StoreError."""
     highs = highest(reader, source.samples) | highest(reader, source.device)
-    if highs.get("memory/gradients") == 0:
+    if highs.get("memory/gradients") == 0:  # No reading found any: zero_grad() freed them before.
         del highs["memory/gradients"]
     return {
         part: int(max(highs[key] for key in metrics if key in highs))
@@ -129,7 +129,8 @@ def _moments(
     """Return the breakdown at each row of `samples` from the row `first` on.
 
     Earlier rows, and those of the GPU around them, only give values that are held. A row without a
-    value that recent rows have is no moment: lines continue over it.
+    value that recent rows have is no moment: lines continue over it. If the value stays missing,
+    its categories are merged with others.
     """
     place = source.place
     hold_s = max(HOLD_S, 3 * _interval(samples.ts))
@@ -168,6 +169,7 @@ def _of_the_gpu(
     device: SeriesBlock | None, ts: Floats, own: Floats, hold_s: float
 ) -> dict[str, Floats]:
     """Return the GPU's values at the times `ts`; `own` is this process's memory on it."""
+    # Between samples of other processes (once a second) they follow the used memory without `own`.
     if device is None or not len(device):
         return {key: np.full(len(ts), np.nan) for key in _OF_THE_GPU}
     at = _nearest(device.ts, ts)

@@ -1,8 +1,8 @@
 """Detect memory growth from step to step in samples at equal points of the steps; pure, no I/O.
 
-The shape is judged on the *floor*: the rolling minimum of all later samples. With a leak it rises
-in each of eight stretches by similar amounts. Noise, a step, a sawtooth and a cache that fills do
-not.
+A sample is the minimum of a short time. The shape is judged on the *floor*: the rolling minimum of
+all later samples. With a leak the floor rises in each of eight stretches by similar amounts. It
+does not with noise, a step, a sawtooth (of a garbage collector or of epochs) or a cache that fills.
 
 Rate and interval are Sen's slope (Sen 1968, the median of the slopes of all pairs) and the interval
 of Kendall's test, widened for samples that resemble the one before: the variance grows by (1 + r) /
@@ -32,8 +32,8 @@ EARLY_S = {"allocated": 60.0, "process": 300.0}
 MIN_EARLY_FRACTION = {"allocated": 0.05, "process": 0.15}
 """The same in windows shorter than EARLY_S: caches and pools fill, garbage is not collected yet."""
 UNCOLLECTED = 2.0  # Factor of MIN_EARLY_FRACTION before the garbage collector's first full run.
-MIN_FILLING_FRACTION = 0.25  # Of a process in its first epoch, when a cache may fill.
-MIN_BATCH_GROWTH = 0.5  # Of a step's temporary memory, as a fraction of the floor's.
+MIN_FILLING_FRACTION = 0.25  # Of a process in its first epoch, when a data set's cache may fill.
+MIN_BATCH_GROWTH = 0.5  # Of a step's temporary memory, as a fraction of the floor's growth.
 
 
 class GrowthSource(StrEnum):
@@ -73,7 +73,7 @@ class MemoryGrowth:
 
     where: GrowthSource
     trend: GrowthTrend
-    collections: int | None = None  # Full runs of the garbage collector in the window, if known.
+    collections: int | None = None  # Full garbage collections in the window; None if unknown.
     workers: float | None = None  # Bytes of the worker processes at the window's end.
     workers_grown: float | None = None  # Bytes of the growth in the worker processes.
 
@@ -148,7 +148,8 @@ def is_material(
 ) -> bool:
     """Return True if the growth in a window of `seconds` is large enough to report.
 
-    `filling`: this is the first epoch. `collected`: Python's garbage collector has run in full.
+    `kind` is "allocated" or "process". `filling`: this is the first epoch. `collected`: Python's
+    garbage collector has had a full run in the window.
     """
     fraction = MIN_FRACTION[kind]
     if seconds < EARLY_S[kind]:
@@ -159,7 +160,7 @@ def is_material(
 
 
 def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
-    """Return the rise of `values` (bytes) over rising steps; None if no rise is certain."""
+    """Return the rise of `values` (bytes) over steps that do not fall; None if none is certain."""
     if len(steps) < MIN_SAMPLES or steps[-1] - steps[0] < MIN_STEPS:
         return None
     evenness = _evenness(steps, values)
@@ -180,7 +181,7 @@ def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
 
 
 def _evenness(steps: Floats, values: Floats) -> float | None:
-    """Return the slowest stretch as a fraction of the mean; None unless all rise and none jumps."""
+    """Return the slowest stretch as a fraction of the mean; None unless the floor rises evenly."""
     floor = np.minimum.accumulate(values[::-1])[::-1]
     if floor[0] == floor[len(floor) // 4]:  # most series end here, in a few microseconds
         return None

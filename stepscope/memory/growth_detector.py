@@ -37,7 +37,7 @@ SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 51
 """Minimum duration of a group: windows of 16 s to 9 h, and of 32 s to 18 h."""
 GROUPS = 4 * MIN_SAMPLES
 JUDGED_EVERY = 4  # Number of new groups between two evaluations of a scale.
-WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: state, workspaces and thread pools are allocated.
+WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: optimizer state, workspaces, pools are allocated.
 FASTER = 1.5  # Minimum factor of the rate for another event; the intervals have to differ as well.
 MIN_EVENNESS = 0.5  # Of a changed rate: a window across the change has a mean rate.
 MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
@@ -91,7 +91,7 @@ class MinimumWindow:
         self._first = self._lowest = None
 
     def trend(self, newest: int) -> tuple[GrowthTrend, list[MemorySample]] | None:
-        """Return the trend of the newest groups, with them; None if it was as high before."""
+        """Return the trend of the newest groups, with them; None if memory was as high before."""
         window = list(self.groups)[-newest:]
         if len(window) < MIN_SAMPLES:
             return None
@@ -169,7 +169,10 @@ class GrowthDetector:
 
 
 class GrowthMonitor:
-    """Checks values in the sampler's thread, the process's with its children; records events."""
+    """Checks the sampler's values, in its thread, and records growth as an event.
+
+    Allocated memory is that of the GPU that trains. The process counts with its children.
+    """
 
     def __init__(
         self,

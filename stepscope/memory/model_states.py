@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 MAX_DEPTH = 4  # Maximum nesting of lists and dicts within the state of a parameter.
 INTERVAL_S = 1.0  # Minimum interval between two measurements.
 COOLDOWN = 500  # Minimum time to the next measurement, in multiples of its duration: 0.2%.
-SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0  # Between two searches; the second before one has found.
+SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0  # Between two searches; the second while none was found.
 _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
 
 
@@ -121,7 +121,11 @@ def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
 
 
 def search() -> tuple[list[Any], list[Any]]:
-    """Return optimizers and outermost models, except frozen objects. Training thread only."""
+    """Return the optimizers, and the models that no other module holds. Training thread only.
+
+    The training could not free an object that another thread held meanwhile. After gc.freeze()
+    older objects are not found.
+    """
     optimizer_kinds = with_subclasses("torch.optim.optimizer", "Optimizer")
     module_kinds = with_subclasses("torch.nn.modules.module", "Module")
     kinds = optimizer_kinds | module_kinds
@@ -232,7 +236,10 @@ class ModelStateTracker:
         return took_s
 
     def read(self, cuda_index: int | None) -> dict[str, float]:
-        """Return bytes on a device (None: the host) by metric; {} if unknown. Never raises."""
+        """Return the bytes on a device (None: the host) by metric key; {} without parameters.
+
+        Never raises: after an error nothing more is measured, and `reason` returns the error.
+        """
         try:
             return self._read(cuda_index)
         except Exception as error:  # of the script's classes, which may raise anything

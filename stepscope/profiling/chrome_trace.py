@@ -37,7 +37,7 @@ class EventArgs(msgspec.Struct, gc=False):
 
     link: int = msgspec.field(default=NONE, name="External id")
     call: int = msgspec.field(default=NONE, name="correlation")
-    size: int = msgspec.field(default=0, name="Bytes")  # Allocated, or freed (negative).
+    size: int = msgspec.field(default=0, name="Bytes")  # Allocated, or freed (negative), bytes.
     device_type: int = msgspec.field(default=NONE, name="Device Type")
 
 
@@ -66,7 +66,10 @@ _Threads = defaultdict[int, list[TraceSpan]]
 
 
 class ChromeTrace:
-    """Events by thread and time, without malformed ones. Raises ValueError for a malformed file."""
+    """Events of a trace by thread and in order of time: an enclosing span before its parts.
+
+    Raises ValueError if the file is malformed. Malformed events are skipped.
+    """
 
     def __init__(self, data: bytes) -> None:
         # torch does not escape control characters in names.
@@ -100,7 +103,7 @@ class ChromeTrace:
                 spans.sort(key=lambda span: (span.start_us, -span.duration_us))
 
     def leave_out_own(self, thread: int) -> list[tuple[float, float]]:
-        """Remove Stepscope's own work, found by its frames, from a thread; return its spans."""
+        """Remove Stepscope's own work (by its frames, if any) from a thread; return its spans."""
         frames = self.frames.get(thread, ())
         own = [(span.start_us, span.end_us) for span in frames if _OWN(span.name)]
         starts = [start_us for start_us, _ in own]
@@ -127,7 +130,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def parents(spans: list[TraceSpan]) -> list[int]:
-    """Return the index of the enclosing span of each of the ordered spans of a thread, or -1."""
+    """Return the index of each span's enclosing span, or -1; in `spans` it is before its parts."""
     outer, around = [], list[int]()
     for index, span in enumerate(spans):
         while around and spans[around[-1]].end_us <= span.start_us:

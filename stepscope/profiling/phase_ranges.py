@@ -27,7 +27,7 @@ def under_nsight() -> bool:
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Name the outermost code within, such as `with span(BACKWARD): loss.backward()`."""
+    """Name the code within (the outer span counts): `with span(BACKWARD): loss.backward()`."""
     return _OFF if _ranges is None and _labels is None else _emitted(name)
 
 

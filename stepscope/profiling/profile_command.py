@@ -101,8 +101,8 @@ class ProfileCommand:
     """
 
     recorder: Recorder
-    step: Callable[[], int]
-    on_gpu: Callable[[], bool]
+    step: Callable[[], int]  # Returns the last step.
+    on_gpu: Callable[[], bool]  # Returns True if training is on CUDA.
     ended_here: bool
     active: bool = False  # While it is True, each step boundary calls `reach` and `leave`.
     _profile: _Profile | None = None
@@ -110,7 +110,11 @@ class ProfileCommand:
     _left_s: float = 0.0
 
     def ask(self, command: Command) -> None:
-        """Begin a profile, in a job after the previous one, or refuse the command."""
+        """Begin a profile, or refuse the command with a reason.
+
+        In a job it begins once the previous one is written. Ranks finish that at different times,
+        and all must have the same result.
+        """
         if self._profile is not None and self.recorder.job is not None:
             self._next.append(command)
             return

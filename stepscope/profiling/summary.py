@@ -103,14 +103,18 @@ def _shown(name: str) -> str:
 
 
 RAW_LIMIT = 512 * 2**20  # Of a trace: two million events, for which Perfetto needs gigabytes.
-LEVEL = 4  # Of gzip: a fourteenth at 200 MB/s; 9 takes five times as long for 10% less.
+LEVEL = 4  # Of gzip: 1/14 of the size at 200 MB/s; 9 takes five times as long for 10% less.
 NICENESS = 10
 
 
 def write_profile(
     folder: Path, raw: Path, *, first: int, last: int, cuda: bool, thread: int | None, rank: int = 0
 ) -> None:
-    """Write the compressed trace `raw` and its summary to `folder`. Raises OSError, ValueError."""
+    """Write the compressed trace `raw`, and then its summary, into `folder`.
+
+    Raises OSError, and ValueError if `raw` is too large or malformed; a compressed trace may then
+    exist without a summary.
+    """
     size = raw.stat().st_size
     if size > RAW_LIMIT:
         raise ValueError(

@@ -22,7 +22,7 @@ from stepscope.profiling import phase_ranges
 log = logging.getLogger(__name__)
 
 OTHER_WAIT_S = 10.0  # Longest wait of another thread's profiler for the end of this one.
-_STARTERS = ("_prepare_profiler", "_enable_profiler")  # Every profiler calls them first.
+_STARTERS = ("_prepare_profiler", "_enable_profiler")  # Of torch.autograd.profiler; called first.
 
 
 class ProfilerUnavailableError(Exception):
@@ -44,13 +44,16 @@ def why_not() -> str | None:
 
 
 class ProfilerCapture:
-    """torch's profiler until `stop` by the same thread. Raises ProfilerUnavailableError."""
+    """torch's profiler from now until `stop`, which the same thread must call.
+
+    Raises ProfilerUnavailableError, and whatever torch raises.
+    """
 
     def __init__(self, *, cuda: bool) -> None:
         if (reason := why_not()) is not None:
             raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
-        self.cuda = cuda and not phase_ranges.under_nsight()  # If kernels are recorded.
+        self.cuda = cuda and not phase_ranges.under_nsight()  # Nsight prevents recording kernels.
         # The tracer of frames would replace a Python profiler, such as cProfile.
         self.stacks = sys.getprofile() is None
         self.ended_early: str | None = None  # Why anything but its owner stopped it.
@@ -87,7 +90,10 @@ class ProfilerCapture:
         return self._stopped.is_set() or self._asked_to_end
 
     def stop(self, early: str | None = None) -> None:
-        """Stop recording and wait for the GPU, in its thread; `early`: why its owner did not."""
+        """Stop recording, and wait for the GPU; `early` is why, unless the owner stops it.
+
+        Does nothing in another thread, or when called again.
+        """
         if not self.running or threading.get_ident() != self._thread:
             return
         phase_ranges.end()

@@ -33,7 +33,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 class OperatorStats:
     """All calls of one operator; times in microseconds, memory in bytes.
 
-    "Self" excludes the operators within it, and so does memory: allocated less freed bytes.
+    "Self" excludes the operators within it, and so does memory: allocated less freed bytes, which
+    may be negative.
     """
 
     name: str
@@ -120,7 +121,8 @@ _CALL = re.compile(
 class FlameGraph:
     """Nodes, each after its parent.
 
-    Node i is `names[name[i]]` below `parent[i]` (-1: none), with `calls[i]` calls of `total_us[i]`.
+    Node i is `names[name[i]]` below `parent[i]` (-1: none). Its `calls[i]` calls took `total_us[i]`
+    microseconds, callees included.
     """
 
     names: list[str] = field(default_factory=list)
@@ -198,7 +200,8 @@ def phases(
 ) -> PhaseTimes:
     """Return the phases of the training thread, without the spans `left_out`.
 
-    Of nested phases the outer one counts, except `Optimizer.step`, which may call a closure.
+    Of nested phases the outer one counts. An exception is `Optimizer.step`, which may call a
+    closure that computes the loss, as in Lightning: there the inner phases count.
     """
     spans = [group.get(thread, []) for group in (trace.annotations, trace.frames, trace.operators)]
     named = ((phase_of(span.name), span) for span in (*spans[0], *spans[1]))
@@ -251,7 +254,8 @@ def _outermost(marks: Iterable[_Part]) -> list[_Part]:
 def _cuda_us(trace: ChromeTrace, edges: list[float], phase_at: list[str]) -> dict[str, float]:
     """Return GPU time by the phase in which any thread started the work.
 
-    A compiled model, or a replayed graph, starts kernels by CUDA calls without an operator.
+    The work starts with its CUDA call, or else with its operator: a compiled model, or a replayed
+    graph, starts kernels without an operator.
     """
     operators = (span for spans in trace.operators.values() for span in spans)
     started = {span.args.link: span.start_us for span in operators if span.args.link != NONE}

@@ -104,7 +104,8 @@ class Recorder:
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
 
-        Values are numbers, tensors of one element (on a GPU recorded some steps later), or None.
+        Values are numbers, tensors of one element, or None. Never waits for a tensor on a GPU: its
+        row is recorded some steps later.
         """
         try:
             if type(step) is not int:

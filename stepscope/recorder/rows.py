@@ -37,7 +37,8 @@ class StepBlockBuilder:
     """Converts slots into blocks, batch after batch, for one store.
 
     A timed row is one step; its step time begins at the timed row, or the RESTART, before it.
-    `broken` has an event, of epoch 0, for each loss that became NaN or infinite, for the caller.
+    `broken` has an event, of epoch 0, for each loss that became NaN or infinite; the caller clears
+    it.
     """
 
     broken: list[Event] = field(default_factory=list)

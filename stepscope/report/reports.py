@@ -283,7 +283,7 @@ def values_of(values: object, full: bool) -> Iterator[tuple[str, str | None]]:
 
 @untrusted_content()
 def sweep_report(sweep: Mapping[str, Any], *, full: bool = False) -> str:
-    """Return the page of sweep.json; `full` as in `run_report`. Raises ReportError."""
+    """Return the page of `read_sweep`'s result; `full` as in `run_report`. Raises ReportError."""
     scrub = str if full else scrubber_of((), (sweep, sweep["machine"]))
     report = Report(f"Sweep report: {sweep['workload']}", scrub)
     report.heading(report.scrub(str(sweep["id"])), 2)

@@ -47,8 +47,9 @@ _COMMON = re.compile(
 class Scrubber:
     """Function that replaces names and places in a text by words in brackets.
 
-    `paths` are folders that no pattern finds. A path of a file becomes its name. Names in prose
-    that the run did not record remain, and names of less than MIN_NAME characters and common words.
+    `paths` are folders that no pattern finds, with spaces or unusual characters. A path of a file
+    becomes the file's name. Names in prose that the run did not record remain, and so do names of
+    less than MIN_NAME characters and common words.
     """
 
     hosts: frozenset[str] = frozenset()

@@ -243,6 +243,7 @@ class RankMetadata:
 
     @property
     def rank(self) -> int:
+        """Global rank."""
         return torch_rank(self.run_json, self.number)
 
     def end(self) -> RankExit | None:

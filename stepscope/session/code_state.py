@@ -36,7 +36,7 @@ _SUBMODULES = "--ignore-submodules=dirty"
 class CodeStateReader:
     """Reads the git state of `code` in the thread `stepscope-code`; `close` stops it.
 
-    `describe` receives `git` of run.json, and `folder` the diff. Outside of a repository: nothing.
+    `describe` receives `git` of run.json, and `folder` the diff, both only in a repository.
     """
 
     def __init__(self, code: Path, folder: Path, describe: Callable[..., None]) -> None:

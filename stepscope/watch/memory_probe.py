@@ -2,7 +2,8 @@
 
 Hooks before and after each `step` of torch's optimizers read the counters of torch's allocator, or
 on a CPU the process's memory. They sum the unique storages of parameters, gradients and optimizer
-states. The script ends like by `sys.exit(0)` after the last step, or one that is not supported.
+states. The script ends like by `sys.exit(0)` after the last requested step, or if one cannot be
+measured.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _variants(
 def _changes(
     token: str, config: RunConfig, devices: Sequence[TrainDevice]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the changes of a variant's text; several for a field without a value."""
+    """Yield a variant's changes, several for a field without a value. Raises UsageError."""
     custom = [name for name in own_settings(config) if name not in FIELDS]
     switched: dict[str, bool] = {}
     texts: dict[str, Any] = {}

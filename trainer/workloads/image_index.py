@@ -248,7 +248,7 @@ class ImageList:
 
 
 def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries) -> ImageList:
-    """Validate and split the entries; if none is for validation, a fifth is. Raises ImageError."""
+    """Split the valid entries, by default a fixed random fifth to validate. Raises ImageError."""
     usable = _usable(folder, entries, broken)
     names = Counter(entry.label for entry in usable)
     if len(names) < 2:

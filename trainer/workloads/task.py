@@ -30,7 +30,10 @@ class Split(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
-    """A split in memory; the tensors repeat if `length`, the samples per epoch, exceeds theirs."""
+    """A split in memory: `inputs` and `targets` have the same first dimension.
+
+    If `length`, the samples per epoch, exceeds it, the tensors repeat.
+    """
 
     inputs: Tensor
     targets: Tensor

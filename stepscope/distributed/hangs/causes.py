@@ -102,7 +102,7 @@ def _words(lost_ranks: Sequence[RankObservation]) -> dict[str, object]:
     }
 
 
-PATIENCE_S = 60.0  # For which a rank may do other work, such as a validation.
+PATIENCE_S = 60.0  # Time for which a rank may do other work, such as a validation.
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # With several names in torch.
 EQUAL_SIZES = ("all_reduce", "reduce_scatter", "broadcast", "all_gather_base", "into_tensor")
 """Parts of the names of operations whose tensors have the same size on all ranks."""
@@ -209,7 +209,10 @@ def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
 
 
 def messages(job: JobObservation) -> Hang | None:
-    """Return the hang in point-to-point operations, once the other rank may have its record."""
+    """Return the hang in point-to-point operations.
+
+    Returns None while the other rank may still write its record, which shows if it waits as well.
+    """
     waits: dict[int, Collective] = {}
     for rank, record in job.records.items():
         one = next((one for one in record.pending if one.sequence is None), None)

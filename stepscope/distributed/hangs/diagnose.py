@@ -43,7 +43,10 @@ def judge(
     *,
     ended: bool = False,
 ) -> Hang | None:
-    """Return the hang of a job at `now`, or its last one (`ended`); None without a known cause."""
+    """Return the hang of a job at `now`, or its last one (`ended`).
+
+    Returns None if the job makes steps, or the cause is unknown.
+    """
     job = JobObservation(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
     if not job.records or any(one.paused for one in ranks):
         return None
@@ -72,7 +75,10 @@ RANKS_LIMIT = 1024  # Maximum number of ranks that are read.
 
 
 def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
-    """Return the hang of a run, now or when it ended, or None; lists the folder if none hangs."""
+    """Return the hang of a run, now or when it ended; None if it did not hang.
+
+    Lists the folder if no rank hangs, otherwise reads two small files per rank.
+    """
     try:
         if not any(name.startswith("hang-rank") for name in os.listdir(run.folder)):
             return None

@@ -57,9 +57,9 @@ class RankObservation:
 class Hang:
     """A hang and its cause. `ranks` are the ranks to check, `waiting` wait for these.
 
-    `phase` is that of the first of `ranks`. `group`, `sequence` and `operation` name a collective
-    in which ranks wait. `since` is in epoch seconds. `what` is the cause, `text` has the duration
-    too.
+    `phase` is that of the first of `ranks`, None if unknown. `group`, `sequence` and `operation`
+    name a collective in which ranks wait. `since` is in epoch seconds. `what` is the cause as a
+    sentence, `text` includes the duration.
     """
 
     cause: HangCause
@@ -156,7 +156,7 @@ class JobObservation:
         *,
         now: str | None = None,
     ) -> Hang:
-        """Return a hang; `what` is its cause, and `now` the cause with present values."""
+        """Return a hang; `what` begins a sentence, `next` is one, `now` is `what` at present."""
         step, silent_s = min(record.step for record in self.records.values()), self.silent_s
         begin = "It had made no step for" if self.ended else "No step for"
         silence = f"{begin} {format_duration(silent_s)} (the last was step {step:,})"

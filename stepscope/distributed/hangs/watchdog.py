@@ -1,7 +1,8 @@
 """Detect that a rank makes no step, and write `hang-rankK.json`.
 
-The writer thread checks once a second whether a step is overdue. If so, the thread `stepscope-hang`
-reads torch's Flight Recorder and the stack; it may wait for a lock, and blocks no other thread.
+The writer thread checks once a second whether a step is overdue, which takes microseconds. If so,
+the thread `stepscope-hang` reads torch's Flight Recorder and the stack of the training thread. It
+may wait for a lock of torch, and never blocks another thread.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class StallTimer:
     def moved(self, now: float, ago_s: float, *, waited: bool) -> None:
         """Count a collective entered `ago_s` ago as a sign of work.
 
-        `waited`: it ended a wait. Otherwise earlier ones may have been missed, as in a validation.
+        `waited`: it ended a wait. Otherwise earlier ones may have been missed, and a long
+        validation must not count as one long wait.
         """
         if self.since is None:
             return
@@ -109,7 +111,11 @@ Told = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
 
 
 class HangWatchdog:
-    """Watchdog of the steps of one rank; the writer thread calls `look` about once a second."""
+    """Watchdog of the steps of one rank, created by its training thread.
+
+    `busy` returns True while Stepscope delays the training. The writer thread calls `look` about
+    once a second.
+    """
 
     def __init__(
         self, recorder: Recorder, number: int, *, clock: Callable[[], float] = time.monotonic
@@ -122,7 +128,7 @@ class HangWatchdog:
         self._pace = StallTimer()
         self._events: deque[Told] = deque()
         self._hung: _Hung | None = None
-        self._entered_s = 0.0  # When the newest collective that is a sign of work was entered.
+        self._entered_s = 0.0  # Epoch seconds of the newest collective that is a sign of work.
         self._broken = False
 
     @property
@@ -202,7 +208,8 @@ class HangWatchdog:
 class _Hung:
     """The record of one hang, written by a separate thread until `end`.
 
-    The thread also ends if this rank enters a collective after `known_s`: at `moved_s` (epoch s).
+    The thread also ends if this rank enters a collective after `known_s`: at `moved_s`, in epoch
+    seconds. `on_cause` is called when the diagnosis changes.
     """
 
     def __init__(

@@ -66,7 +66,8 @@ class StragglerKind(StrEnum):
 class StragglerVerdict:
     """Verdict on the steps of all ranks; `ranks` are the stragglers, the latest first.
 
-    `phase` is OTHER between two steps. `share` is the lost fraction. For NONE `text` is the reason.
+    `phase` is None if unknown, and OTHER between two steps. `share` is the lost fraction of the
+    step. `text` is a sentence, for NONE the reason.
     """
 
     kind: StragglerKind
@@ -81,7 +82,10 @@ class StragglerVerdict:
 def judge(
     ranks: Sequence[RankStepPhases], *, world_size: int | None = None, busy_host: bool = False
 ) -> StragglerVerdict:
-    """Return the verdict on all ranks' newest steps; `world_size` includes unrecorded ranks."""
+    """Return the verdict on the newest steps of all ranks of a job.
+
+    `world_size` includes ranks recorded elsewhere. `busy_host`: all cores of the host are in use.
+    """
     if (missing := _missing(ranks)) is not None:
         return _nothing(missing)
     steps = functools.reduce(np.intersect1d, [one.steps for one in ranks])
@@ -113,7 +117,8 @@ def _nothing(text: str, steps: int = 0) -> StragglerVerdict:
 class _Table:
     """The common steps: `wait` and `late` are (ranks, steps), `excess` is (ranks, 5, steps).
 
-    `excess` is the additional time of a rank by phase, NaN if unknown. `step_time` is the mean.
+    `excess` is the additional time of a rank compared to the others by phase, NaN if unknown.
+    `step_time` is the mean step, as a lateness is a mean, and `usual_step` the median.
     """
 
     ranks: tuple[int, ...]
@@ -354,7 +359,8 @@ def text_of(
 ) -> str:
     """Return the evidence as the begin of a sentence: the ranks, the time, the phases.
 
-    `excess` is the additional time by phase. `waiting` is the waiting rank, None for several.
+    `phases` explain the lateness, the longest first; `excess` is the additional time of each.
+    `waiting` is the waiting rank, None for several.
 
     >>> text_of([2], [StepPhase.FORWARD], 0.1, {"forward": 0.002})
     'The others wait for rank 2, 10% of each step: it takes 2.00 ms longer in forward than they do'

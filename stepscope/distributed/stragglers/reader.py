@@ -31,7 +31,7 @@ def in_job(run_json: Mapping[str, Any]) -> bool:
 
 
 def judged_run(run: RunInfo) -> StragglerVerdict | None:
-    """Return the verdict on a job from the stores that can be read; None for a single process."""
+    """Return the verdict on a job by its readable stores (2 ms a rank); None for one process."""
     times, host_cpu = [], None
     for number in rank_numbers(run.folder):
         own = run_json_of(run, number)
@@ -50,7 +50,7 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
 def judged_ranks(
     times: Sequence[RankStepPhases], run_json: Mapping[str, Any], host_cpu: float | None
 ) -> StragglerVerdict | None:
-    """Return the verdict on a job; None for a single process or simulated GPUs."""
+    """Return a job's verdict; None for one process or simulated GPUs. `host_cpu` is 0 to 1."""
     if not in_job(run_json) or setup_of(run_json).simulated:
         return None
     busy = (host_cpu or 0.0) >= BUSY_HOST
@@ -58,7 +58,10 @@ def judged_ranks(
 
 
 def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) -> RankStepPhases:
-    """Return the phases of the newest steps of a folder rank. Raises StoreError."""
+    """Return the phases of the newest steps of a folder rank, of the last 30 s if sufficient.
+
+    Raises StoreError.
+    """
     rank = torch_rank(run_json, number)
     infos = {(info.stream, info.source): info for info in reader.series()}
     info = infos.get((Stream.STEPS.value, ""))

@@ -56,9 +56,10 @@ class RankStepPhases:
     """The steps of a rank with a known wait; seconds, NaN if a phase is not recorded.
 
     `steps` are rising numbers (n,): DDP's iterations if recorded. `wait` (n,) is the exposed time
-    of the gradient all-reduce, times the `per_step` of a step. `own` (5, n) has the phases of OWN.
-    `timed` counts the steps with a step time. `has_loader`: the wait for a batch is recorded. The
-    wait is unknown for more than one of the `models` in DDP.
+    of the gradient all-reduce. `own` (5, n) has the phases of OWN. `timed` counts the steps with a
+    step time. Gradients are reduced `per_step` times per step: `wait` is that of one of these times
+    `per_step`. `has_loader`: the wait for a batch is recorded. `models` is the number of models in
+    DDP; the wait is unknown for more than one.
     """
 
     rank: int
@@ -128,7 +129,7 @@ def _rising(numbers: Floats) -> slice:
 
 
 def _per_step(steps: Floats, numbers: Floats) -> int:
-    """Return DDP's iterations per step: the median over quarters, of which one may validate."""
+    """Return DDP's iterations per step: the median of quarters, as a validation changes one."""
     apart = max(1, len(steps) // 4)
     passed = steps[apart:] - steps[:-apart]
     ratios = (numbers[apart:] - numbers[:-apart])[passed > 0] / passed[passed > 0]
@@ -167,20 +168,26 @@ def _own(
     return np.array([made, computed, backward, optimizer, other])
 
 
-PERMUTATIONS, FEWER, MANY = 1999, 499, 8  # For up to MANY ranks, and for more (20 ms for 64).
+PERMUTATIONS, FEWER, MANY = 1999, 499, 8  # For up to MANY ranks, and for more: 64 take 20 ms.
 BLOCKS = 10  # Number of parts of the window.
 EXPLAINED = 0.8  # Minimum fraction of the lateness that the phases explain.
 TRIM = 0.05  # Fraction of the steps excluded at either end: a checkpoint is no straggler.
 
 
 def lateness(late: Floats) -> Floats:
-    """Return each rank's mean lateness (ranks,) less the median of the others', if positive."""
+    """Return each rank's mean lateness (ranks,) less the median of the others', if positive.
+
+    `late` is (ranks, steps or blocks), in seconds.
+    """
     means = np.array([trimmed(row) for row in late])
     return np.asarray(means - np.maximum(others(means[:, None])[:, 0], 0))
 
 
 def chance(late: Floats) -> float:
-    """Return the p-value of the largest mean lateness, permuting ranks within blocks of steps."""
+    """Return the permutation-test p-value of the largest mean lateness.
+
+    Null hypothesis: ranks are exchangeable within each block. `late` is (ranks, steps) in seconds.
+    """
     blocks = np.array([[trimmed(part) for part in np.array_split(r, BLOCKS)] for r in late])
     # Sorted, so that the result does not depend on the order of the ranks.
     blocks = blocks[np.argsort(blocks.sum(axis=1))]
@@ -203,7 +210,10 @@ def _latest(blocks: Floats) -> Floats:
 
 
 def explained(excess: Mapping[str, float], late: float) -> tuple[StepPhase, ...]:
-    """Return the phases to name for a lateness, longest first; () if all explain too little."""
+    """Return the phases to name for a lateness, the longest first; () if they do not explain it.
+
+    All phases explain EXPLAINED of it; the named ones half of it, or are half as long as the first.
+    """
     longer = sorted(((value, name) for name, value in excess.items() if value > 0), reverse=True)
     if not longer or sum(value for value, _ in longer) < EXPLAINED * late:
         return ()
@@ -228,7 +238,7 @@ def others(values: Floats) -> Floats:
 
 
 def late_steps(wait: Floats) -> Floats:
-    """Return the fraction of steps (ranks,) in which a rank waits less than the mid-range."""
+    """Return the fraction of steps in which a rank's `wait` (ranks, steps) is below mid-range."""
     least, most = wait.min(axis=0), wait.max(axis=0)
     return np.asarray((wait - least < (most - least) / 2).mean(axis=1))
 

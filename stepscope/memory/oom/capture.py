@@ -46,7 +46,7 @@ MAX_MESSAGE_CHARS, MAX_TEXT_CHARS, MAX_NAME_CHARS = 1500, 300, 80
 MAX_PROCESSES = 20
 MAX_BYTES = 2**62  # Maximum size that is read from a message.
 COUNTERS = ("allocated", "reserved", "peak_allocated")
-METRICS = ("memory/allocated", "memory/peak_allocated")  # Needed for a verdict.
+METRICS = ("memory/allocated", "memory/peak_allocated")  # A verdict needs their samples.
 Fields = dict[str, Any]  # Values of a record by the names of its fields.
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _REQUEST = re.compile(r"[Tt]ried to allocate ([0-9]{1,20}(?:\.[0-9]+)?) (bytes|[KMGT]iB)")
@@ -179,7 +179,7 @@ def shared_out(processes: Iterable[GpuProcess], own_pid: int, *, used: int, tota
 
 def _samples(run: FailureContext) -> Fields:
     """Return the recorder's samples of the last seconds, by the loop's step."""
-    ahead = max(0, run.step() - run.recorder.step)
+    ahead = max(0, run.step() - run.recorder.step)  # The recorder may be some steps behind.
     rows = [row for row in list(run.recorder.recent) if row.stream == Stream.SAMPLES][-MAX_ROWS:]
     samples = RecentSamples(
         ts=tuple(row.ts for row in rows),
@@ -227,7 +227,7 @@ def stack_here(own_parts: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def _is_in_autocast(torch: Any) -> bool:
-    """Return True in `torch.autocast` for CUDA, also where autocast itself is running."""
+    """Return True in `torch.autocast` for CUDA; torch itself returns False in a cast operator."""
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == 0:  # the usual case: nothing is searched
         return False

@@ -28,7 +28,7 @@ from stepscope.memory.oom import recommendations as advice
 from stepscope.memory.oom.evidence import FIRST_STEPS, OomFigures, OomTrend, usual_peak
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
 
-MIN_FRAGMENTED = 0.10  # Of the reserved memory, in pieces: with less, the next one fails too.
+MIN_FRAGMENTED = 0.10  # Of the reserved memory in pieces: with less, the next allocation fails too.
 MIN_OTHERS = 0.10  # Of the device, held by other processes: a desktop takes a few percent.
 MIN_GROWN = 0.10  # Minimum growth of a trend that is the cause, as a fraction of the device.
 MAX_UNKNOWN = 0.25
@@ -126,7 +126,8 @@ def _growth(figures: OomFigures, trend: OomTrend | None) -> _Conclusion | None:
 def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     """Return fragmentation if only the place of free memory can have refused the allocation.
 
-    The process must have held the demand before: a step that was never completed has no known peak.
+    In a step of a kind that was never completed free pieces prove nothing: the step frees and
+    allocates more before it has its peak. The process must have held the demand before.
     """
     missing = figures.requested - figures.room
     done = record.steps_done or 0

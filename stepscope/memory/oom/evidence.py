@@ -12,11 +12,11 @@ import numpy as np
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.oom.record import HostMemory, OomRecord
 
-FIRST_STEPS = 2  # With atypical memory: optimizer state and workspaces are allocated.
+FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces are allocated.
 MAX_GROUPS = 60  # Maximum number of groups of steps that are compared in pairs.
 MIN_TREND_STEPS = 6  # Minimum number of different steps of a trend.
 MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of steps in which the later step has more.
-MIN_CONFIRMED_FRACTION = 0.5  # Of an event's rate; below, growth has ended by the samples.
+MIN_CONFIRMED_FRACTION = 0.5  # Slope of the samples by an event's rate: below, growth has ended.
 MAX_EVENT_VALUE = 1e15  # Maximum number of bytes or steps in a valid event.
 
 
@@ -66,7 +66,7 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
 
 def _at_boundaries(record: OomRecord) -> list[tuple[int, float]]:
     """Return (step, allocated bytes) at the end of the last steps: the lowest sample of each."""
-    lowest: dict[int, float] = {}
+    lowest: dict[int, float] = {}  # Samples inside a long step include that step's tensors.
     first = record.step - (record.steps_done or 0)  # not 0 for a resumed run
     for step, value in _column(record, "memory/allocated"):
         if step > FIRST_STEPS + first:

@@ -2,7 +2,8 @@
 
 Torch calls its out-of-memory observers between a failed allocation and the throw, in the same
 thread, with the allocator's lock released. Stepscope's observer writes `oom.json`, makes no CUDA
-call, allocates nothing on the device and never raises.
+call, allocates nothing on the device and never raises. It is not called for an allocation that
+succeeds at torch's own second try.
 
 An observer can be attached once CUDA runs, and never detached. So each process has one, attached
 by torch itself as the last part of starting CUDA, which passes failures to the current run.
@@ -50,7 +51,7 @@ class OomObserver(capture.FailureContext):
         self._counted = 0
 
     def attach(self) -> None:
-        """Receive failed allocations from the start of CUDA on; needs torch to be imported."""
+        """Receive failed allocations from the start of CUDA on; call it after torch's import."""
         if self not in _observers:
             _observers.append(self)
         torch = sys.modules.get("torch")
@@ -69,7 +70,11 @@ class OomObserver(capture.FailureContext):
             call_at_start(try_to_attach)
 
     def look_for_torch(self, values: Mapping[str, float] | None = None) -> None:
-        """Attach once torch is imported, unless CUDA runs: torch takes it without a lock."""
+        """Attach once torch is imported; called by the sampler's thread with its `values`.
+
+        Does nothing once CUDA runs: torch takes the observer without a lock, and the training
+        thread may be failing at that moment. The next step attaches it then.
+        """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if self in _observers and not getattr(cuda, "_initialized", True):
             self.attach()

@@ -37,7 +37,10 @@ class OomAnalysis:
 
 
 def judged(run: RunInfo, rank: int = 0, allowed: Allowed | None = None) -> OomAnalysis | None:
-    """Return a rank's failed allocations with a verdict, or None. Raises OSError and ValueError."""
+    """Return a folder rank's failed allocations with a verdict; None without failures.
+
+    Raises OSError, and ValueError with the name of a malformed file.
+    """
     report = read_report(run.folder, rank) or _killed(run)
     if report is None:
         return None

@@ -1,6 +1,6 @@
 """Recommend what to change after an out-of-memory error, the best first; pure, no I/O.
 
-A run of the trainer gets settings, a script text and code; none is already in force.
+A run of the trainer gets settings, a script text and code; never a setting that is in force.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Open an untrusted snapshot file in a resource-limited subprocess and cache its summary.
 
-This module is that subprocess. The cache is next to the file, or in a spare folder.
+This module is that subprocess. The cache is next to the file, or, if that folder is read-only, in a
+spare folder.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ def _fail(text: str) -> int:
 
 
 class SnapshotLoadTask:
-    """Opens one snapshot; call `poll` until it returns True. Not thread-safe. Raises OSError."""
+    """Opens one snapshot (`summary`: by `kept_summary`); call `poll` until it returns True.
+
+    Not thread-safe. Raises OSError if the file cannot be read or no process can be started.
+    """
 
     def __init__(self, path: Path, spare: Path, summary: SnapshotSummary | None = None) -> None:
         found = path.stat()

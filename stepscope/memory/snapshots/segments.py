@@ -134,7 +134,7 @@ def fragmentation(segments: object) -> Fragmentation:
 
 
 def segments_of(segments: object) -> Iterator[dict[str, Any]]:
-    """Yield the segments of a list once: a small file can list the same blocks a million times."""
+    """Yield distinct segments with distinct blocks: a small file can list one a million times."""
     seen: set[int] = set()
     for segment in _dicts(segments):
         blocks = segment.get("blocks")
@@ -165,7 +165,7 @@ def blocks_of(segment: dict[str, Any]) -> Iterator[SegmentBlock]:
 
 
 def _returnable(segment: dict[str, Any], blocks: list[SegmentBlock]) -> int:
-    """Return the free bytes of a used segment that the driver can get: whole expandable pages."""
+    """Return the free bytes that the driver can get back: whole pages of expandable segments."""
     if segment.get("is_expandable") is not True:
         return 0
     page = PAGE_BYTES.get(str(segment.get("segment_type")), PAGE_BYTES["large"])

@@ -145,7 +145,7 @@ class MemoryTimeline:
     device: int
     actions: int
     columns: tuple[int, ...]  # The index of the action of each column.
-    seconds: tuple[float, ...] | None  # Of each column, if torch recorded it.
+    seconds: tuple[float, ...] | None  # Of each column since the first action; None if unknown.
     live: tuple[int, ...]
     before: tuple[int, ...]  # Live since before the recording.
     bands: tuple[StackBand, ...]  # The largest stacks at the peak, the largest first.
@@ -156,7 +156,7 @@ class MemoryTimeline:
     end: int  # Live after the last action.
     spans: tuple[LabelSpan, ...]
     ooms: tuple[int, ...]  # Columns with a failed allocation.
-    at_peak: tuple[StackUsage, ...]  # Largest stacks since the recording began.
+    at_peak: tuple[StackUsage, ...]  # Largest stacks of those allocated since the recording began.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ import hook then wraps functions of torch:
 `state.py` has the shared state, and the steps of scripts without an optimizer, `epochs.py` counts
 batches and epochs, `attribution.py` finds the optimizer of a loss.
 
-No wrapper waits for a GPU or, except those of settings, changes a result. One that fails is logged
-once and disabled. All work only in the thread that steps the optimizers (docs/watch.md).
+No wrapper waits for a GPU or changes a result, except those of settings. A wrapper that fails is
+logged once and disabled. Wrappers work in the thread that steps the optimizers, not in forked
+children and DataLoader workers. docs/watch.md lists the limits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attribute losses and clipped gradient norms to optimizers.
 
-With several optimizers, a loss belongs to those of whose gradients its `backward()` changed some,
-until one of them steps or calls `zero_grad()`.
+A loss is attributed to the optimizers whose gradients its `backward()` changed, until one of them
+steps or calls `zero_grad()`. With several optimizers some gradients of each are compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Apply the settings of `stepscope watch --with` from wrappers of torch.
 
-Wrapped are the construction and iteration of DataLoaders, optimizers, `backward`, for some settings
-copies and attention, and until the model is known the calls of all modules.
+Wrapped are the construction and iteration of DataLoaders, the construction, `zero_grad` and `step`
+of optimizers, `backward`, for some settings copies and attention, and until the model is known the
+calls of all modules.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ class CopyTimer:
 
     Two CUDA events bracket a copy and are read once the device has completed them, without waiting.
     A pair costs the host about 20 us, so only one step in 10 ms is measured. Only calls through a
-    tensor are wrapped: scripts compare `torch.Tensor.to`, the `func` of `__torch_function__`.
+    tensor are wrapped, because `__torch_function__` receives `torch.Tensor.to` as `func`, and
+    scripts compare it.
     """
 
     def __init__(self, torch: ModuleType, state: HookState) -> None:
