@@ -24,12 +24,11 @@ class MemoryDomain(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCategory:
-    """A category of memory: `help` is one sentence, `short` a label for narrow places."""
+    """A category of memory; `help` is one sentence."""
 
     key: str
     label: str
     help: str
-    short: str = ""
 
     @property
     def color(self) -> str:
@@ -53,7 +52,6 @@ _MODEL_STATES = (
         "optimizer_state",
         "optimizer state",
         "Tensors that the optimizers keep, such as Adam's two moments.",
-        "optimizer",
     ),
     MemoryCategory("gradients", "gradients", "The parameters' gradients held between two steps."),
     MemoryCategory(
@@ -63,12 +61,8 @@ _MODEL_STATES = (
 CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
     MemoryDomain.DEVICE: (
         MemoryCategory("free", "free", "Unused device memory."),
-        MemoryCategory(
-            "driver", "driver reserve", "Device memory reserved by the driver.", "driver"
-        ),
-        MemoryCategory(
-            "others", "other processes", "Device memory of all processes but this one.", "others"
-        ),
+        MemoryCategory("driver", "driver reserve", "Device memory reserved by the driver."),
+        MemoryCategory("others", "other processes", "Device memory of all processes but this one."),
         MemoryCategory(
             "unnamed",
             "not attributed",
@@ -86,7 +80,6 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
             "this process outside PyTorch",
             "Device memory of this process beyond PyTorch's reserve: the CUDA context, loaded "
             "kernels, libraries such as NCCL and cuBLAS.",
-            "context",
         ),
         MemoryCategory(
             "process",
@@ -101,20 +94,17 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
             "cached, split",
             "Free parts of cached blocks that also hold tensors: fragmentation, which Empty "
             "cache cannot return.",
-            "split",
         ),
         MemoryCategory(
             "cached",
             "cached (reclaimable)",
             "Whole cached blocks without tensors: reused next, returned by Empty cache.",
-            "cached",
         ),
         MemoryCategory("cache", "cached", "Reserved by PyTorch and not allocated to a tensor now."),
         MemoryCategory(
             "activations",
             "activations and other",
             "All other allocated tensors: activations, batches, buffers, temporary results.",
-            "activations",
         ),
         *_MODEL_STATES,
         MemoryCategory("allocated", "allocated", "All tensors in PyTorch's allocator."),
@@ -129,7 +119,6 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
             "others",
             "other processes and the system",
             "Host memory in use by all but this process and its workers.",
-            "others",
         ),
         MemoryCategory(
             "elsewhere",
@@ -142,14 +131,12 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
             "its workers",
             "Resident memory of this process's children, such as data-loading workers; pages "
             "shared with this process count twice.",
-            "workers",
         ),
         MemoryCategory(
             "rest",
             "rest of this process",
             "All other resident memory of this process: activations, data, Python and its "
             "libraries, memory kept for reuse.",
-            "rest",
         ),
         *_MODEL_STATES,
         MemoryCategory("process", "this process", "All resident memory of this process."),
