@@ -149,12 +149,14 @@ class ChannelThread(threading.Thread):
         self._send = send
         self._alerts: SimpleQueue[Alert | None] = SimpleQueue()
         self._warned: set[str] = set()
+        self.owner: AlertNotifier | None = None  # for which the exit waits, until this thread ends
 
     def put(self, alert: Alert | None) -> None:
         """Queue an alert, or None as the last; drop it, with one warning, if the queue is full."""
+        if alert is not None and not self._channel.accepts(alert.level, alert.state):
+            return
         if alert is None or self._alerts.qsize() < QUEUE_LIMIT:
-            if alert is None or self._channel.accepts(alert.level, alert.state):
-                self._alerts.put(alert)
+            self._alerts.put(alert)
         else:
             self._warn("queue", f"{QUEUE_LIMIT} alerts are queued; later ones are dropped")
 
@@ -193,9 +195,10 @@ class AlertNotifier:
         _open.add(self)
         try:
             for thread in self._threads:
+                thread.owner = self
                 thread.start()
         except RuntimeError:  # the process is exiting, or has too many threads
-            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self._threads.clear()
             log.warning("stepscope: alerts: no thread can be started; none are delivered")
 
     def deliver(self, alert: Alert) -> None:

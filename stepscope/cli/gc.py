@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Delete runs of `root`; return 1 if one cannot be deleted, 2 for wrong usage."""
+    """Delete runs of `root`; return 1 if one cannot be deleted. Raises CommandError."""
     selects = options.keep_days is not None or options.max_size is not None
     if not selects and not options.dry_run:
         raise CommandError("gc: needs --keep-days or --max-size, got neither. Add one.", 2)

@@ -33,7 +33,8 @@ def span(name: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _emitted(name: str) -> Iterator[None]:
-    with _labels(name) if _labels else _OFF, _ranges(name) if _ranges else _OFF:
+    labels, ranges = _labels, _ranges  # another thread may end them
+    with labels(name) if labels else _OFF, ranges(name) if ranges else _OFF:
         yield
 
 

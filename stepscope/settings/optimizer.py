@@ -115,10 +115,12 @@ class Foreach(Implementation):
             and default(_parameters(subject), False)[1]
         ):
             return "foreach is torch's default for these parameters."
+        if (found := super().problem(subject)) is not None:
+            return found
         options = [o for g in subject.param_groups for o in (g.get("lr"), *g.get("betas", ()))]
         if any(map(sys.modules["torch"].is_tensor, options)):
             return "foreach is not applied to tensors as lr or betas."
-        return super().problem(subject)
+        return None
 
 
 def _parameters(optimizer: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -344,6 +345,19 @@ def test_a_webhook_that_does_not_answer_does_not_delay_the_command(
     wait_until(lambda: len(file.lines()) == 2, 20)
     assert notifier.finish(0.0) is False, "the webhook has not answered twice yet"
     assert notifier.finish(20.0) is True
+
+
+def test_the_exit_waits_for_an_alert_whose_notifier_nobody_holds(receiver: Receiver) -> None:
+    """As that of a crash, which the server reports."""
+    receiver.delay_s = 1.0
+    found = AlertNotifier(receiver.settings())
+    found.deliver(ALERT)
+    found.close()
+    del found
+    gc.collect()
+    notifier._finish_all()
+    assert len(receiver.got) == 1
+    assert not [one for one in threading.enumerate() if one.name == "stepscope-alerts"]
 
 
 def post(receiver: Receiver, timeout_s: float = 5.0) -> None:

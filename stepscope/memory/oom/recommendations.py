@@ -120,7 +120,9 @@ def _smaller_by_settings(setup: RunSetup, divisor: int) -> Steps:
     yield from _smaller_batch(setup, divisor)
     if setup.config.get("activation_checkpointing") is False:
         yield _setting("activation_checkpointing", True)
-    if (precision := half_precision(setup)) is not None:
+    # Unknown before the model is built.
+    is_unknown = setup.capability is None and setup.text("precision", "fp32") in ("fp32", "tf32")
+    if (precision := "bf16" if is_unknown else half_precision(setup)) is not None:
         yield _setting("precision", precision)
     yield from _off(setup, "dataset_on_device")
 
