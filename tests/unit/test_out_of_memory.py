@@ -382,6 +382,8 @@ def test_a_run_of_the_trainer_gets_settings_in_order() -> None:
     assert "device with more memory" in judge(FULL, in_force).next[0].text
     old = RunSetup(on_gpu=True, own=True, config=OURS, capability=(7, 0))
     assert ("precision", "fp16") in named(judge(FULL, old))
+    unknown = replace(old, capability=None)  # as in the failed construction of a model
+    assert ("precision", "bf16") in named(judge(FULL, unknown))
     impossible = judge(FULL, ours(), allowed=lambda name, value: name != "precision")
     assert named(impossible)[2] == ("dataset_on_device", False)
 
