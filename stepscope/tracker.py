@@ -66,7 +66,7 @@ class Tracker:
         self._recorder: Any = session.recorder if session is not None else None
         self._ring: RingBuffer | None = None
         self._pid = os.getpid()
-        self._error_before = getattr(sys, "last_value", None)
+        self._errors_before = _errors()
         self._measuring = False
         self._failed = False
 
@@ -395,12 +395,18 @@ def batch_length(batch: Any) -> int | None:
 def _close_at_exit() -> None:
     if _current is None or _current._pid != os.getpid():
         return
-    # The interpreter keeps the exception of the script; an interactive one also earlier exceptions.
-    # In a process of multiprocessing the exception is in flight.
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if error is _current._error_before or hasattr(sys, "ps1"):
-        error = None
-    _current._end(error)
+    before = [] if hasattr(sys, "ps1") else list(_current._errors_before)
+    found = [one for one in _errors() if all(one is not other for other in before)]
+    _current._end(found[0] if before and found else None)
+
+
+def _errors() -> tuple[BaseException | None, BaseException | None]:
+    """Return the exception in flight, as at the end of a process of multiprocessing, and the last.
+
+    Where `init` was called, one may be in flight that the parent handles; an interactive
+    interpreter keeps earlier ones.
+    """
+    return sys.exc_info()[1], getattr(sys, "last_value", None)
 
 
 def _count(recorder: Recorder, given: dict[str, Any]) -> None:

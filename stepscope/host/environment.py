@@ -44,9 +44,14 @@ def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[
     }
 
 
+_BINDING = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+
+
 def granted_cores() -> int:
     """Return the cores that this process may use: fewer than the machine's in many Slurm jobs."""
-    return len(os.sched_getaffinity(0))
+    # OpenMP that binds threads gives the main thread a single core.
+    binds = _BINDING & os.environ.keys()
+    return os.cpu_count() or 1 if binds else len(os.sched_getaffinity(0))
 
 
 def torch_versions() -> dict[str, Any]:

@@ -99,8 +99,13 @@ class FarReader:
         return found
 
     def exists(self, run):
-        """Return True if a run has its run.json."""
-        return os.path.isfile(os.path.join(self.root, run, "run.json"))
+        """Return False if a run has no run.json; True also if that cannot be known."""
+        try:
+            return stat.S_ISREG(os.stat(os.path.join(self.root, run, "run.json")).st_mode)
+        except FileNotFoundError:
+            return False
+        except OSError:  # such as a stale handle of NFS
+            return True
 
     def list_names(self, live):
         """Return the run ids that are `live`, then the newest, by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -78,7 +79,8 @@ def scrubber_of(runs: Sequence[RunInfo], jsons: Iterable[object] = ()) -> Scrubb
         found += [dict_of(rank.run_json) | {"host": rank.host} for rank in rank_states(run.folder)]
         script = dict_of(run.run_json.get("script"))
         paths |= {str(run.folder.parent), str(script.get("cwd") or "")}
-        paths |= {str(Path(str(script.get("path") or "")).parent)}
+        folder = os.path.dirname(str(script.get("path") or ""))
+        paths |= {folder, os.path.normpath(folder)}
     hosts = {socket.gethostname(), *(str(one.get("host") or "") for one in found)}
     users = {user_name(), *(str(one.get("user") or "") for one in found)}
     hosts |= {host.split(".")[0] for host in hosts}

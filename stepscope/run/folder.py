@@ -215,7 +215,8 @@ def _writes(pid: int, file: Path) -> bool:
 
 
 _FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
-_nowhere: list[int] = []  # /dev/null, once this process's tracebacks have been recorded
+_sink: list[tuple[int, os.stat_result]] = []
+"""The descriptor to which faulthandler writes from the first recorded run on, and its file."""
 
 
 @contextlib.contextmanager
@@ -227,12 +228,10 @@ def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
     `signal.getsignal` returns the same.
     """
     with contextlib.ExitStack() as at_end:
-        if _nowhere or not (faulthandler.is_enabled() or _are_caught(*_FATAL)):
+        if _sink or not (faulthandler.is_enabled() or _are_caught(*_FATAL)):
             descriptor = at_end.enter_context(_trace_file(folder / rank_file(TRACEBACK_FILE, rank)))
             if descriptor is not None:
-                if not _nowhere:
-                    _nowhere.append(os.open(os.devnull, os.O_WRONLY))
-                faulthandler.enable(descriptor)
+                _write_tracebacks_to(descriptor)
                 at_end.callback(_end_tracebacks)
         if _ends_at_sigterm():
             descriptor = at_end.enter_context(_trace_file(folder / rank_file(SIGTERM_FILE, rank)))
@@ -261,10 +260,31 @@ def _trace_file(path: Path) -> Iterator[int | None]:
                 path.unlink()
 
 
+def _write_tracebacks_to(descriptor: int) -> None:
+    """Replace the file of faulthandler, unless the script has closed its descriptor.
+
+    `faulthandler.enable` would replace a file that the script has given it since, and `disable`
+    would remove the handlers that were installed since.
+    """
+    if not _sink:
+        number = os.dup(descriptor)
+        faulthandler.enable(number)
+    else:
+        number, file = _sink[0]
+        try:
+            if not os.path.samestat(os.fstat(number), file):
+                return
+        except OSError:
+            return
+        os.dup2(descriptor, number, inheritable=False)
+    _sink[:] = [(number, os.fstat(number))]
+
+
 def _end_tracebacks() -> None:
-    """Discard later tracebacks; `disable` would also remove handlers that were installed since."""
-    if _nowhere and faulthandler.is_enabled():
-        faulthandler.enable(_nowhere[0])
+    """Discard later tracebacks."""
+    if _sink:
+        with open(os.devnull, "wb") as nowhere:
+            _write_tracebacks_to(nowhere.fileno())
 
 
 def _are_caught(*signals: signal.Signals) -> bool:

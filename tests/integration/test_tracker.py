@@ -370,7 +370,10 @@ def work():
 
 if __name__ == "__main__":
     child = multiprocessing.get_context("{method}").Process(target=work)
-    child.start()
+    try:
+        raise KeyError("of the parent, which handles it")
+    except KeyError:
+        child.start()
     child.join()
     print("done")
 """

@@ -361,6 +361,18 @@ run.close()
 os.kill(os.getpid(), signal.SIGSEGV)
 assert len(caught) == 2
 """
+OWN_FILE = """
+import faulthandler, os, signal, stepscope
+run = stepscope.init(name="own file")
+traces = open("traces.txt", "w")
+faulthandler.enable(traces)
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGABRT)
+os.waitpid(child, 0)
+run.close()
+assert "Aborted" in open("traces.txt").read(), "of the script's child"
+"""
 CHILD_DIES = """
 import os, signal, stepscope
 run = stepscope.init(name="child dies")
@@ -378,8 +390,9 @@ os.kill(os.getpid(), signal.SIGKILL)
         (CATCHES_SEGV.format(before="catch()", after=""), 0),
         (CATCHES_SEGV.format(before="", after="catch()"), 0),
         (CHILD_DIES, -9),
+        (OWN_FILE, 0),
     ],
-    ids=["handler before", "handler after", "child"],
+    ids=["handler before", "handler after", "child", "own file"],
 )
 def test_fatal_signals_of_others_end_neither_the_script_nor_the_run(
     tmp_path: Path, script: str, code: int

@@ -90,6 +90,17 @@ def test_zero_grad_of_the_module_drops_the_loss_of_an_optimizer_of_its_parameter
         assert live.rows[-1][1]["train/loss"] == factor
 
 
+def test_zero_grad_of_a_module_can_be_compiled_into_one_graph(live: FakeLive) -> None:
+    model = nn.Linear(1, 1)
+
+    def clear(inputs: Tensor) -> Tensor:
+        model.zero_grad()
+        return inputs + 1
+
+    compiled = torch.compile(clear, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(1)).item() == 2
+
+
 def test_two_optimizers_that_train_in_turns_count_the_steps_of_both(live: FakeLive) -> None:
     policy, value = sgd(weight()), sgd(weight())
     for _ in range(2):

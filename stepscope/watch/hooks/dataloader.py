@@ -108,7 +108,11 @@ class DataLoaderHook:
                 began_s=began_s,
                 ended_s=began_s,
                 length=length,
-                is_finite=length < math.inf or hasattr(type(iterator._dataset), "__len__"),
+                is_finite=length < math.inf
+                or (
+                    hasattr(type(iterator._dataset), "__len__")
+                    and hasattr(type(iterator._index_sampler), "__len__")
+                ),
                 until=number - 1 + length,
                 batch_size=size,
                 rows=size * (number - 1) + rows,

@@ -68,7 +68,7 @@ class BatchTracker:
         """Add a fetched batch; drop one with which the last pass was left by `break`."""
         last = self._current
         if last is not None and source is not last and source.dataset == last.dataset:
-            is_left = last.steps > 1 and last.batches < last.length < math.inf
+            is_left = last.steps > 1 and last.is_finite and not last.is_whole
             if is_left and not self._ahead:
                 self.drop(last)
         self._waiting.append((source, samples))

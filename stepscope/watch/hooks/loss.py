@@ -31,6 +31,7 @@ class LossHook:
         self._state = state
         self._guard = HookGuard("train/loss")
         self._tensor: type[Any] = torch.Tensor
+        self._is_compiling = torch.compiler.is_compiling
         self._made_late = False
         """True between the construction of a late optimizer and the next `backward()`."""
         self._began_s, self._collecting_s = time.perf_counter(), 0.0
@@ -95,9 +96,11 @@ class LossHook:
         return zero_grad
 
     def around_module_zero_grad(self, original: Function) -> Function:
-        state, guard = self._state, self._guard
+        state, guard, is_compiling = self._state, self._guard, self._is_compiling
 
         def zero_grad(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(module, *args, **kwargs)
             has_loss = state.loss is not None or state.parties.sums
             if has_loss and get_ident() == state.thread:
                 guard.call(self._clear, module)
@@ -161,7 +164,7 @@ def attach(torch: ModuleType, state: HookState) -> None:
     losses = LossHook(torch, state)
     replace(torch.autograd, "backward", losses.around_backward, traced=False)
     replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
-    replace(torch.nn.Module, "zero_grad", losses.around_module_zero_grad, traced=False)
+    replace(torch.nn.Module, "zero_grad", losses.around_module_zero_grad, traced=True)
     replace_call(torch.optim.Optimizer, "__init__", losses.make_optimizer)
 
 

@@ -109,7 +109,7 @@ class HookState:
         self._owner: threading.Thread | None = None
         self._closed = False
 
-        self.step = 0  # The step counter: the maximum count of steps of an optimizer.
+        self.step = 0  # The latest step; optimizers that step in turn within it share it.
         self.stepped = 0  # Calls of the optimizer hook.
         self.backwards = 0  # Calls of `backward()`, of any kind.
         self.in_backward = False
