@@ -175,6 +175,7 @@ class Services:
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._active: RunHandle | None = None
+        self._removed: RunHandle | None = None  # the run that is stopped without a folder
         self._devices: Future[Devices] = Future()
         # torch takes seconds to import: the first page is being loaded meanwhile.
         threading.Thread(target=self._find_devices, name="stepscope-devices", daemon=True).start()
@@ -256,9 +257,16 @@ class Services:
             live = True
             if isinstance(error.__cause__, FileNotFoundError) and not folder.exists():
                 # No page could show or stop it. Training itself goes on without a folder.
-                log.warning("%s: stopped, because its folder was removed", folder.name)
-                live = not active.stop(STOP_TIMEOUT_S)
+                self._stop_removed(active)
         return folder.name if live else None
+
+    def _stop_removed(self, active: RunHandle) -> None:
+        """Stop a run without a folder in a thread: every page asks for the active run."""
+        if active is not self._removed:
+            self._removed = active
+            log.warning("%s: stopped, because its folder was removed", active.folder.name)
+            stop = functools.partial(active.stop, STOP_TIMEOUT_S)
+            threading.Thread(target=stop, name="stepscope-stop", daemon=True).start()
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""

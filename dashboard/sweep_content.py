@@ -156,16 +156,20 @@ def to_content(sweep: Mapping[str, Any]) -> SweepContent:
 _NULLABLE = ("name", "label", "verdict")  # their null is invalid: downloads use the file itself
 
 
-def _present(value: Any) -> Any:
-    """Return printable JSON without null and infinite numbers, except in settings."""
+def _present(value: Any, inside: str = "") -> Any:
+    """Return printable JSON without null and infinite numbers, except in settings.
+
+    `inside` is the name of the object: the entries of samples and metrics have any names.
+    """
     if isinstance(value, Mapping):
+        settings = () if inside in ("samples", "metrics") else ("config", "changes")
         return {
-            name: part if name in ("config", "changes") else _present(part)
+            name: part if name in settings else _present(part, name)
             for name, part in value.items()
             if name in _NULLABLE or not (part is None or _is_infinite(part))
         }
     if isinstance(value, list):
-        return [_present(part) for part in value]
+        return [_present(part, inside) for part in value]
     return printable(value)[:MAX_TEXT_LENGTH] if isinstance(value, str) else value
 
 

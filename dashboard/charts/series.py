@@ -155,9 +155,10 @@ def window(
 def events(reader: StoreReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
     """Return the newest events after an id, and the newest that are not routine; oldest first."""
     newest = reader.events(after, MAX_EVENTS)
-    if len(newest) == MAX_EVENTS:
+    if after == 0 or len(newest) == MAX_EVENTS:
         others = reader.events(after, MAX_EVENTS, without=ROUTINE)
-        newest = [*(event for event in others if event.id < newest[0].id), *newest]
+        known = {event.id for event in newest}
+        newest = [*(event for event in others if event.id not in known), *newest]
     return [event_json(event, run.created) for event in newest]
 
 

@@ -17,7 +17,7 @@ from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_mem
 from stepscope.distributed import ranks_text
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.rank_info import RankMetadata, now_of, rank_numbers
+from stepscope.run.rank_info import RankMetadata, now_of, rank_numbers, wall_offset_of
 from stepscope.run.rank_status import missing_ranks
 from stepscope.store import SeriesBlock, SeriesInfo, StoreError, StoreReader
 from stepscope.store.blocks import Floats
@@ -99,10 +99,10 @@ class _NewestRows:
 
 def ranks_answer(job: JobRanks | None, run: RunInfo, metric: str, axis: str) -> Json:
     """Return the table and one heatmap, of `metric` if recorded; neither before the first read."""
-    live = run.status.live
-    until = None if live else run.ended
-    if until is None:
-        until = now_of(run.run_json) - (0.0 if live else run.heartbeat_age_s)
+    live, run_json = run.status.live, run.run_json
+    until = now_of(run_json) if live else run.ended
+    if until is None:  # it crashed
+        until = float(run_json.get("heartbeat") or run.created) - wall_offset_of(run_json)
     now = round(until - run.created, 1)
     shown = {"run": run.id, "live": live, "now": now, "axis": axis}
     if job is None:

@@ -17,7 +17,6 @@ from dashboard.services import ServerActivity, Services
 from dashboard.views.parts import table
 from stepscope.common.formatting import format_bytes
 from stepscope.host.child_process import ChildState
-from stepscope.host.environment import granted_cores
 from stepscope.run import RunError, folder_name
 from trainer.config import RunConfig
 from trainer.runners import torchrun as commands
@@ -183,7 +182,7 @@ def launch_panel(server: Services, config: RunConfig) -> None:
         about = "Host name or address the other nodes can reach."
         host = st.text_input("First node", socket.gethostname(), key="launch_host", help=about)
         try:
-            variables = commands.rank_variables(config, granted_cores()) | commands.inherited()
+            variables = commands.rank_variables(config, os.cpu_count() or 1) | commands.inherited()
             launch = commands.LaunchSpec(
                 config=config,
                 folder=_folder(server, config),

@@ -124,8 +124,9 @@ class LaunchSpec:
 def rank_variables(config: RunConfig, cores: int) -> dict[str, str]:
     """Return the environment variables of the ranks on a node with `cores` cores.
 
-    Without OMP_NUM_THREADS torchrun sets it to 1. All ranks share half the cores. torchrun's shared
-    store keeps the addresses of a former attempt, to which new ranks would connect.
+    Without OMP_NUM_THREADS torchrun sets it to 1. By default all ranks share half the cores.
+    torchrun's shared store keeps the addresses of a former attempt, to which new ranks would
+    connect.
     """
     threads = config.num_threads or max(1, cores // 2 // config.devices_per_node)
     found = {"OMP_NUM_THREADS": str(threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
