@@ -44,6 +44,15 @@ def sweeps(runs: Path, **bad: Any) -> Sweeps:
     return Sweeps(runs, runs / "examples")
 
 
+@pytest.mark.parametrize("variant", ["a", "config", "changes"])
+def test_texts_of_any_variant_are_printable_and_limited(variant: str) -> None:
+    rounds = [{"round": 1, "samples": {variant: {"throttle": "\x1b[2J" + "A" * 2000}}}]
+    [found] = to_content(sweep(rounds=rounds)).rounds
+    text = str(found.samples[variant].throttle)
+    assert text.isprintable()
+    assert len(text) <= 400
+
+
 @pytest.mark.parametrize(
     "bad",
     [
