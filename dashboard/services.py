@@ -256,7 +256,7 @@ class Services:
         except RunError as error:
             live = True
             if isinstance(error.__cause__, FileNotFoundError) and not folder.exists():
-                # No page could show or stop it. Training itself goes on without a folder.
+                # No page could show or stop it. Training itself continues without a folder.
                 self._stop_removed(active)
         return folder.name if live else None
 
