@@ -4,22 +4,26 @@
 PYTHON ?= python3
 VENV   := .venv
 CUDASIM := .venv-cudasim
-PRETTIER := 3.10.1
 BIN    := $(VENV)/bin
 ARGS   ?=
-# pytest arguments for `make test`, such as TESTS=tests/unit
-TESTS  ?= tests
+# Which tests `make test` takes, such as TESTS=tests/unit
+TESTS  ?= tests/unit tests/app tests/integration
 # Test processes at a time; JOBS=0 runs all tests in one.
-JOBS   ?= 2
-XDIST  := -n $(JOBS) --dist loadfile --no-loadscope-reorder
-# What more to give pytest, such as PYTEST_ARGS=--durations=25, and what `make test` does before it.
+JOBS   ?= auto
+XDIST  := -n $(JOBS) --maxprocesses 8 --dist loadgroup
+# What more to give pytest, such as PYTEST_ARGS=--durations=25
 PYTEST_ARGS ?=
-LINT   ?= lint
-# Which tests `make test` takes of those; QUICK= takes all, as on a real GPU.
 PYTEST := -m pytest $(XDIST) $(PYTEST_ARGS)
+# Tests that are neither slow nor CUDA tests; QUICK= takes all, as on a real GPU.
 QUICK  := -m "not slow and not cuda"
+# Node of the environment, where the machine has none.
+WITH_NODE := PATH=$(CURDIR)/$(BIN):$$PATH
+# The families of tests/families.py that `test-landing` runs whole.
+FAMILIES ?=
 
-.PHONY: run run-simulated install install-test test test-slow coverage explore test-cuda test-cuda-core test-python test-torch lint bench wheel gpu-report examples screenshots mutate clean
+.PHONY: run run-simulated install install-test test test-browser test-slow test-landing test-all test-random \
+	coverage explore test-cuda test-cuda-core test-python test-torch lint format bench wheel gpu-report \
+	examples screenshots mutate clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -38,20 +42,46 @@ $(VENV)/.installed-test: $(VENV)/.installed requirements-test.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	touch $@
 
-lint: install-test
+node_modules/.installed: package.json $(VENV)/.installed-test
+	$(WITH_NODE) npm install --silent --no-package-lock --no-audit --no-fund
+	touch $@
+
+lint: install-test node_modules/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	PATH=$(CURDIR)/$(BIN):$$PATH npx --yes prettier@$(PRETTIER) --check 'dashboard/**/*.{js,css}'
+	$(WITH_NODE) npm run --silent prettier -- --check
 
-# All tiers but the slow files and CUDA: about 12 minutes on two cores.
-test: $(LINT) install-test
-	$(BIN)/python $(PYTEST) $(QUICK) $(TESTS)
+format: install-test node_modules/.installed
+	$(BIN)/ruff format .
+	$(WITH_NODE) npm run --silent prettier -- --write
 
-# The slow files: jobs of several processes, sweeps, frameworks, lessons, all pages at once.
+# Unit, app and fast integration tests; lint beside them, its output at the end.
+test: install-test
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; failed=0; \
+	$(BIN)/python $(PYTEST) $(QUICK) $(TESTS) || failed=1; \
+	wait $$lint || failed=1; cat $(VENV)/lint.log; exit $$failed
+
+# The fast browser tests; they need chromium.
+test-browser: install-test
+	$(BIN)/python $(PYTEST) $(QUICK) tests/browser
+
+# All slow tests: real jobs, sweeps, frameworks, lessons, all pages at once.
 test-slow: install-test
-	$(BIN)/python $(PYTEST) -m "slow and not cuda" $(TESTS)
+	$(BIN)/python $(PYTEST) -m "slow and not cuda" tests
+
+# The core of each slow family, and all of those in FAMILIES.
+test-landing: install-test
+	$(BIN)/python $(PYTEST) $$($(PYTHON) -m tests.families tests slow $(FAMILIES))
+
+# Everything, as .ci/run does with all families.
+test-all:
+	.ci/run all
+
+# `make test` and `make test-browser` without lint, in a random order; PYTEST_ARGS="-p randomly -p SEED" repeats one.
+test-random: install-test
+	$(BIN)/python $(PYTEST) -p randomly $(QUICK) $(TESTS) tests/browser
 
 # `make test` with the share of lines that it runs, in child processes as well.
 coverage: install-test
@@ -82,11 +112,9 @@ run-simulated: $(CUDASIM)/.installed
 test-cuda: $(CUDASIM)/.installed-test
 	$(CUDASIM)/bin/python $(PYTEST) --require-gpu $(or $(TESTS_CUDA),tests/simulator tests/gpu $(wildcard tests/browser/test_cuda_*.py))
 
-# The core of it, in some minutes.
-CUDA_CORE := tests/simulator/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
-	ledger_gpu.py fit_gpu.py parallel_gpu.py) tests/browser/test_cuda_page.py
+# The core of it, in some minutes, and all of the CUDA families in FAMILIES.
 test-cuda-core:
-	$(MAKE) test-cuda TESTS_CUDA="$(CUDA_CORE)"
+	$(MAKE) test-cuda TESTS_CUDA="$$($(PYTHON) -m tests.families tests cuda $(FAMILIES))"
 
 # The unit tests under another Python, with the simulator's build of torch: make test-python PYTHON=python3.13
 test-python:
@@ -130,4 +158,4 @@ mutate: install-test
 	tests/mutate.sh $(MUTANTS)
 
 clean:
-	rm -rf $(VENV) .venv-* simulator/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* node_modules simulator/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache

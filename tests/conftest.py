@@ -10,13 +10,13 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.families import SLOW_FILES
 
 # Before a test imports it: its assertions show their values too.
 pytest.register_assert_rewrite("tests.support")
@@ -32,22 +32,11 @@ if importlib.util.find_spec("hypothesis"):  # a machine that runs only tests/gpu
 # Tests run beside each other: threads of OpenMP that wait for their turn would hold all of them up.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["tests.support.suite"]
+pytest_plugins = ["tests.support.suite", "tests.support.process_state"]
 
 Need = Callable[[str | None], None]
 
 TESTS = Path(__file__).parent
-SLOW = {
-    *("test_hangs", "test_agreement", "test_stragglers", "test_torchrun_runner", "test_parallel"),
-    *("test_watch_launchers", "test_collectives_measured", "test_ranks_page", "test_lesson_run"),
-    *("test_lab", "test_lab_page", "test_lab_script", "test_lab_ranks", "test_sweeps"),
-    *("test_integrations_lightning", "test_integrations_huggingface", "test_watch_frameworks"),
-    *("test_learn_page", "test_profile", "test_installed", "test_compile"),
-    *("test_alerts_page", "test_hostile_folders", "test_suite", "test_axe", "test_tune"),
-    *("test_fit", "test_growth"),
-}
-"""Jobs of several processes, sweeps, frameworks, lessons and all pages at once: more than half of
-the time of integration and browser tests."""
 
 # Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
 CHROMIUM_ARGS = [
@@ -78,12 +67,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `test-slow` and `test-cuda`, and what may run once only."""
+    """Mark what `make test` leaves to other commands, and what may run once only."""
     for item in items:
-        tier, *_, name = (*item.path.relative_to(TESTS).parts, item.path.stem)
-        if tier in ("gpu", "simulator") or name.startswith("test_cuda_"):
+        file = item.path.relative_to(TESTS)
+        tier = file.parts[0]
+        if tier in ("gpu", "simulator") or file.name.startswith("test_cuda_"):
             item.add_marker("cuda")
-        elif tier in ("integration", "browser") and name in SLOW:
+        elif str(file) in SLOW_FILES:
             item.add_marker("slow")
         elif tier in ("unit", "app"):  # no other process, no browser: --reruns is not for them
             item.add_marker(pytest.mark.flaky(reruns=0))
@@ -127,20 +117,6 @@ def need(request: pytest.FixtureRequest) -> Need:
             (pytest.fail if required else pytest.skip)(reason)
 
     return check
-
-
-@pytest.fixture(autouse=True)
-def no_thread_left() -> Iterator[None]:
-    """Fail a test that leaves one of our threads behind."""
-    before = set(threading.enumerate())
-    yield
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        left = [t.name for t in set(threading.enumerate()) - before if "stepscope" in t.name]
-        if not left:
-            return
-        time.sleep(0.01)
-    pytest.fail(f"threads left running: {left}")
 
 
 @pytest.fixture(scope="session")

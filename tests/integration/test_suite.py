@@ -1,7 +1,8 @@
-"""The suite's plugin: pytest as a process, on tests that hang and skip."""
+"""The suite's plugins: pytest as a process, on tests that hang, crash, skip and leave state."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGINS = ("-p", "tests.support.suite", "-p", "no:cacheprovider", "-c", "/dev/null")
+PLUGINS = (
+    *("-p", "tests.support.suite", "-p", "tests.support.process_state"),
+    *("-p", "no:cacheprovider", "-p", "no:randomly", "-c", "/dev/null"),
+)
 
 HANG_IN_C = """
 import itertools
@@ -17,6 +21,39 @@ def test_hang():
     sum(itertools.repeat(0, 10**14))  # in C, where no handler of a signal runs
 """
 FINE = "def test_fine(): pass\n"
+CRASH = """
+import os
+def test_before(): pass
+def test_crash(): os.abort()
+def test_after(): pass
+"""
+SHARED = """
+import os, pytest
+@pytest.fixture(scope="module")
+def dear(): return os.getpid()
+@pytest.mark.parametrize("number", range(8))
+def test_shared(dear, number): print("set up in", dear)
+"""
+SINGLE = """
+import os, pytest, time
+@pytest.mark.parametrize("number", range(8))
+def test_single(number): print("single in", os.getpid()); time.sleep(0.05)
+"""
+LEAKS = """
+import logging, os, signal, sys, threading
+def test_variable(): os.environ["LEFT"] = "1"
+def test_no_variable(): assert "LEFT" not in os.environ
+def test_missing(): del os.environ["HOME"]
+def test_path(): sys.path.insert(0, "left")
+def test_folder(): os.chdir("/")
+def test_umask(): os.umask(0o077)
+def test_handler(): signal.signal(signal.SIGUSR1, lambda *_: None)
+def test_root_logger(): logging.root.addHandler(logging.NullHandler())
+def test_thread(): threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
+def test_nothing():
+    assert "left" not in sys.path and os.getcwd() != "/" and "HOME" in os.environ
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+"""
 
 
 def run(folder: Path, *arguments: str, **files: str) -> subprocess.CompletedProcess[str]:
@@ -39,6 +76,29 @@ def test_a_hang_in_c_ends_with_the_stack_of_its_thread(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in done.stdout
     assert "test_hang.py" in done.stderr + done.stdout
     assert "Timeout (0:00:02)!" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_crash_fails_one_test_and_the_others_run(workers: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", workers, "--dist", "loadgroup", crash=CRASH, fine=FINE)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 3 passed" in done.stdout
+
+
+def test_only_a_file_that_shares_a_fixture_stays_in_one_worker(tmp_path: Path) -> None:
+    """With 16 tests of 50 ms each of two workers gets some."""
+    done = run(tmp_path, "-n", "2", "--dist", "loadgroup", "-rP", shared=SHARED, single=SINGLE)
+    assert "16 passed" in done.stdout
+    assert len(set(re.findall(r"set up in (\d+)", done.stdout))) == 1
+    assert len(set(re.findall(r"single in (\d+)", done.stdout))) == 2
+
+
+def test_what_a_test_leaves_in_the_process_is_an_error_of_that_test(tmp_path: Path) -> None:
+    done = run(tmp_path, "-rE", leaks=LEAKS)
+    assert "10 passed, 8 errors" in done.stdout
+    named = set(re.findall(r"^ERROR \S+::test_(\w+)", done.stdout, re.MULTILINE))
+    leaking = {"variable", "missing", "path", "folder", "umask", "handler", "root_logger", "thread"}
+    assert named == leaking
 
 
 @pytest.mark.parametrize(("pattern", "code"), [("test_skip.py::*", 0), ("test_other.py::*", 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import fnmatch
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -56,31 +57,59 @@ def pytest_timeout_cancel_timer() -> Iterator[None]:
     return (yield)
 
 
+@functools.cache
+def _shares_fixtures(file: Path) -> bool:
+    """Return True if the tests of a file share a fixture, which only one worker is to set up."""
+    conftest = file.with_name("conftest.py")
+    texts = [path.read_text("utf-8") for path in (file, conftest) if path.exists()]
+    return any('scope="module"' in text for text in texts)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return a scheduler for `--dist loadfile` under which a crashing test runs once."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (a run may do without xdist)
+    """Return a scheduler for `--dist loadgroup`, of single tests and of files that share fixtures.
 
-    class Files(LoadFileScheduling):  # type: ignore[misc]
+    pytest-xdist 3.8 ignores its mark `xdist_group` under pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 (a run may do without xdist)
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if _shares_fixtures(config.rootpath / file) else nodeid
+
         def remove_node(self, node: Any) -> str | None:
-            """Return the test during which a worker died; its file goes on with the next one.
+            """Return the test during which a worker died; its group goes on with the next one.
 
             pytest-xdist 3.8 gives that test to the next worker, which dies of it as well.
             """
-            files = self.assigned_work.get(node, {}).values()
-            crashed = next(
-                ((file, test) for file in files for test, done in file.items() if not done), None
-            )
-            if crashed is None:
-                return super().remove_node(node)  # type: ignore[no-any-return]
-            file, test = crashed
-            file[test] = True
-            super().remove_node(node)
-            return str(test)
+            left = self._unfinished(self.assigned_work.pop(node))
+            if not left:
+                return None
+            group = next(iter(left.values()))
+            crashed = next(test for test, done in group.items() if not done)
+            group[crashed] = True
+            self.workqueue.update(self._unfinished(left))
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return str(crashed)
 
-    return Files(config, log)
+        @staticmethod
+        def _unfinished(groups: dict[str, dict[str, bool]]) -> dict[str, dict[str, bool]]:
+            return {name: tests for name, tests in groups.items() if not all(tests.values())}
+
+        def schedule(self) -> None:
+            """Give each worker a second test or the end: it starts a test once it has the next.
+
+            pytest-xdist 3.8 can leave a worker that replaces a crashed one with a single test.
+            """
+            super().schedule()
+            for node in self.nodes:
+                self._reschedule(node)
+
+    return Groups(config, log)
 
 
 class Skips:

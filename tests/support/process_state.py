@@ -1,0 +1,107 @@
+"""pytest plugin: fails a test that leaves state of the process or a thread behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+LIBRARY_THREADS = re.compile(r"$^")
+"""Names of threads that a library keeps for its next caller."""
+MAX_WAIT_S = 5.0
+
+
+class Part(NamedTuple):
+    """State that all tests of a process share."""
+
+    read: Callable[[], Any]
+    restore: Callable[[Any], object]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def _restore_environment(variables: dict[str, str]) -> None:
+    for name in _environment().keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def _umask() -> int:
+    """Return the umask. `os.umask` would change it for the other threads."""
+    status = Path("/proc/self/status").read_text("ascii")
+    return int(status.partition("\nUmask:")[2].split(maxsplit=1)[0], 8)
+
+
+def _restore_handlers(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+PARTS = {
+    "os.environ": Part(_environment, _restore_environment),
+    "sys.path": Part(sys.path.copy, lambda path: sys.path.__setitem__(slice(None), path)),
+    "working folder": Part(os.getcwd, os.chdir),
+    "umask": Part(_umask, os.umask),
+    "signal handlers": Part(
+        lambda: {number: signal.getsignal(number) for number in signal.Signals}, _restore_handlers
+    ),
+    "handlers of the root logger": Part(
+        logging.root.handlers.copy,
+        lambda handlers: logging.root.handlers.__setitem__(slice(None), handlers),
+    ),
+}
+
+
+def _difference(before: Any, after: Any) -> str:
+    if not isinstance(before, dict):
+        return f"{before!r} became {after!r}"
+    return ", ".join(
+        f"{key} {before.get(key)!r} became {after.get(key)!r}"
+        for key in before | after
+        if before.get(key) != after.get(key)
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_state_left() -> Iterator[None]:
+    """Fail a test that changes the process for the tests after it, and undo the change."""
+    before = {name: part.read() for name, part in PARTS.items()}
+    yield
+    left = []
+    for name, part in PARTS.items():
+        after = part.read()
+        if after != before[name]:
+            left.append(f"{name}: {_difference(before[name], after)}")
+            part.restore(before[name])
+    if left:
+        pytest.fail("state left in the process:\n" + "\n".join(left))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """Fail a test that leaves a thread behind, of ours or of the test."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + MAX_WAIT_S
+    while left := [one.name for one in _new_threads(before)]:
+        if time.monotonic() > deadline:
+            pytest.fail(f"threads left running: {left}")
+        time.sleep(0.01)
+
+
+def _new_threads(before: set[threading.Thread]) -> Iterator[threading.Thread]:
+    for thread in set(threading.enumerate()) - before:
+        if not LIBRARY_THREADS.fullmatch(thread.name):
+            yield thread
