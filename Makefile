@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 CUDASIM := .venv-cudasim
 BIN    := $(VENV)/bin
+INSTALL := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 # Which tests `make test` takes, such as TESTS=tests/unit
 TESTS  ?= tests/unit tests/app tests/integration
@@ -32,14 +33,16 @@ install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
 
 # PyTorch first and by its pin: anything that needs torch is then content with it.
-$(VENV)/.installed: requirements.txt pyproject.toml hatch_build.py
+$(VENV)/.installed: requirements.txt constraints.txt pyproject.toml hatch_build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -e .
+	$(BIN)/$(INSTALL) "$$(grep '^torch==' requirements.txt)"
+	$(BIN)/$(INSTALL) -r requirements.txt -e .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed requirements-test.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-test.txt
+# Dependency groups need pip 25.1; Python 3.11 to 3.13 bring an older one.
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/$(INSTALL) "pip>=25.1"
+	$(BIN)/$(INSTALL) --group dev
 	touch $@
 
 node_modules/.installed: package.json $(VENV)/.installed-test
@@ -59,7 +62,7 @@ format: install-test node_modules/.installed
 
 # Unit, app and fast integration tests; lint beside them, its output at the end.
 test: install-test
-	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; failed=0; \
+	@make --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; failed=0; \
 	$(BIN)/python $(PYTEST) $(QUICK) $(TESTS) || failed=1; \
 	wait $$lint || failed=1; cat $(VENV)/lint.log; exit $$failed
 
@@ -93,14 +96,15 @@ explore: install-test
 		tests/integration/test_hostile_folders.py
 
 # The CUDA build of torch on simulated NVIDIA libraries (simulator/README.md); needs gcc and g++.
-$(CUDASIM)/.installed: requirements.txt pyproject.toml \
+$(CUDASIM)/.installed: requirements.txt constraints.txt pyproject.toml \
 		simulator/setup.sh $(wildcard simulator/src/* simulator/python/*)
 	PYTHON=$(PYTHON) simulator/setup.sh $(CUDASIM) "$$(sed -n 's/^torch==//p' requirements.txt)"
-	$(CUDASIM)/bin/pip install --quiet --disable-pip-version-check -r requirements.txt -e .
+	$(CUDASIM)/bin/$(INSTALL) -r requirements.txt -e .
 	touch $@
 
-$(CUDASIM)/.installed-test: $(CUDASIM)/.installed requirements-test.txt
-	$(CUDASIM)/bin/pip install --quiet --disable-pip-version-check -r requirements-test.txt
+$(CUDASIM)/.installed-test: $(CUDASIM)/.installed
+	$(CUDASIM)/bin/$(INSTALL) "pip>=25.1"
+	$(CUDASIM)/bin/$(INSTALL) --group dev
 	touch $@
 
 # The page for those who have no GPU, such as make run-simulated GPUS=4 MEMORY=1G; up to 8, in host memory.

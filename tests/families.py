@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -227,21 +228,27 @@ def concerned(changed: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the name of each family that a changed file concerns, and the first such file."""
     for name, family in FAMILIES.items():
         tests = {f"tests/{file}" for file in family.files}
-        texts = [path.read_text("utf-8") for path in map(ROOT.joinpath, tests) if path.exists()]
+        used = tests | _shared(tests)
         for file in changed:
-            if file.startswith(family.paths) or file in tests or _used(file, texts):
+            if file.startswith(family.paths) or file in used:
                 yield name, file
                 break
 
 
-def _used(file: str, texts: Collection[str]) -> bool:
-    """Return True if the text of a test names a changed file that the tests share."""
-    path = Path(file)
-    if file.startswith("tests/support/"):
-        return any(f"tests.support.{path.stem} import" in text for text in texts)
-    return file.startswith(("tests/scripts/", "tests/browser/scripts/")) and any(
-        f'"{path.name}"' in text for text in texts
-    )
+def _shared(files: Collection[str]) -> set[str]:
+    """Return what test files use of tests/: modules that they import, scripts that they name."""
+    found: set[str] = set()
+    waiting = list(files)
+    while waiting:
+        path = ROOT / waiting.pop()
+        text = path.read_text("utf-8") if path.exists() else ""
+        modules = re.findall(r"^from tests\.(support\.\w+) import", text, re.MULTILINE)
+        shared = {f"tests/{module.replace('.', '/')}.py" for module in modules} - found
+        waiting += shared
+        found |= shared
+        for script in re.findall(r"\b\w+\.py\b", text):
+            found |= {f"tests/scripts/{script}", f"tests/browser/scripts/{script}"}
+    return found
 
 
 def tests_of(families: dict[str, Family], whole: Collection[str]) -> list[str]:
@@ -265,7 +272,7 @@ def _since(commit: str) -> None:
     print(*found)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     since = commands.add_parser("since")
@@ -273,7 +280,7 @@ def main() -> None:
     tests = commands.add_parser("tests")
     tests.add_argument("kind", choices=["slow", "cuda"])
     tests.add_argument("whole", nargs="*", metavar="NAME")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     if asked.command == "since":
         _since(asked.commit)
     else:

@@ -11,11 +11,13 @@ shift
 venv=.venv-torch-$version
 CUDASIM_BUILD=$PWD/$venv/cudasim simulator/setup.sh "$venv" "$version"
 
-# The pinned packages but torch, the page and the linters. The machine's pip settings may cap torch.
-packages=$(sed -n '/^[a-z]/p' requirements.txt requirements-test.txt |
-  grep -vE '^(torch|streamlit|plotly|ruff|mypy|playwright|httpx2)==')
-PIP_CONFIG_FILE=/dev/null PIP_CONSTRAINT= "$venv/bin/python" -m pip install -q --disable-pip-version-check \
-  "torch==$version" $packages
+# The pinned packages but torch and the page. The machine's pip settings may cap torch.
+grep -v '^torch==' constraints.txt >"$venv/constraints.txt"
+packages=$(sed -n '/^[a-z]/p' requirements.txt | grep -vE '^(torch|streamlit|plotly)==')
+install() { PIP_CONFIG_FILE=/dev/null PIP_CONSTRAINT="" "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
+install "pip>=25.1"
+# shellcheck disable=SC2086 # a list of words
+install -c "$venv/constraints.txt" "torch==$version" --group dev $packages
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -e .
 
 if [ $# -eq 0 ]; then

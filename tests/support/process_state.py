@@ -43,6 +43,12 @@ def _umask() -> int:
     return int(status.partition("\nUmask:")[2].split(maxsplit=1)[0], 8)
 
 
+def _handlers() -> dict[signal.Signals, Any]:
+    """Return the handlers but that of SIGALRM, which pytest-timeout takes back after a failure."""
+    numbers = set(signal.Signals) - {signal.SIGALRM}
+    return {number: signal.getsignal(number) for number in numbers}
+
+
 def _restore_handlers(handlers: dict[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
         if signal.getsignal(number) is not handler:
@@ -54,9 +60,7 @@ PARTS = {
     "sys.path": Part(sys.path.copy, lambda path: sys.path.__setitem__(slice(None), path)),
     "working folder": Part(os.getcwd, os.chdir),
     "umask": Part(_umask, os.umask),
-    "signal handlers": Part(
-        lambda: {number: signal.getsignal(number) for number in signal.Signals}, _restore_handlers
-    ),
+    "signal handlers": Part(_handlers, _restore_handlers),
     "handlers of the root logger": Part(
         logging.root.handlers.copy,
         lambda handlers: logging.root.handlers.__setitem__(slice(None), handlers),
