@@ -82,7 +82,7 @@ test-landing: install-test
 test-all:
 	.ci/run all
 
-# `make test` and `make test-browser` without lint, in a random order; PYTEST_ARGS="-p randomly -p SEED" repeats one.
+# `make test` and `make test-browser` without lint, in a random order; PYTEST_ARGS=--randomly-seed=N repeats one.
 test-random: install-test
 	$(BIN)/python $(PYTEST) -p randomly $(QUICK) $(TESTS) tests/browser
 
