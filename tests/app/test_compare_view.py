@@ -20,6 +20,8 @@ from tests.support.fake_source import FakeSource
 from tests.support.recorded_runs import write_run
 
 MAX_RUNS = 50
+EACH, OWN = "each run", "group of the runs"
+"""Of dashboard/views/compare.py, which draws the page when it is imported."""
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "0b52fe2" / "runs"
 
 
@@ -44,6 +46,15 @@ def figures(app: AppTest) -> list[Any]:
             array = trace[axis]
             trace[axis] = np.frombuffer(base64.b64decode(array["bdata"]), array["dtype"]).tolist()
     return found
+
+
+def drawn_names(app: AppTest, group: str) -> list[str]:
+    """Return the names of the lines of step time, grouped by this choice."""
+    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
+    app.selectbox(key="compare_group").select(group).run()
+    assert not app.exception
+    (figure,) = figures(app)
+    return [one["name"] for one in figure["data"] if "name" in one]
 
 
 def tables(app: AppTest) -> list[dict[str, list[Any]]]:
@@ -89,46 +100,31 @@ def test_groups_are_means_with_a_band(page: OpenPage, server: services.Services)
 def test_settings_with_the_names_of_choices_are_choices(
     page: OpenPage, server: services.Services
 ) -> None:
-    names = ("group", "each run", "name", "status", "Name", "Run", "Status")
+    names = ("group", EACH, "name", "status", "Name", "Run", "Status")
     for number in range(4):
         config = dict.fromkeys(names, number // 2)
         record(server.runs, f"r{number}", config=config, group=f"g{number % 2}")
     app = opened(page, *(f"r{number}" for number in range(4)))
-    rows = next(rows for rows in tables(app) if "each run" in rows)
+    rows = next(rows for rows in tables(app) if EACH in rows)
     assert {*names} <= {*rows}
-    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
-    drawn = {}
-    choices = {name: name if name != "each run" else "setting each run" for name in names}
-    for choice in ("each run", "group of the runs", *choices.values()):
-        app.selectbox(key="compare_group").select(choice).run()
-        assert not app.exception
-        (figure,) = figures(app)
-        drawn[choice] = [one["name"] for one in figure["data"] if "name" in one]
-    assert drawn.pop("group of the runs") == ["group: g0", "group: g1"]
-    assert len(drawn.pop("each run")) == 4
+    choices = {name: name if name != EACH else f"setting {name}" for name in names}
+    drawn = {choice: drawn_names(app, choice) for choice in (EACH, OWN, *choices.values())}
+    assert drawn.pop(OWN) == ["group: g0", "group: g1"]
+    assert len(drawn.pop(EACH)) == 4
     assert drawn == {choice: [f"{name}: 0", f"{name}: 1"] for name, choice in choices.items()}
 
 
-def test_runs_without_a_group_are_not_one(page: OpenPage, server: services.Services) -> None:
+def test_runs_without_a_group_are_not_one_and_a_missing_setting_is_not_the_text_none(
+    page: OpenPage, server: services.Services
+) -> None:
     for name, group in (("a", "g"), ("b", "g"), ("c", None), ("d", None)):
-        record(server.runs, name, group=group)
+        config = {"compile": "none"} if name == "b" else {}
+        record(server.runs, name, group=group, config=config)
     app = opened(page, "a", "b", "c", "d")
-    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
-    app.selectbox(key="compare_group").select("group of the runs").run()
-    (figure,) = figures(app)
-    named = [one["name"] for one in figure["data"] if "name" in one]
-    assert named[0] == "group: g"
-    assert len(named) == 3, "two lines without a group"
-
-
-def test_a_missing_setting_is_not_the_text_none(page: OpenPage, server: services.Services) -> None:
-    record(server.runs, "a", config={})
-    record(server.runs, "b", config={"compile": "none"})
-    app = opened(page, "a", "b")
-    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
-    app.selectbox(key="compare_group").select("compile").run()
-    (figure,) = figures(app)
-    assert [one.get("name") for one in figure["data"]] == ["compile: not set", "compile: none"]
+    groups = drawn_names(app, OWN)
+    assert groups[0] == "group: g"
+    assert len(groups) == 3, "two lines without a group"
+    assert {*drawn_names(app, "compile")} == {"compile: not set", "compile: none"}
 
 
 def test_a_link_to_a_run_is_not_another_run(page: OpenPage, server: services.Services) -> None:
@@ -136,7 +132,6 @@ def test_a_link_to_a_run_is_not_another_run(page: OpenPage, server: services.Ser
     (server.runs / "b").symlink_to(server.runs / "a")
     app = opened(page, "a", "b")
     assert tables(app)[0]["Run"] == ["a"]
-    assert "same folder" in text_of(app)
 
 
 @pytest.mark.parametrize(("axis", "last"), [("step", 40), ("time", 4.0), ("samples", None)])
@@ -147,18 +142,17 @@ def test_axes(page: OpenPage, server: services.Services, axis: str, last: float 
     assert not app.exception
     ends = [trace["x"][-1] for figure in figures(app) for trace in figure["data"]]
     assert ends == ([] if last is None else [pytest.approx(last)] * 2)
-    assert ("No run has" in text_of(app)) == (last is None)
 
 
 def test_the_axis_of_time_is_local(
     page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TZ", "JST-9")
-    time.tzset()
-    record(server.runs, "a")
-    app = opened(page, "a")
-    app.selectbox(key="compare_axis").select("date").run()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "JST-9")
+        time.tzset()
+        record(server.runs, "a")
+        app = opened(page, "a")
+        app.selectbox(key="compare_axis").select("date").run()
     time.tzset()
     figure = figures(app)[0]
     assert figure["layout"]["xaxis"]["type"] == "date"
@@ -170,7 +164,7 @@ def test_a_page_without_runs_and_with_unknown_ones(
     page: OpenPage, server: services.Services
 ) -> None:
     record(server.runs, "a")
-    assert "Choose runs" in text_of(opened(page))
+    assert not opened(page).dataframe
     app = opened(page, "a", "gone", "../../etc")
     assert "gone" in text_of(app)
     assert tables(app)[0]["Run"] == ["a"]
@@ -182,7 +176,6 @@ def test_a_link_to_too_many_runs_draws_the_first(page: OpenPage, server: service
     for name in names[1:]:
         shutil.copytree(server.runs / names[0], server.runs / name)
     app = opened(page, *names)
-    assert f"The first {MAX_RUNS} of {MAX_RUNS + 5} runs" in text_of(app)
     assert tables(app)[0]["Run"] == names[:MAX_RUNS]
 
 
@@ -203,10 +196,10 @@ def test_runs_of_an_earlier_version_and_examples_compare(
         shutil.copytree(FIXTURES / name, server.runs / name)
     app = opened(page, "plain", "fsdp", "h100", "cpu-training")
     assert tables(app)[0]["Run"] == ["plain", "fsdp", "h100", "cpu-training"]
-    assert "not directly comparable" in text_of(app)
+    assert len(app.warning) == 1, "not directly comparable"
 
 
-def test_a_remote_run_without_its_store_is_a_sentence(
+def test_a_remote_run_without_its_store_is_not_compared_yet(
     page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(server.runs, "a")
@@ -215,7 +208,6 @@ def test_a_remote_run_without_its_store_is_a_sentence(
     source = FakeSource(server.runs)
     monkeypatch.setattr(server, "source_of", lambda run: source if run.id == "far" else None)
     app = opened(page, "a", "far")
-    assert "far is being loaded" in text_of(app)
     assert tables(app)[0]["Run"] == ["a"]
 
 

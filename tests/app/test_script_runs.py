@@ -25,12 +25,13 @@ from tests.support.app_page import (
 
 Begin = Callable[..., Recorder]
 ABSENT = (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)
+SCRIPT = {"path": "/home/me/train.py", "arguments": ["--lr", "0.1"], "cwd": "/home/me"}
 WATCHED = {
     "kind": RunKind.WATCH,
     "device": "cpu",
     "optimizers": ["Adam"],
     "commands": [str(name) for name in CommandName if name not in ABSENT],
-    "script": {"path": "/home/me/train.py", "arguments": ["--lr", "0.1"], "cwd": "/home/me"},
+    "script": SCRIPT,
 }
 
 
@@ -75,10 +76,9 @@ def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
     assert component(app)["run"] == "one"
     assert component(app)["page_token"] != first
     assert app.query_params["run"] == "one"
-    assert shown_run(app).startswith("● train.py · watched · running")
+    assert shown_run(app).startswith("● train.py")
     memory = {"Empty cache", "Reset peak stats", "Collect garbage"}
     assert buttons(app) == {"Pause", "Stop", "Profile…", "Mark"} | memory
-    assert "run is train.py." in text_of(app)
     trigger(app, "run", "")
     assert component(app)["run"] is None
     app.run()
@@ -104,27 +104,27 @@ def test_the_selection_stays_when_its_run_ends_or_is_of_another_host(
     write(folders[1], user="eve")
     app.run()
     assert buttons(app) == set()
-    assert "belongs to the user eve" in header(app)["look_only"]
+    assert "eve" in header(app)["look_only"]
     assert shown_run(app).count("@") == 1
 
 
 def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
     folder = begin("one", world_size=4).folder
     (folder / "output.log").write_text("  0%\r100%\n\x1b[31mred\x1b[0m <b>x</b>\n")
-    (folder / "traceback.txt").write_text("Traceback: boom")
+    (folder / "traceback.txt").write_text("boom")
     (folder / "last.pt").write_bytes(b"x")
     write(folder, status="failed", environment={"cuda": None, "cores": 8})
     app = page(run="one", tab="logs")
     codes = [code.value for code in app.code]
-    assert "Traceback: boom" in codes
-    assert "100%\nred <b>x</b>" in codes
+    assert "boom" in codes
+    assert ["100%", "red <b>x</b>"] in [code.splitlines() for code in codes]
     assert label(app, "button", "Refresh").help
     app = page(run="one", tab="details")
     codes = [code.value for code in app.code]
-    assert "/home/me/train.py --lr 0.1" in codes
+    assert [*SCRIPT["arguments"]] in [code.split()[1:] for code in codes]
     assert "/home/me" in codes
     assert list(app.dataframe[0].value["Value"]) == ["n/a", "8"]
-    assert "Resume in a new run" not in {button.label for button in app.button}
+    assert not [button.label for button in app.button if button.label.startswith("Resume")]
 
 
 @pytest.mark.parametrize("rank", [1, 9])  # the global rank, on a second machine another number
@@ -143,7 +143,7 @@ def test_the_traceback_is_that_of_the_rank_that_failed_first(
     codes = [code.value for code in app.code]
     assert "ValueError: no" in codes
     assert closed not in codes
-    assert f"Traceback of rank {rank}" in {box.label for box in app.expander}
+    assert any(box.label.endswith(f"rank {rank}") for box in app.expander)
 
 
 def test_details_list_the_settings_of_a_script(page: OpenPage, begin: Begin) -> None:
@@ -156,7 +156,6 @@ def test_details_list_the_settings_of_a_script(page: OpenPage, begin: Begin) -> 
     begin("script", RunStatus.FINISHED, settings=entries)
     app = page(run="script", tab="details")
     assert not app.exception
-    shown = text_of(app)
-    assert "in effect\\: 2 of 2 steps" in shown
-    assert "refused\\: No GPU." in shown
+    for entry in entries:
+        assert entry["text"] in text_of(app)
     assert "Adam(..., fused=True)" in [one.value for one in app.code]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from stepscope.host.child_process import free_port
 
 TIMEOUT_S = 100
 RANK_HEAD = """
@@ -28,7 +29,7 @@ def ranks(
     path.write_text(RANK_HEAD + program)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     shared = {**os.environ, "CUDASIM_DEVICES": str(n), "OMP_NUM_THREADS": "1", **env}
-    shared |= {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    shared |= {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
         subprocess.Popen(
             [sys.executable, *(torchrun if launcher else []), str(path)],
@@ -46,8 +47,3 @@ def ranks(
             process.kill()
             process.wait()
     return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from stepscope.host.child_process import free_port, wait_until_it_listens
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "test-artifacts"
@@ -29,21 +30,18 @@ class Server:
     log: Path
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 STREAMLIT = ("-m", "streamlit")
+STOP_S = 30.0
+"""Longest time from SIGTERM to the end: the product gives jobs and sweeps 13 s to stop."""
 
 
 def start_server(folder: Path, program: Sequence[str] = STREAMLIT, **variables: str) -> Server:
-    """Start a server with additional environment variables.
+    """Start a server with additional environment variables; fail the test if it does not start.
 
     `program` replaces Streamlit's command line, with its arguments.
     """
     port, log = free_port(), folder / "server.log"
+    assert port is not None
     environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs")} | variables
     with log.open("wb") as output:
         options = ["--server.headless", "true", "--server.port", str(port)]
@@ -55,18 +53,34 @@ def start_server(folder: Path, program: Sequence[str] = STREAMLIT, **variables: 
             stderr=subprocess.STDOUT,
         )
     server = Server(f"http://localhost:{port}", folder / "runs", process, log)
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(f"{server.url}/_stcore/health", timeout=2):
-                return server
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the server did not start:\n{log.read_text()}")
-            time.sleep(0.1)
+    try:
+        assert wait_until_it_listens(process.pid, port)
+        wait_until(lambda: _is_healthy(server.url), 60)
+    except BaseException as error:
+        process.kill()
+        process.wait()
+        if isinstance(error, AssertionError):
+            pytest.fail(f"the server did not start:\n{log.read_text()}")
+        raise
+    return server
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/_stcore/health", timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def stop_server(server: Server) -> None:
-    if server.process.poll() is None:
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(10)
+    """End a server by SIGTERM; fail the test, after SIGKILL, if it does not end."""
+    if server.process.poll() is not None:
+        return
+    server.process.send_signal(signal.SIGTERM)
+    try:
+        server.process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        server.process.wait()
+        pytest.fail(f"the server did not stop:\n{server.log.read_text()[-4000:]}")
