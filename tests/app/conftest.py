@@ -19,17 +19,23 @@ MAIN = Path(__file__).resolve().parents[2] / "dashboard" / "main.py"
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[services.Services]:
-    """The services that the page under test gets."""
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server finds runs."""
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+
+
+@pytest.fixture
+def server(sources: None, caplog: pytest.LogCaptureFixture) -> Iterator[services.Services]:
+    """The services that the page under test gets."""
     # Outside `streamlit run` every cached call warns that there is no session.
-    logging.getLogger("streamlit").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "streamlit")
     st.cache_resource.clear()
     server = services.get()
     server.devices()
     yield server
     server.close()
     st.cache_resource.clear()
+    st.cache_data.clear()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from tests.support.recorded_runs import write_run
 MAX_RUNS = 50
 EACH, OWN = "each run", "group of the runs"
 """Of dashboard/views/compare.py, which draws the page when it is imported."""
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "0b52fe2" / "runs"
 
 
 def record(root: Path, run: str, seconds: float = 0.1, /, **run_json: Any) -> None:
@@ -144,16 +144,20 @@ def test_axes(page: OpenPage, server: services.Services, axis: str, last: float 
     assert ends == ([] if last is None else [pytest.approx(last)] * 2)
 
 
-def test_the_axis_of_time_is_local(
-    page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the local time be that of Japan."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "JST-9")
         time.tzset()
-        record(server.runs, "a")
-        app = opened(page, "a")
-        app.selectbox(key="compare_axis").select("date").run()
+        yield
     time.tzset()
+
+
+def test_the_axis_of_time_is_local(page: OpenPage, server: services.Services, tokyo: None) -> None:
+    record(server.runs, "a")
+    app = opened(page, "a")
+    app.selectbox(key="compare_axis").select("date").run()
     figure = figures(app)[0]
     assert figure["layout"]["xaxis"]["type"] == "date"
     created = read_run(server.runs / "a").created
@@ -187,16 +191,6 @@ def test_hostile_metadata_is_text(page: OpenPage, server: services.Services) -> 
     drawn = json.dumps(figures(app))
     assert "<img" not in drawn
     assert "**b**" not in text_of(app).replace("\\*", "")
-
-
-def test_runs_of_an_earlier_version_and_examples_compare(
-    page: OpenPage, server: services.Services
-) -> None:
-    for name in ("plain", "fsdp"):
-        shutil.copytree(FIXTURES / name, server.runs / name)
-    app = opened(page, "plain", "fsdp", "h100", "cpu-training")
-    assert tables(app)[0]["Run"] == ["plain", "fsdp", "h100", "cpu-training"]
-    assert len(app.warning) == 1, "not directly comparable"
 
 
 def test_a_remote_run_without_its_store_is_not_compared_yet(

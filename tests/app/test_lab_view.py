@@ -19,6 +19,7 @@ from dashboard.controls import lab_form
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepStatus, to_content
+from dashboard.sweeps import Sweeps
 from dashboard.views import lab_panel
 from stepscope.lab.folder import SweepError
 from stepscope.lab.script_plan import ScriptPlan, script_command, variant
@@ -239,17 +240,6 @@ def test_the_confirmation_and_the_loss_decide(
     assert escape_markdown(change["loss"]["text"]) in text_of(app)
 
 
-def test_a_confirmation_that_failed_is_a_sentence(lab: OpenPage, server: Services) -> None:
-    loss = {"verdict": "undecided", "text": "no loss to compare yet"}
-    failed = {"verdict": "failed", "text": "failed: exit code 1. See its log.", "loss": loss}
-    store(server.runs, sweep("finished", best=BEST | failed))
-    found = text_of(lab())
-    assert escape_markdown(str(failed["text"])) in found
-    assert "log.." not in found.replace("\\", "")
-    assert "log.;" not in found
-    assert loss["text"] not in found
-
-
 def test_there_may_be_no_best_combination_and_a_foreign_one_is_validated(
     lab: OpenPage, server: Services
 ) -> None:
@@ -338,7 +328,7 @@ def test_an_empty_lab_has_an_example(
     lab: OpenPage, server: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(tmp_path / "examples", sweep(best=BEST), "cpu-sweep", host="example", user="example")
-    monkeypatch.setattr(server.sweeps, "_examples", tmp_path / "examples")
+    monkeypatch.setattr(server, "sweeps", Sweeps(server.runs, tmp_path / "examples"))
     app = lab()
     assert label(app, "button", "Start sweep").disabled
     app.button(key="lab_open_cpu-sweep").click().run()
@@ -380,16 +370,25 @@ PATCH = {
 }
 
 
-def fill_script(
-    app: AppTest, cwd: Path, variants: str, script: str = "train.py", arguments: str = ""
-) -> None:
-    """Fill the form of a script in the folder `cwd`, with one variant per line."""
+def script_form(lab: OpenPage) -> AppTest:
+    """Open the form of a script whose variants are compared."""
+    app = lab()
     label(app, "segmented_control", "What to measure").set_value("My script").run()
     label(app, "segmented_control", "Compare").set_value("Compare variants").run()
-    label(app, "text_input", "Script").set_value(script)
-    label(app, "text_input", "Arguments").set_value(arguments)
-    label(app, "text_input", "Working folder").set_value(str(cwd))
-    label(app, "text_area", "Variants").set_value(variants).run()
+    return app
+
+
+def fill(app: AppTest, **fields: str) -> None:
+    """Fill fields of the form of a script by their keys."""
+    for name, value in fields.items():
+        (field,) = [
+            each
+            for kind in ("text_input", "text_area")
+            for each in app.get(kind)
+            if each.key == f"lab_{name}"
+        ]
+        field.set_value(value)
+    app.run()
     assert not app.exception
 
 
@@ -406,9 +405,14 @@ def test_the_form_of_a_script_starts_the_command_that_it_shows(
     script = tmp_path / "it's mine" / "train it.py"
     script.parent.mkdir()
     script.touch()
-    app = lab()
-    fill_script(app, tmp_path, "bs64: --batch-size 64\n\n tf32", "it's mine/train it.py")
-    label(app, "text_input", "Arguments").set_value("--name 'a b' --out {out}").run()
+    app = script_form(lab)
+    fill(
+        app,
+        script="it's mine/train it.py",
+        arguments="--name 'a b' --out {out}",
+        cwd=str(tmp_path),
+        variants="bs64: --batch-size 64\n\n tf32",
+    )
     (shown,) = [one.value for one in app.code if one.value.startswith("cd ")]
     label(app, "button", "Start sweep").click().run()
     ((plan, words),) = commands
@@ -425,38 +429,43 @@ def test_the_form_of_a_script_starts_the_command_that_it_shows(
     assert (commands[-1][0].script.nproc_per_node, plan.script.nproc_per_node) == (2, None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"script": ""}, ""),
-        ({"script": "missing.py"}, "missing.py"),
-        ({"script": "/dev/zero"}, "/dev/zero"),
-        ({"script": "."}, "Python"),
-        ({"script": "weights.pt"}, "weights.pt"),
-        ({"script": "secret.py"}, "secret.py"),
-        ({"script": "-m "}, "-m"),
-        ({"arguments": "--name 'a"}, "quotes"),
-        ({"variants": "tf32\ntf33"}, "tf33"),
-        ({"variants": "tf32\ntf32"}, "twice"),
-        ({"variants": "a: --lr '1"}, "--lr '1"),
-        ({"variants": "env:=1"}, "env:NAME=VALUE"),
-        ({"variants": "rev:no-such-revision"}, "no-such-revision"),
-        ({"variants": ""}, "variant"),
-        ({"cwd": Path("/no/such/folder")}, "/no/such/folder"),
-        ({"cwd": Path("~nobody-of-this-name")}, "nobody-of-this-name"),
-        ({"cwd": Path("x" * 300)}, "xxx"),
-    ],
-)
+INVALID = [
+    ("script", "", ""),
+    ("script", "missing.py", "missing.py"),
+    ("script", "/dev/zero", "/dev/zero"),
+    ("script", ".", "Python"),
+    ("script", "weights.pt", "weights.pt"),
+    ("script", "secret.py", "secret.py"),
+    ("script", "-m ", "-m"),
+    ("arguments", "--name 'a", "quotes"),
+    ("variants", "tf32\ntf33", "tf33"),
+    ("variants", "tf32\ntf32", "twice"),
+    ("variants", "a: --lr '1", "--lr '1"),
+    ("variants", "env:=1", "env:NAME=VALUE"),
+    ("variants", "rev:no-such-revision", "no-such-revision"),
+    ("variants", "", "variant"),
+    ("cwd", "/no/such/folder", "/no/such/folder"),
+    ("cwd", "~nobody-of-this-name", "nobody-of-this-name"),
+    ("cwd", "x" * 300, "xxx"),
+]
+
+
 def test_an_invalid_field_of_a_script_is_named_and_not_started(
-    lab: OpenPage, tmp_path: Path, fields: dict[str, Any], error: str
+    lab: OpenPage, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "weights.pt").write_bytes(bytes(range(256)))
     os.mkfifo(tmp_path / "secret.py")  # as unreadable as a file without permission, also for root
-    app = lab()
-    fill_script(app, **{"cwd": tmp_path, "variants": "tf32"} | fields)
-    assert label(app, "button", "Start sweep").disabled
-    assert error in label(app, "button", "Start sweep").help
+    app = script_form(lab)
+    valid = {"script": "train.py", "arguments": "", "cwd": str(tmp_path), "variants": "tf32"}
+    fill(app, **valid)
+    assert not label(app, "button", "Start sweep").disabled
+    for field, value, error in INVALID:
+        with subtests.test(f"{field}={value[:30]}"):
+            fill(app, **{field: value})
+            assert label(app, "button", "Start sweep").disabled
+            assert error in label(app, "button", "Start sweep").help
+            fill(app, **{field: valid[field]})
 
 
 def test_a_script_needs_scipy(
@@ -468,8 +477,8 @@ def test_a_script_needs_scipy(
         raise SweepError(NO_SCIPY)
 
     monkeypatch.setattr(lab_form, "load_scipy", missing)
-    app = lab()
-    fill_script(app, tmp_path, "tf32")
+    app = script_form(lab)
+    fill(app, script="train.py", cwd=str(tmp_path), variants="tf32")
     assert "SciPy" in label(app, "button", "Start sweep").help
     assert label(app, "button", "Start sweep").disabled
 

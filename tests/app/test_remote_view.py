@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import streamlit as st
 
 from dashboard import services
 from stepscope.run import RunStatus
@@ -21,30 +19,22 @@ def source(tmp_path: Path) -> FakeSource:
 
 
 @pytest.fixture
-def server(
-    tmp_path: Path, source: FakeSource, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[services.Services]:
-    """The services of a server with the local folders `runs` and `other`, and one remote source."""
+def sources(tmp_path: Path, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The local folders `runs` and `other`, and one remote source, which the server closes."""
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
     given = [object(), tmp_path / "other"]
     monkeypatch.setattr(services, "sources_from_environment", lambda: given)
     monkeypatch.setattr(services, "RemoteSource", lambda _address: source)
     for name in ("runs", "other", "far"):
         (tmp_path / name).mkdir()
-    logging.getLogger("streamlit").setLevel(logging.ERROR)
-    st.cache_resource.clear()
-    server = services.get()
-    server.devices()
-    assert source.open
-    yield server
-    server.close()
+    yield
     assert not source.open
-    st.cache_resource.clear()
 
 
 def test_the_runs_page_names_each_source_and_the_state_of_its_connection(
     page: OpenPage, server: services.Services, source: FakeSource, tmp_path: Path
 ) -> None:
+    assert source.open
     app = at_address(page, "runs")
     assert LABEL.replace(":", "\\:") in text_of(app)
     source.receive(record(tmp_path / "far", "remote"))

@@ -143,7 +143,7 @@ def open_page(
     def open_one(path: str = "/", expected: str | None = None) -> Page:
         """Open a page; `expected` is in the console's errors that the test is about."""
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda m: note(m, expected))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(server.url + path)

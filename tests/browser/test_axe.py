@@ -14,6 +14,7 @@ from tests.support.browser_page import (
     settle,
     start,
     violations,
+    welcome,
     wide,
     window,
 )
@@ -37,21 +38,22 @@ def unfold_all(page: Page) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_has_a_violation(browser: Browser, server: Server, scheme: str) -> None:
+def test_no_page_has_a_violation(browser: Browser, server: Server) -> None:
     write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
-    with window(browser, scheme=scheme) as page:
+    with window(browser) as page:
         page.goto(server.url)
-        expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
+        expect(welcome(page)).to_be_visible()
+        settle(page)
         assert violations(page) == []
-        shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / "one")
+        shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / "copy")
         for run in EXAMPLES:
             show(page, server, run)
             unfold_all(page)
             assert violations(page) == []
             for tab in ("Memory", "Profile", "Logs", "Details"):
                 open_tab(page, tab)
-                page.wait_for_timeout(1_000)
+                page.wait_for_url(f"**tab={tab.lower()}*")
+                settle(page)
                 assert violations(page) == [], tab
         for path, content in (("/runs", "stDataFrame"), (COLLECTIVES, "stPlotlyChart")):
             page.goto(server.url + path)
@@ -61,8 +63,7 @@ def test_no_page_has_a_violation(browser: Browser, server: Server, scheme: str) 
         page.goto(f"{server.url}/?epochs=5000")
         start(page)
         expect(page.get_by_test_id("chart-loss")).to_be_visible()
-        # Streamlit fades what is about to go.
-        expect(page.get_by_text("No run is shown", exact=True)).to_have_count(0)
+        expect(welcome(page)).to_have_count(0)
         settle(page)
         assert violations(page) == []
         button(page, "Stop").click()
@@ -73,28 +74,21 @@ def test_an_example_opens_by_one_click_and_then_by_its_address(
     open_page: OpenPage, server: Server
 ) -> None:
     page = open_page()
-    page.get_by_role("button", name="Example: digits on a CPU").click(timeout=60_000)
+    page.locator(".st-key-example_cpu-training").get_by_role("button").click()
     expect(page.get_by_test_id("status")).to_contain_text("Finished")
-    expect(page.get_by_text("Recorded on a CPU").first).to_be_visible()
     other = open_page(page.url.removeprefix(server.url))
     expect(other.get_by_test_id("status")).to_contain_text("Finished")
     expect(button(other, "Start run")).to_be_enabled()
     assert not any(server.runs.glob("*/run.json"))
 
 
-@pytest.mark.parametrize("width", [400, 800])
 def test_a_phone_starts_with_the_sidebar_closed_and_nothing_is_wider_than_it(
-    browser: Browser, server: Server, width: int
+    browser: Browser, server: Server
 ) -> None:
-    with window(browser, width) as page:
+    with window(browser, 400) as page:
         show(page, server, EXAMPLES[1])
         expect(page.get_by_test_id("status")).to_contain_text("Failed")
-        content = page.get_by_test_id("status").locator(".ss-badge").bounding_box()
-        assert content is not None
-        sidebar = page.get_by_test_id("stSidebar")
-        edge = sidebar.bounding_box() if sidebar.count() else None
-        right = 0.0 if edge is None else edge["x"] + edge["width"]
-        assert right <= (0 if width < 800 else content["x"])
+        expect(page.get_by_test_id("stSidebar")).not_to_be_in_viewport()
         assert wide(page, "[data-testid=stepscope-live] *, .stMain button", ".ss-scroll") == []
         write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
         page.goto(server.url + COLLECTIVES)

@@ -65,26 +65,32 @@ PAINT = """async () => {
 
 def test_no_redraw_begins_between_the_arrival_on_a_button_and_the_click(browser: Browser) -> None:
     page = browser.new_page()
+    page.clock.install(time=0)
     page.route("http://live.test/**", serve)
     page.goto("http://live.test/")
+    page.clock.pause_at(1_000)
+
+    def draws_after(ms: int) -> int:
+        page.clock.run_for(ms)
+        return int(page.evaluate("draws"))
+
     page.evaluate(PAINT)
     page.evaluate("stale()")
-    page.wait_for_function("draws === 1")
-    page.wait_for_function("performance.now() > painter.restUntil")
+    assert draws_after(50) == 1
+    draws_after(1_000)
     page.evaluate(
         "document.querySelector('button').addEventListener('click', () => painter.redrawAll())"
     )
     page.get_by_role("button", name="press").hover()
     page.evaluate("stale()")
-    page.wait_for_timeout(300)
-    assert page.evaluate("draws") == 1
+    assert draws_after(900) == 1
     page.get_by_role("button", name="press").click()  # what the user causes is drawn at once
-    page.wait_for_function("draws === 2", timeout=500)
+    assert draws_after(50) == 2
     page.evaluate("stale()")
-    page.wait_for_function("draws === 3")  # though the pointer is still on the button
+    assert draws_after(1_100) == 3, "though the pointer is still on the button"
     page.mouse.move(0, 0)
     page.evaluate("card.plotted = false")
     page.get_by_role("button", name="press").hover()
     page.evaluate("stale()")
-    page.wait_for_function("draws === 4", timeout=500)  # a first drawing does not wait
+    assert draws_after(50) == 4, "a first drawing does not wait"
     page.close()

@@ -80,11 +80,10 @@ def fact(page: Page, label: str) -> Locator:
     return rows.filter(has=page.get_by_text(label, exact=True)).locator("dd")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_gpu_has_a_card_and_all_are_seen_at_once(
-    browser: Browser, server: Server, other: tuple[int, int], theme: str
+    browser: Browser, server: Server, other: tuple[int, int]
 ) -> None:
-    with window(browser, scheme=theme) as page:
+    with window(browser) as page:
         page.goto(f"{server.url}/hardware?tab=gpus")
         expect(card(page, 0)).to_be_visible()
         boxes = [one.bounding_box() for one in page.locator("article").all()]

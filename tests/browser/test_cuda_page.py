@@ -255,11 +255,10 @@ def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: 
     expect(page.get_by_test_id("kpi-allocated")).to_contain_text("of")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_ledger_sums_to_the_gpu_and_shows_another_process(
-    browser: Browser, server: Server, tmp_path: Path, scheme: Any
+    browser: Browser, server: Server, tmp_path: Path
 ) -> None:
-    with window(browser, scheme=scheme) as page:
+    with window(browser) as page:
         page.goto(f"{server.url}/?workload=digits_mlp&epochs=5000&optimizer=adamw")
         expect(button(page, "Start run")).to_be_enabled(timeout=TRAINS_MS)
         start(page)

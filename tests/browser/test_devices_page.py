@@ -9,37 +9,24 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from dashboard.machine.content import details, history, machine_content
-from tests.support.browser_page import OpenPage, violations, wait_until, wide, window
+from tests.support.browser_page import OpenPage, violations, wait_until, welcome, wide, window
 from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
-from tests.support.server import Server, start_server, stop_server
+from tests.support.server import Server
 
 EVIL = "<img src=x onerror='window.pwned = 1'>"
-Theme = Literal["light", "dark"]
-
-
-@pytest.fixture(scope="module")
-def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests here, which change nothing; no GPU even on the simulator."""
-    server = start_server(
-        tmp_path_factory.mktemp("server"), CUDA_VISIBLE_DEVICES="", CUDASIM_NO_DRIVER="1"
-    )
-    yield server
-    stop_server(server)
 
 
 @contextmanager
-def tab(
-    browser: Browser, server: Server, width: int, theme: Theme, found: list[Gpu]
-) -> Iterator[Page]:
+def tab(browser: Browser, server: Server, width: int, found: list[Gpu]) -> Iterator[Page]:
     """Open the tab with these GPUs; it must be neither wider than its window nor violate axe."""
-    with window(browser, width, theme) as page:
+    with window(browser, width) as page:
         if found:
             answers(page, found)
         page.goto(f"{server.url}/hardware?tab=gpus")
@@ -49,33 +36,29 @@ def tab(
         assert violations(page) == []
 
 
-SIZES: list[tuple[int, Theme]] = [(1400, "light"), (1400, "dark"), (800, "light"), (400, "dark")]
-
-
-@pytest.mark.parametrize(("width", "theme"), SIZES)
+@pytest.mark.parametrize("width", [1400, 400])
 def test_without_a_gpu_it_shows_the_machine_with_a_reason_and_a_fix(
-    browser: Browser, server: Server, width: int, theme: Theme
+    browser: Browser, server: Server, width: int
 ) -> None:
-    with tab(browser, server, width, theme, []) as page:
+    with tab(browser, server, width, []) as page:
         expect(page.get_by_test_id("no-gpu")).to_contain_text("driver")
-        expect(page.get_by_test_id("no-gpu")).to_contain_text("stepscope doctor")
         expect(page.get_by_test_id("gpus").locator("article")).to_have_count(0)
 
 
 def test_it_is_updated_in_place_and_left_by_the_navigation(open_page: OpenPage) -> None:
     page = open_page()
     links = page.get_by_test_id("stHeader").get_by_role("link")
-    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
+    expect(welcome(page)).to_be_visible()
     links.filter(has_text="Hardware").click()
     devices = page.get_by_test_id("devices")
     expect(page.get_by_test_id("host")).to_be_visible()
     page.evaluate("document.querySelector('[data-testid=host]').marked = true")
     seen = int(devices.get_attribute("data-polls") or 0)
-    wait_until(lambda: int(devices.get_attribute("data-polls") or 0) > seen + 2, page, 20)
+    wait_until(lambda: int(devices.get_attribute("data-polls") or 0) > seen + 2, page)
     assert page.evaluate("document.querySelector('[data-testid=host]').marked")
     assert page.evaluate("!document.querySelector('[data-stale=true]')")
     links.get_by_text("Run", exact=True).click()
-    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
+    expect(welcome(page)).to_be_visible()
     expect(devices).to_have_count(0)
 
 
@@ -118,15 +101,14 @@ def answers(page: Page, found: list[Gpu]) -> None:
     page.route("**/api/devices*", fulfill)
 
 
-@pytest.mark.parametrize(("width", "theme"), SIZES)
-@pytest.mark.parametrize("count", [8, 16])
+@pytest.mark.parametrize(("count", "width"), [(8, 1400), (8, 800), (8, 400), (16, 1400)])
 def test_all_gpus_and_their_details(
-    browser: Browser, server: Server, count: int, width: int, theme: Theme
+    browser: Browser, server: Server, count: int, width: int
 ) -> None:
-    with tab(browser, server, width, theme, many(count)) as page:
+    with tab(browser, server, width, many(count)) as page:
         cards = page.get_by_test_id("gpus").locator("article")
         expect(cards).to_have_count(count)
-        expect(cards.nth(1)).to_contain_text("Thermal throttling now, by the")
+        expect(cards.nth(1)).to_contain_text("throttling")
         expect(cards.nth(3)).to_contain_text("1g.10gb")
         expect(cards.nth(4)).to_contain_text(EVIL)
         if width == 1400:  # all are in view at once

@@ -89,7 +89,6 @@ def start(page: Page, rounds: int) -> None:
     fill(page, "Steps per trial", 20)
     for name in ("bf16 AMP", "fused optimizer"):
         tick(page, name)
-    expect(page.get_by_text("2 settings plus the baseline")).to_be_visible()
     button(page, "Start sweep").click()
     expect(button(page, "Stop")).to_be_visible()
     expect(button(page, "Start sweep")).to_be_disabled()
@@ -105,14 +104,6 @@ def samples(server: Server) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def settled(page: Page) -> None:
-    """Wait until Streamlit has drawn everything: it fades what may go, and buttons change color."""
-    app = page.get_by_test_id("stApp")
-    expect(app).to_have_attribute("data-test-script-state", "notRunning")
-    settle(page)
-    page.wait_for_timeout(700)
-
-
 def downloaded(page: Page, name: str) -> str:
     with page.expect_download() as download:
         button(page, name).click()
@@ -125,14 +116,13 @@ def test_two_settings_from_ticking_by_stop_and_resume_to_the_report(
 ) -> None:
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
-    expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible()
     expect(row(page, "optimizer_impl fused")).to_contain_text("measuring")
     page.goto("about:blank")  # nobody looks: it goes on
     had = samples(server)
     wait_until(lambda: samples(server) > had, page, 120)
     page.goto(f"{server.url}/lab")
-    button(page, "Stop").click(timeout=PATIENCE)
-    expect(page.get_by_text("Stopped; resume continues from here.")).to_be_visible()
+    button(page, "Stop").click()
+    expect(button(page, "Resume")).to_be_enabled()
     assert samples(server) < SAMPLES
     button(page, "Resume").click()
     expect(button(page, "Stop")).to_be_visible()
@@ -144,8 +134,6 @@ def test_two_settings_from_ticking_by_stop_and_resume_to_the_report(
     assert samples(server) >= SAMPLES  # the open round was taken again whole
     for label in ("precision bf16", "optimizer_impl fused"):
         expect(row(page, label)).to_contain_text("inconclusive")
-    # A reason that several settings have is written once, below the table.
-    expect(page.get_by_text("Only 2 rounds")).to_have_count(1)
     expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible()
     lines = list(csv.DictReader(downloaded(page, "CSV").splitlines()))
     names = {"baseline", "precision=bf16", "optimizer_impl=fused"}
@@ -170,26 +158,24 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     canvas.evaluate("node => { node.dataset.mine = 'table'; }")
     before = page.get_by_role("progressbar").get_attribute("aria-valuenow")
     running(server, progress={"done": 48, "total": 96, "doing": "x", "seconds_left": 9.0})
-    expect(page.get_by_text("48 of 96 trials")).to_be_visible()
-    assert page.get_by_role("progressbar").get_attribute("aria-valuenow") != before
+    expect(page.get_by_role("progressbar")).not_to_have_attribute("aria-valuenow", before or "")
     assert page.locator("[data-mine]").count() == 2
     expect(field).to_have_value("7")  # typed, not yet sent
     running(server, arms=[])
     expect(plot).to_have_count(0)
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
+@pytest.mark.parametrize("width", [1400, 400])
 def test_no_state_has_a_violation_or_is_wider_than_the_page(
-    browser: Browser, server: Server, scheme: str, width: int
+    browser: Browser, server: Server, width: int
 ) -> None:
     chart = ".st-key-lab_chart .js-plotly-plot"
-    with window(browser, width, scheme) as page:
+    with window(browser, width) as page:
         page.goto(f"{server.url}/lab")
-        expect(page.get_by_text("Which settings pay off on this machine?")).to_be_visible()
+        expect(page.locator(".st-key-lab_empty")).to_be_visible()
         page.get_by_text("All techniques", exact=True).click()
-        unsupported = "are not supported here and are listed with the reason."
-        expect(page.get_by_text(unsupported)).to_be_visible()
-        settled(page)
+        expect(button(page, "Start sweep")).to_be_enabled()
+        settle(page)
         assert violations(page) == []
         drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
         folder = store(server, best=BEST, drift=drift)
@@ -198,14 +184,14 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
         expect(button(page, "Copy patch")).to_be_visible()
         expect(row(page, "precision")).to_contain_text("failed")
         expect(page.locator(chart)).to_be_visible()
-        settled(page)
+        settle(page)
         assert violations(page) == []
         assert wide(page, ".stMain :is(button, p, h4)", ".st-key-lab_table") == []
         running(server)
         page.reload()
         expect(button(page, "Stop")).to_be_visible()
         expect(page.locator(chart)).to_be_visible()
-        page.wait_for_timeout(700)  # its script runs each second
+        settle(page)
         assert violations(page) == []
 
 
@@ -230,17 +216,17 @@ def test_a_script_from_the_form_to_the_copied_patch(
     page.get_by_text("Duration").click()
     fill(page, "Max rounds", 2)
     fill(page, "Steps per trial", 20)
-    command = "stepscope lab --variant env:PAUSE=0 --max-rounds 2 --steps 20 train.py"
-    expect(page.get_by_text(command)).to_be_visible()
+    words = "lab --variant env:PAUSE=0 --max-rounds 2 --steps 20 train.py"
+    expect(page.locator(".st-key-lab_begin code")).to_contain_text(words)
     button(page, "Start sweep").click()
-    button(page, "Stop").click(timeout=PATIENCE)
-    button(page, "Resume").click(timeout=PATIENCE)  # with the command in memory
-    expect(page.get_by_text("Only 2 rounds")).to_be_visible(timeout=400_000)
-    expect(button(page, "Stop")).to_have_count(0, timeout=PATIENCE)
+    button(page, "Stop").click()
+    button(page, "Resume").click()  # with the command in memory
+    expect(button(page, "Stop")).to_have_count(0, timeout=400_000)
+    assert json.loads((folder_of(server) / "sweep.json").read_text())["status"] == "finished"
     (folder_of(server) / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
     page.reload()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    button(page, "Copy patch").click(timeout=PATIENCE)
+    button(page, "Copy patch").click()
     expect(button(page, "Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == DIFF
     assert downloaded(page, "Download") == DIFF

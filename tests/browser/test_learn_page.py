@@ -11,7 +11,6 @@ from trainer.lessons import BY_NAME, LESSONS, Lesson
 
 MISSING = "404"
 """In the console: Streamlit asks for its own addresses below /learn first."""
-SECOND = 1_000
 
 
 def shown(page: Page, lesson: Lesson) -> None:
@@ -26,15 +25,13 @@ def test_a_lesson_runs_from_its_page(open_page: OpenPage, name: str) -> None:
     shown(page, lesson)
     last = lesson.path.read_text().strip().splitlines()[-1].strip()
     program = page.locator(".stCode").last
-    expect(program).to_contain_text(last, timeout=30 * SECOND)
+    expect(program).to_contain_text(last)
     if lesson.needs_cuda:
-        expect(button(page, "Run")).to_be_disabled(timeout=30 * SECOND)
-        expect(page.get_by_text("This lesson needs CUDA")).to_be_visible()
+        expect(button(page, "Run")).to_be_disabled()
         expect(page.get_by_role("status")).to_contain_text(lesson.needs_cuda)
         return
     button(page, "Run").click()
-    expect(page.get_by_text("Measured on this machine in")).to_be_visible(timeout=300 * SECOND)
-    expect(page.locator(".stCode")).to_have_count(2, timeout=30 * SECOND)
+    expect(page.locator(".stCode")).to_have_count(2, timeout=300_000)
     assert len(page.locator(".stCode").first.inner_text().splitlines()) >= 4
     expect(button(page, "Run")).to_be_enabled()
 
@@ -43,7 +40,7 @@ def test_from_lesson_to_lesson_by_links_and_back(open_page: OpenPage) -> None:
     page = open_page("/", expected=MISSING)  # at the reload
     page.get_by_test_id("stHeader").get_by_role("link", name="Learn").click()
     shown(page, LESSONS[0])
-    page.get_by_test_id("stSidebar").get_by_role("link", name="Mixed precision by hand").click()
+    page.get_by_test_id("stSidebar").get_by_role("link", name=BY_NAME["amp"].title).click()
     shown(page, BY_NAME["amp"])
     wait_until(lambda: page.url.endswith("/learn?lesson=amp"), page)
     page.go_back()
@@ -53,23 +50,19 @@ def test_from_lesson_to_lesson_by_links_and_back(open_page: OpenPage) -> None:
     page.reload()
     shown(page, BY_NAME["amp"])
     marked = page.get_by_test_id("stSidebar").locator(".st-key-lesson_here")
-    expect(marked).to_have_text("Mixed precision by hand")
+    expect(marked).to_have_text(BY_NAME["amp"].title)
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
-def test_it_has_no_violation_and_fits(
-    browser: Browser, server: Server, scheme: str, width: int
-) -> None:
-    with window(browser, width, scheme) as page:
+@pytest.mark.parametrize("width", [1400, 400])
+def test_it_has_no_violation_and_fits(browser: Browser, server: Server, width: int) -> None:
+    with window(browser, width) as page:
         for name in ("autograd", "cuda_graphs"):
             page.goto(f"{server.url}/learn?lesson={name}")
             shown(page, BY_NAME[name])
             if name == "autograd":
                 button(page, "Run").click()
                 expect(button(page, "Stop")).to_be_visible()
-                settle(page)
-                assert violations(page) == []
-                expect(page.get_by_text("Measured on this machine in")).to_be_visible()
+                expect(page.locator(".stCode")).to_have_count(2)
             expect(button(page, "Run")).to_be_visible()
             settle(page)
             assert violations(page) == []

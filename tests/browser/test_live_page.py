@@ -7,8 +7,10 @@ import re
 import signal
 import time
 
+import numpy as np
 import pytest
-from playwright.sync_api import Locator, Route, expect
+from numpy.typing import NDArray
+from playwright.sync_api import Page, Route, expect
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -27,8 +29,9 @@ from tests.support.browser_page import (
     start,
     step_of,
     wait_until,
+    welcome,
 )
-from tests.support.server import Server
+from tests.support.server import STOP_S, Server
 
 LONG = "/?epochs=5000"
 
@@ -38,27 +41,31 @@ def events(server: Server, kind: str) -> list[EventRow]:
         return [event for event in reader.events() if event.kind == kind]
 
 
-def polls(live: Locator) -> int:
-    return int(live.get_attribute("data-polls") or 0)
+def after_polls(page: Page, count: int) -> None:
+    """Wait until the page has asked for new points this many times."""
+    live = page.get_by_test_id("stepscope-live")
+
+    def polls() -> int:
+        return int(live.get_attribute("data-polls") or 0)
+
+    seen = polls()
+    wait_until(lambda: polls() > seen + count, page)
 
 
 def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> None:
     page = open_page()
-    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=30_000)
+    expect(welcome(page)).to_be_visible()
     choose(page, "Precision", "bf16 AMP")
     expect(page).to_have_url(re.compile("precision=bf16"))
     choose(page, "Precision", "fp32")
     for name in ("Pause", "Resume", "Stop", "Empty cache", "Mark"):
         expect(button(page, name)).to_have_count(0)
-    expect(page.get_by_text("Not available on CPU: tf32, pure fp16.")).to_be_visible()
     start(page)
     wait_until(lambda: points(page) > 5, page)
     first_points, first_loss = points(page), number(page, "loss")
     wait_until(lambda: points(page) > first_points, page)
-    wait_until(lambda: number(page, "loss") < first_loss / 2, page, 30)
+    wait_until(lambda: number(page, "loss") < first_loss / 2, page)
     expect(button(page, "Start run")).to_be_disabled()
-    expect(page.get_by_test_id("chart-memory")).to_contain_text("process memory")
-    expect(page.get_by_text("torch counts allocated and reserved memory")).to_be_visible()
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped", ignore_case=True)
     expect(button(page, "Start run")).to_be_enabled()
@@ -87,17 +94,17 @@ def test_each_button_acts_also_while_paused(open_page: OpenPage, server: Server)
         assert keys <= set(event.data), name
         for place in ("ack", "events"):
             expect(page.get_by_test_id(place)).to_contain_text(event.text[:30])
-        expect(page.get_by_test_id("ack")).to_contain_text("done at step")
+        expect(page.get_by_test_id("ack")).to_have_attribute("data-tone", "done")
         if kind == "save_checkpoint":
             assert (run_folder(server) / event.data["path"]).stat().st_size == event.data["bytes"]
     button(page, "Pause").click()
     expect(page.get_by_test_id("status")).to_contain_text("Paused")
     expect(button(page, "Resume")).to_be_enabled()
-    page.wait_for_timeout(700)
+    after_polls(page, 2)
     held = step_of(page)
     button(page, "Collect garbage").click()
     wait_until(lambda: len(events(server, "collect_garbage")) == 2, page)
-    page.wait_for_timeout(700)
+    after_polls(page, 2)
     assert step_of(page) == held
     button(page, "Resume").click()
     expect(page.get_by_test_id("status")).to_contain_text("Running")
@@ -106,7 +113,7 @@ def test_each_button_acts_also_while_paused(open_page: OpenPage, server: Server)
 
 def test_the_header_stays_in_sight_whole_and_works_by_keyboard(open_page: OpenPage) -> None:
     page = open_page(LONG, expected="403")
-    expect(button(page, "Start run")).to_be_enabled(timeout=30_000)
+    expect(button(page, "Start run")).to_be_enabled()
     press(page, button(page, "Start run"))
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=TRAINS_MS)
     cut = """node => [...node.querySelectorAll("button, span, select")].filter((part) =>
@@ -126,7 +133,8 @@ def test_the_header_stays_in_sight_whole_and_works_by_keyboard(open_page: OpenPa
     page.keyboard.press("Enter")  # Mark: its popover opens with the focus
     page.keyboard.type("by hand")
     page.keyboard.press("Enter")
-    expect(page.get_by_test_id("ack")).to_contain_text("by hand — done at step")
+    expect(page.get_by_test_id("ack")).to_contain_text("by hand")
+    expect(page.get_by_test_id("ack")).to_have_attribute("data-tone", "done")
     expect(button(page, "Mark")).to_be_focused()
     page.keyboard.press("Enter")
     page.keyboard.press("Escape")
@@ -136,11 +144,11 @@ def test_the_header_stays_in_sight_whole_and_works_by_keyboard(open_page: OpenPa
     held: list[Route] = []
     page.route("**/api/command", lambda route: held.append(route))
     button(page, "Pause").click()
-    expect(page.get_by_test_id("ack")).to_contain_text("Pause: sent.", timeout=1000)
-    expect(button(page, "Pause")).to_have_attribute("aria-busy", "true", timeout=1000)
+    expect(page.get_by_test_id("ack")).to_contain_text("Pause")
+    expect(button(page, "Pause")).to_have_attribute("aria-busy", "true")
     wait_until(lambda: bool(held), page)
-    held[0].fulfill(status=403, json={"error": "Pause was not sent: because."})
-    expect(page.get_by_test_id("ack")).to_have_text("Pause was not sent: because.")
+    held[0].fulfill(status=403, json={"error": "because"})
+    expect(page.get_by_test_id("ack")).to_have_text("because")
     expect(button(page, "Pause")).not_to_have_attribute("aria-busy", "true")
 
 
@@ -153,13 +161,12 @@ def test_a_store_that_cannot_be_read_is_named_with_a_fix(
     (folder / "rank0.sqlite").write_bytes(b"x" * 5000)
     page = open_page("/?run=damaged", expected="422")
     trouble = page.get_by_test_id("trouble")
-    expect(trouble).to_contain_text("not a readable Stepscope store", timeout=30_000)
-    expect(trouble).to_contain_text("Choose another run, or start one")
+    expect(trouble).to_contain_text("damaged")
     expect(page.get_by_test_id("status")).to_contain_text("Unreadable")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(2500)
-    assert len([url for url in asked if "/api/series" in url]) <= 2, "seldom: it may be repaired"
+    asked: list[float] = []
+    page.on("request", lambda one: "/api/series" in one.url and asked.append(time.monotonic()))
+    wait_until(lambda: len(asked) == 3, page)
+    assert asked[2] - asked[0] > 2, "seldom: it may be repaired"
     start(page)  # another run is shown as usual
     expect(trouble).to_be_hidden()
 
@@ -172,13 +179,11 @@ def test_zoom_survives_refreshes_and_a_reload(open_page: OpenPage, server: Serve
     expect(page.get_by_test_id("back-to-live")).to_be_visible()
     zoomed = axis_range(page, "loss")
     assert axis_range(page, "memory") == zoomed  # one x axis for all charts
-    live = page.get_by_test_id("stepscope-live")
-    seen = polls(live)
-    wait_until(lambda: polls(live) > seen + 3, page)
+    after_polls(page, 3)
     assert axis_range(page, "loss") == zoomed
     page.reload()
-    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    expect(live).to_have_attribute("data-ready", "1")
+    expect(page.get_by_test_id("status")).to_contain_text("Running")
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute("data-ready", "1")
     assert axis_range(page, "loss") == zoomed
     page.get_by_test_id("back-to-live").click()
     wait_until(lambda: axis_range(page, "loss") != zoomed, page)
@@ -194,25 +199,25 @@ def test_tabs_share_one_run_and_one_sampler_and_closing_them_stops_nothing(
     page.goto("about:blank")
     page, other = open_page(), open_page()  # a bare address finds the active run
     for each in (page, other):
-        expect(each.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+        expect(each.get_by_test_id("status")).to_contain_text("Running")
     wait_until(lambda: step_of(page) > step, page)
     expect(button(other, "Start run")).to_be_disabled()
     folder = run_folder(server)
 
-    def samples() -> int:
+    def samples() -> NDArray[np.float64]:
+        """Return the times of the samples."""
         with StoreReader(folder) as reader:
-            return next(info.rows for info in reader.series() if info.stream == "samples")
+            info = next(info for info in reader.series() if info.stream == "samples")
+            return reader.read(info.id, 0, info.rows, 1).ts
 
-    before, began = samples(), time.monotonic()
-    other.wait_for_timeout(3000)
-    rate = (samples() - before) / (time.monotonic() - began)
-    assert 2 < rate < 13  # ten a second from one sampler; two would give twenty
+    wait_until(lambda: len(samples()) > 30, page)
+    # Ten a second from one sampler; each of two would be as far from the other's as it happens.
+    assert np.median(np.diff(samples())) > 0.08
     button(other, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     expect(button(page, "Start run")).to_be_enabled()
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("number_of_signal", "runner"), [(signal.SIGTERM, "thread"), (signal.SIGINT, "process")]
 )
@@ -221,10 +226,8 @@ def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
 ) -> None:
     page = open_page(f"{LONG}&runner={runner}")
     start(page)
-    began = time.monotonic()
     server.process.send_signal(number_of_signal)
-    server.process.wait(10)
-    assert time.monotonic() - began < 5
+    server.process.wait(STOP_S)
     run = read_run(run_folder(server))
     assert run.status is RunStatus.STOPPED
     with StoreReader(run.folder) as reader:
@@ -239,7 +242,7 @@ def test_after_a_crash_the_next_run_starts(open_page: OpenPage, server: Server) 
     pid = int(read_run(run_folder(server)).run_json["pid"])
     assert pid != server.process.pid
     os.kill(pid, signal.SIGKILL)
-    expect(page.get_by_test_id("status")).to_contain_text("Crashed", timeout=30_000)
+    expect(page.get_by_test_id("status")).to_contain_text("Crashed")
     assert read_run(run_folder(server)).status is RunStatus.CRASHED
     expect(button(page, "Start run")).to_be_enabled()
     button(page, "Start run").click()

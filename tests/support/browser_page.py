@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,12 @@ def step_of(page: Page) -> int:
     return int(found[1].replace(",", ""))
 
 
-def wait_until(true: Callable[[], bool], page: Page, timeout_s: float = 15) -> None:
+def welcome(page: Page) -> Locator:
+    """Return what the Run page shows in the place of a run."""
+    return page.locator(".st-key-welcome_watch")
+
+
+def wait_until(true: Callable[[], bool], page: Page, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "timed out"
@@ -117,14 +122,51 @@ def axis_range(page: Page, chart: str) -> list[float]:
     return [round(float(value), 3) for value in found]
 
 
+CONTRAST = ["color-contrast", "link-in-text-block"]
+"""The rules of axe whose result depends on the theme."""
+
+
 def violations(page: Page) -> list[str]:
-    """Return what axe finds, a line for each element."""
-    found = Axe().run(page).response["violations"]
+    """Return what axe finds, a line for each element; in the dark theme by the rules of CONTRAST.
+
+    The page is in the light theme before and afterwards.
+    """
+    found = _axe(page)
+    bright = _background(page)
+    page.emulate_media(color_scheme="dark")
+    wait_until(lambda: _background(page) != bright, page)
+    wait_for_animations(page)
+    dark = _axe(page, CONTRAST)
+    deadline = time.monotonic() + 10
+    while dark and time.monotonic() < deadline:  # charts are drawn again, one in a frame
+        page.wait_for_timeout(100)
+        dark = _axe(page, CONTRAST)
+    page.emulate_media(color_scheme="light")
+    wait_until(lambda: _background(page) == bright, page)
+    return [*found, *(f"dark: {line}" for line in dark)]
+
+
+def _axe(page: Page, rules: Sequence[str] = ()) -> list[str]:
+    """Return what axe finds by these rules, by default by all."""
+    options = {"runOnly": {"type": "rule", "values": list(rules)}} if rules else None
     return [
         f"{rule['id']}: {node['target']} {node['html'][:200]} {node['failureSummary'][:300]}"
-        for rule in found
+        for rule in Axe().run(page, options=options).response["violations"]
         for node in rule["nodes"]
     ]
+
+
+def _background(page: Page) -> str:
+    found = page.locator("[data-testid=stApp], body").last
+    return str(found.evaluate("node => getComputedStyle(node).backgroundColor"))
+
+
+def wait_for_animations(page: Page) -> None:
+    """Wait until Streamlit has faded what goes, and buttons have their colors; spinners turn on."""
+    page.wait_for_function(
+        """document.getAnimations().every((one) => one.playState !== "running" ||
+            one.effect.getComputedTiming().iterations === Infinity)"""
+    )
 
 
 def press(page: Page, target: Locator, key: str = "Enter", most: int = 80) -> None:
@@ -138,7 +180,10 @@ def press(page: Page, target: Locator, key: str = "Enter", most: int = 80) -> No
 
 
 def settle(page: Page) -> None:
-    """Leave the button, whose help lies outside of all landmarks, and let the fading end."""
+    """Leave the button, whose help lies outside of all landmarks; wait until the page is drawn."""
     page.mouse.move(page.evaluate("innerWidth") / 2, 5)
     expect(page.get_by_role("tooltip")).to_have_count(0)
-    expect(page.locator("[data-stale=true]")).to_have_count(0, timeout=30_000)
+    app = page.get_by_test_id("stApp")
+    expect(app).to_have_attribute("data-test-script-state", "notRunning")
+    expect(page.locator("[data-stale=true]")).to_have_count(0)
+    wait_for_animations(page)

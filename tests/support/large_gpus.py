@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from stepscope.recorder.recorder import Recorder
@@ -17,7 +18,7 @@ GPUS = [
 
 def record(server: Server, gpus: list[dict[str, Any]], epochs: int = 0) -> str:
     """Write a finished run on these large GPUs, whose numbers are as long as they get."""
-    folder = server.runs / f"gpus{len(gpus)}"
+    folder = server.runs / f"gpus{len(gpus)}-{time.time_ns()}"
     folder.mkdir(parents=True)
     recorder = Recorder(folder, name="train")
     device = gpus[0]["uuid"] if gpus else "cpu"
