@@ -27,11 +27,11 @@ from trainer.runners.child_process import LessonRun
 __all__ = ["write"]
 
 
-@pytest.mark.parametrize("name", ["autograd", "amp", "cuda_graphs", "all_reduce"])
+@pytest.mark.parametrize("name", ["amp", "cuda_graphs"])
 def test_a_link_opens_a_lesson_with_the_program_that_runs(
     learn: Learn, machine: Machine, name: str
 ) -> None:
-    """One that needs nothing, is different on a CPU, needs CUDA, and takes two processes."""
+    """One that is different on a CPU, and one that needs CUDA."""
     lesson = BY_NAME[name]
     machine()
     app = learn(lesson=lesson.name)

@@ -35,7 +35,7 @@ from tests.support.app_page import (
 from tests.support.train_devices import SIMULATED
 from tests.support.waiting import wait_until
 
-BADGE = "simulated"
+BADGE = "are simulated"
 
 
 def test_the_empty_page_shows_what_to_do_and_why_there_is_no_gpu(
@@ -199,7 +199,6 @@ def test_a_broken_torch_or_folder_leaves_the_page(
     app = page()
     start_run(app)
     assert header(app)["error"]["text"]
-    assert not server.list_runs()
 
 
 def test_a_second_start_is_refused_and_the_run_may_lose_its_folder(

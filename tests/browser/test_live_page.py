@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, Request, Route, expect
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -164,7 +164,12 @@ def test_a_store_that_cannot_be_read_is_named_with_a_fix(
     expect(trouble).to_contain_text("damaged")
     expect(page.get_by_test_id("status")).to_contain_text("Unreadable")
     asked: list[float] = []
-    page.on("request", lambda one: "/api/series" in one.url and asked.append(time.monotonic()))
+
+    def note(request: Request) -> None:
+        if "/api/series" in request.url:
+            asked.append(time.monotonic())
+
+    page.on("request", note)
     wait_until(lambda: len(asked) == 3, page)
     assert asked[2] - asked[0] > 2, "seldom: it may be repaired"
     start(page)  # another run is shown as usual
