@@ -74,14 +74,14 @@ def _stop_runs(server: Server) -> None:
 
 
 def _children(server: Server) -> list[psutil.Process]:
-    """Return the processes that work for the server; Python's resource tracker stays."""
+    """Return the processes that work for the server; the helpers of multiprocessing stay."""
     try:
         found = psutil.Process(server.process.pid).children(recursive=True)
         return [
             child
             for child in found
             if child.status() != psutil.STATUS_ZOMBIE
-            and "multiprocessing.resource_tracker" not in " ".join(child.cmdline())
+            and "from multiprocessing." not in " ".join(child.cmdline())
         ]
     except psutil.NoSuchProcess:
         return []
