@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -145,7 +146,8 @@ def test_the_end_of_a_run_alerts_by_its_status(tmp_path: Path, file: File) -> No
             session.close(status, "It broke.")
     wait_until(lambda: len(file.lines()) == 2)
     (failed,) = alerts(tmp_path / "failed")
-    assert failed.text == "The run failed: It broke."
+    assert failed.text.endswith("It broke.")
+    assert said(tmp_path / "failed") == [("run_failed", "raised", "critical")]
     assert said(tmp_path / "finished") == [("run_finished", "raised", "info")]
     assert said(tmp_path / "stopped") == []
 
@@ -159,7 +161,7 @@ def test_an_invalid_file_is_reported_in_the_run_without_its_secret(
     with StoreReader(tmp_path) as reader:
         (event,) = reader.events()
     assert event.kind == "alerts_problem"
-    assert "webhook: url must begin with" in event.text
+    assert "webhook: url" in event.text
     assert "webhook: url" in caplog.text
     assert not any(b"T0KEN" in written.read_bytes() for written in tmp_path.glob("r*"))
 
@@ -171,9 +173,10 @@ def test_an_internal_error_ends_the_alerts_and_not_the_recording(
     session = Session(tmp_path, name="x", kind=RunKind.INIT)
     monkeypatch.setattr(session.alerts._evaluator, "evaluate", None)
     session.recorder.log(1, {"train/loss": 1.0})
-    wait_until(lambda: "stepscope: alerts ended; recording continues" in caplog.messages)
+    wait_until(lambda: bool(caplog.records))
     session.recorder.log(2, {"train/loss": 1.0})
     session.close(RunStatus.FAILED, "It broke.")
+    assert len(caplog.records) == 1
     assert said(tmp_path) == []
     assert read_run(tmp_path).run_json["step"] == 2
 
@@ -200,12 +203,12 @@ def test_no_shell_reads_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["/no/such/program"], "cannot be started (No such file or directory)"),
+        (["/no/such/program"], os.strerror(errno.ENOENT)),
         (
             [sys.executable, "-c", "print('why not'); raise SystemExit(3)"],
             "exit code 3",
         ),
-        ([sys.executable, "-c", "import time; time.sleep(60)"], "did not end within 0.5 s"),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], "0.5 s"),
     ],
     ids=["missing", "fails", "hangs"],
 )
@@ -215,8 +218,8 @@ def test_a_command_that_fails_is_logged_once(
     with notified(command(*words, timeout_s=10 if "code" in problem else 0.5)) as found:
         found.deliver(ALERT)
         found.deliver(ALERT)
-    (message,) = (m for m in caplog.messages if "alerts: the command failed" in m)
-    assert problem in message
+    (record,) = caplog.records
+    assert problem in record.message
 
 
 def test_a_timeout_kills_the_children_of_a_command(tmp_path: Path) -> None:
@@ -247,7 +250,8 @@ def test_the_exit_waits_some_seconds_for_a_delivery(tmp_path: Path, file: File) 
     (tmp_path / "train.py").write_text(FAILS)
     python(tmp_path, "train.py", str(tmp_path / "runs"))
     (line,) = file.lines()
-    assert line["text"] == "The run failed: ValueError: no"
+    assert line["rule"] == "run_failed"
+    assert str(line["text"]).endswith("ValueError: no")
     done = tmp_path / "done"
     code = "import time; time.sleep(4); print('x' * 100_000, flush=True); open('done', 'w')"
     argv = json.dumps([sys.executable, "-c", code])
@@ -273,7 +277,7 @@ def test_alerts_are_dropped_with_one_warning_if_no_thread_can_be_started(
             for _ in range(3):
                 found.deliver(ALERT)
     assert (receiver.got, file.lines()) == ([], [])
-    assert caplog.text.count("no thread can be started") == 1
+    assert len(caplog.records) == 1
     assert "T0KEN" not in caplog.text
 
 
@@ -285,8 +289,7 @@ def test_too_many_alerts_are_dropped_and_the_last_wait_is_bounded(
         for _ in range(9):
             found.deliver(ALERT)
         assert found.finish(0.05) is False
-    assert caplog.text.count("2 alerts are queued") == 1
-    assert "could not be delivered within 0.05 s" in caplog.text
+    assert len(caplog.records) == 2  # one of what was dropped, one of what was not delivered
 
 
 @dataclass
@@ -377,8 +380,8 @@ def test_the_webhook_gets_the_alert_as_json(receiver: Receiver) -> None:
         ([500] * 3, 0, 3, "it answered 500"),
         ([404], 0, 1, "it answered 404"),
         *(([code], 0, 1, "it redirects") for code in (302, 308)),
-        ([], 1.0, 3, "no answer within 0.2 s"),
-        (None, 0, 0, "no connection (Connection refused)"),
+        ([], 1.0, 3, "0.2 s"),
+        (None, 0, 0, os.strerror(errno.ECONNREFUSED)),
     ],
 )
 def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
@@ -397,7 +400,7 @@ def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
     assert [path for path, _ in receiver.got] == ["/T0KEN"] * requests
     assert caplog.text.count("failed") == (problem is not None)
     assert (problem or "") in caplog.text
-    assert ("the webhook at http://127.0.0.1/…" in caplog.text) == (problem is not None)
+    assert ("http://127.0.0.1/…" in caplog.text) == (problem is not None)
     assert "T0KEN" not in caplog.text
     assert "elsewhere" not in caplog.text
 
@@ -411,8 +414,7 @@ def test_the_server_reports_a_killed_run_once(
         wait_until(lambda: watch.look() == [folder.name])
         (event,) = alerts(folder)
         assert event.data["rule"] == "run_failed"
-        assert event.text.startswith("At ")
-        assert "gone without a message" in event.text
+        assert event.text.startswith(f"At {event.step}: ")
         assert steps_of(folder) >= event.step  # the process's last rows are stored, before it
         wait_until(lambda: len(file.lines()) == 1)
         # Neither another look nor another server reports it again.
@@ -470,4 +472,5 @@ def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
     watch.close()
     assert not any(thread.name == "stepscope-crashes" for thread in threading.enumerate())
     (record,) = caplog.records
-    assert "no such folder" in str(record.exc_info)
+    assert record.exc_info is not None
+    assert record.exc_info[0] is OSError

@@ -91,8 +91,7 @@ def test_a_rank_that_dies_ends_it_with_a_reason(long: Measurement) -> None:
     assert long.wait(SECONDS)
     output = long.output()
     assert output.state is ChildState.FAILED
-    assert output.reason is not None
-    assert output.reason.startswith("torchrun ended with exit code 1. ")
+    assert "exit code 1" in str(output.reason)
     assert psutil.wait_procs(processes, timeout=5)[1] == []
 
 

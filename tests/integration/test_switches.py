@@ -99,4 +99,5 @@ def test_an_operation_without_a_deterministic_algorithm_is_told_with_the_remedy(
 
     monkeypatch.setattr(TrainStep, "forward", scatter)
     reason = refused(tmp_path, "run", replace(CNN, deterministic=True))
-    assert "put_ does not have a deterministic implementation, but you set" in reason
+    assert "put_" in reason
+    assert "deterministic" in reason

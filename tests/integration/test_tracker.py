@@ -83,10 +83,11 @@ stepscope.init("the same")
 """
     done = script(tmp_path, code)
     folder = only_run(tmp_path).folder
-    assert done.stderr == f"stepscope: recording into {folder}; to see it: stepscope ui\n"
+    assert str(folder) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     elsewhere = tmp_path / "their runs"
     done = script(tmp_path, f"import stepscope; stepscope.init('x', runs={str(elsewhere)!r})")
-    assert f"to see it: STEPSCOPE_RUNS='{elsewhere}' stepscope ui\n" in done.stderr
+    assert f"STEPSCOPE_RUNS='{elsewhere}'" in done.stderr
     silent = "import sys; sys.stderr = None; import stepscope; stepscope.init('x').step(loss=1.0)"
     script(tmp_path / "silent", silent)
     assert only_run(tmp_path / "silent").run_json["step"] == 1
@@ -174,7 +175,7 @@ for step in range(3):
     assert values(tmp_path, "train/loss") == [36.0] * 3
     assert values(tmp_path, "train/lr") == [0.25] * 3
     assert "train/grid" not in stepscope.open(only_run(tmp_path).folder).metrics
-    assert done.stderr.count("train/grid: must be a number") == 1
+    assert done.stderr.count("train/grid") == 1
 
 
 def test_a_folder_that_cannot_be_made_does_not_stop_a_script(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ print(rec.folder)
 """
     done = script(blocked, code)
     assert done.stdout == "None\n"
-    assert "nothing is recorded" in done.stderr
+    assert str(blocked) in done.stderr
 
 
 def test_threads_and_changing_names_lose_nothing(tmp_path: Path) -> None:

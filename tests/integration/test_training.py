@@ -102,7 +102,6 @@ def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
         wait_for(lambda: run_json(tmp_path).get("step", 0) > step)
         send_command(tmp_path, "stop", {})
         wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
-    assert run_json(tmp_path)["reason"] == "Stopped from the page."
     assert (tmp_path / "last.pt").is_file()
     # A pause is no part of a step's time.
     assert metric(tmp_path, "perf/step_time").max() < 1.0

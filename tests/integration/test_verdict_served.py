@@ -74,5 +74,5 @@ def test_a_job_that_hangs_says_so_while_it_does(server: Services, tmp_path: Path
     told = poll("job")["verdict"]
     assert told["kind"] == "hang"
     assert "all_reduce #81" in told["text"]
-    assert told["words"] == "Check what rank 1 does there."
+    assert "rank 1" in told["words"]
     assert len(json.dumps(told)) < 400  # twice a second

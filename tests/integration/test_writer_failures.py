@@ -79,7 +79,7 @@ def test_an_internal_error_is_logged_once_and_retried_after_a_pause(
     assert len(beats) == 2  # the pause ended by the close
     assert texts(tmp_path) == ["here"]
     errors = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
-    assert errors == ["stepscope: the writer failed and retries: RuntimeError: a mistake"]
+    assert [message.endswith("RuntimeError: a mistake") for message in errors] == [True]
 
 
 def test_a_failing_callback_loses_no_command(
@@ -93,7 +93,7 @@ def test_a_failing_callback_loses_no_command(
         send_command(tmp_path, name, {})
     wait_until(lambda: len(recorder.command_waiting) == 2)
     recorder.close(RunStatus.FINISHED)
-    assert "a command could not be announced" in caplog.text
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [LookupError] * 2
 
 
 def no_thread(_self: threading.Thread) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from trainer.error_messages import RunFailedError
 from trainer.workloads.task import Batch
 
+BROKEN = "images/7.png is no image. Remove it or skip broken images."
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -27,7 +29,7 @@ class Decoded:
     def take(self, indices: Tensor) -> Batch:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
         if self.broken in indices.tolist():
-            raise RunFailedError("images/7.png is no image. Remove it or skip broken images.")
+            raise RunFailedError(BROKEN)
         values = [float((self.folder / str(index)).read_text()) for index in indices.tolist()]
         if self.noisy:
             noise = random.random() + np.random.rand()
