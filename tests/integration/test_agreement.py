@@ -12,12 +12,14 @@ import pytest
 
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import read_run, run_folders
-from stepscope.session.stop import end_job
+from stepscope.session import stop
+from tests.support.child_process import has_signal
 from tests.support.jobs import PATIENCE_S, job, training, until
 from trainer.config import Strategy
 
 
 def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
+    """Rank 1 sleeps for some seconds at first: it serves what is asked meanwhile later."""
     chance = random.Random(11)
     buttons = [
         CommandName.EMPTY_CACHE,
@@ -25,12 +27,14 @@ def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         CommandName.COLLECT_GARBAGE,
         CommandName.MARK,
         CommandName.PAUSE,
-    ] * 5
+    ] * 2
     chance.shuffle(buttons)
-    with job(tmp_path, 3, restarts=1) as running:
-        asked = []
+    with job(tmp_path, 3, "sleep", "1", restarts=1) as running:
+        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        asked = [running.ask(name) for name in (CommandName.PAUSE, CommandName.RESUME)]
+        running.answers(asked[-1])
         for button in buttons:
-            time.sleep(chance.uniform(0, 0.2))
+            time.sleep(chance.uniform(0, 0.2))  # at any phase of a step
             asked.append(running.ask(button))
             if button is CommandName.PAUSE:
                 asked += [running.ask(CommandName.MARK), running.ask(CommandName.RESUME)]
@@ -44,14 +48,18 @@ def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         assert orders == [asked] * 3
         before = running.step()
         until(lambda: running.step() > before, "training does not go on")
-        stop = running.answers(running.ask(CommandName.STOP))
-        assert len({answer.step for answer in stop}) == 1
+        stopped = running.answers(running.ask(CommandName.STOP))
+        assert len({answer.step for answer in stopped}) == 1
         running.process.wait(PATIENCE_S)
         assert running.statuses() == ["stopped"] * 3
         assert len(list(run_folders(tmp_path / "runs"))) == 1, "torchrun has started it again"
 
 
-def test_a_suspended_rank_has_the_command_withdrawn_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_suspended_rank_has_the_command_withdrawn_and_is_ended_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM does not end it; torchrun must start nothing again."""
+    monkeypatch.setattr(stop, "KILL_S", PATIENCE_S)  # a busy machine takes long for it
     with job(tmp_path, 2) as running:
         os.kill(running.pid(1), signal.SIGSTOP)
         withdrawn = running.answer(running.ask(CommandName.PAUSE))
@@ -63,15 +71,11 @@ def test_a_suspended_rank_has_the_command_withdrawn_and_training_goes_on(tmp_pat
         answers = running.answers(running.ask(CommandName.MARK))
         assert answers[0].step == answers[1].step
         assert [event.kind for event in running.events(1)] == ["mark"]
-
-
-def test_a_rank_that_hangs_serves_the_same_step_later(tmp_path: Path) -> None:
-    with job(tmp_path, 2, "sleep", "1") as running:
-        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
-        time.sleep(1.0)
-        asked = [running.ask(name) for name in (CommandName.PAUSE, CommandName.RESUME)]
-        for id_ in asked:
-            assert len({answer.step for answer in running.answers(id_)}) == 1
+        os.kill(running.pid(1), signal.SIGSTOP)
+        assert "2 processes" in stop.end_job(read_run(running.folder))
+        assert running.process.wait(PATIENCE_S) != 0
+        assert running.statuses() == ["stopped", "stopped"]
+        assert len(list(run_folders(tmp_path / "runs"))) == 1
 
 
 def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> None:
@@ -81,11 +85,9 @@ def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> N
         assert answers.data["ok"]
         os.kill(running.process.pid, signal.SIGSTOP)  # torchrun would end the others as well
         os.kill(running.pid(1), signal.SIGKILL)
-        began = time.monotonic()
         withdrawn = running.answer(running.ask(CommandName.PAUSE))
         assert not withdrawn.data["ok"]
-        assert "rank 1" in withdrawn.text
-        assert time.monotonic() - began < 4
+        assert "gone" in withdrawn.text, "not by the time-out"
         before = running.step()
         until(lambda: running.step() > before, "training does not go on")
 
@@ -96,7 +98,7 @@ def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path:
         pids = [running.pid(rank) for rank in range(2)]
         for rank in range(2):  # whoever is waited for in a collective does not hear Ctrl-C
             os.kill(pids[rank], signal.SIGUSR1)
-        time.sleep(0.5)
+        until(lambda: has_signal(pids[1], "SigIgn", signal.SIGINT), "SIGUSR1 is not handled")
         for presses in range(3):
             running.ask(CommandName.STOP)
             until(lambda n=presses: len(running.events(1)) >= n, "a Stop is not heard")  # type: ignore[misc]
@@ -107,15 +109,13 @@ def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path:
         assert running.statuses() == ["stopped", "stopped"]
 
 
-@pytest.mark.parametrize("parallel", [Strategy.DDP, Strategy.FSDP])
-def test_a_training_of_ours_serves_and_stops_on_all_ranks_at_the_same_step(
-    tmp_path: Path, parallel: Strategy
-) -> None:
-    with training(tmp_path, parallel) as running:
+def test_a_training_of_ours_serves_and_stops_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
+    """Of FSDP, where saving a checkpoint is a collective itself."""
+    with training(tmp_path, Strategy.FSDP) as running:
         asked = [
             running.ask(name)
             for name in (
-                CommandName.SAVE_CHECKPOINT,  # with FSDP a collective itself
+                CommandName.SAVE_CHECKPOINT,
                 CommandName.PAUSE,
                 CommandName.SAVE_CHECKPOINT,
                 CommandName.RESUME,
@@ -131,13 +131,3 @@ def test_a_training_of_ours_serves_and_stops_on_all_ranks_at_the_same_step(
         assert running.statuses() == ["stopped", "stopped"]
         assert list(running.folder.glob("step-*.pt*"))
         assert (running.folder / "last.pt").exists()
-
-
-def test_a_job_that_hangs_is_ended_by_force(tmp_path: Path) -> None:
-    """One rank is suspended, so SIGTERM does not end it; torchrun must start nothing again."""
-    with job(tmp_path, 2) as running:
-        os.kill(running.pid(1), signal.SIGSTOP)
-        assert "2 processes" in end_job(read_run(running.folder))
-        assert running.process.wait(PATIENCE_S) != 0
-        assert running.statuses() == ["stopped", "stopped"]
-        assert len(list(run_folders(tmp_path / "runs"))) == 1

@@ -21,10 +21,21 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "growing.py"
 WEIGHTS = 4 * (257 * 256 + 257)
 
 
+WATCH = """
+import sys
+from stepscope.memory import growth_detector
+from stepscope.watch.main import main
+growth_detector.SCALES_S["process"] = (0.3,)  # seconds of a group: 32 of them show a trend
+growth_detector.WARM_UP_S = 2.0
+sys.exit(main(sys.argv[1:]))
+"""
+SECONDS = "20"
+
+
 def watched(runs: Path, *arguments: str) -> Path:
     """Run the script and return the folder of its run."""
     subprocess.run(
-        [sys.executable, "-m", "stepscope.watch", str(SCRIPT), *arguments],
+        [sys.executable, "-c", WATCH, str(SCRIPT), SECONDS, *arguments],
         env={**os.environ, "STEPSCOPE_RUNS": str(runs), "OMP_NUM_THREADS": "1"},
         cwd=SCRIPT.parents[2],
         check=True,
@@ -85,7 +96,7 @@ def test_its_parts_are_recorded(folders: tuple[Path, Path]) -> None:
             "process/children_rss",
         )
         known = np.isfinite(parameters)
-        assert 15 <= known.sum() <= 60, "about once a second"
+        assert 8 <= known.sum() < len(known) / 3, "about once a second, of ten samples"
         assert set(parameters[known]) == {WEIGHTS}
         assert set(gradients[known]) == {WEIGHTS}
         assert state[known][-1] == 2 * WEIGHTS + 4 * 4

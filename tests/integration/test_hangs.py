@@ -21,12 +21,12 @@ from tests.support.jobs import until as wait_until
 
 
 def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
-    with hanging("sleep", tmp_path, ranks=4) as job:
+    with hanging("sleep", tmp_path, ranks=3) as job:
         found = job.hang()
-        while len(found.waiting) < 3:  # each writes its file when its own steps are overdue
+        while len(found.waiting) < 2:  # each writes its file when its own steps are overdue
             found = job.hang()
         assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
-        assert found.waiting == (0, 2, 3)
+        assert found.waiting == (0, 2)
         assert (found.operation, found.sequence) == ("all_reduce", 81)
         assert "in hang." in found.text
         run = job.run
@@ -40,26 +40,25 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
     ended = read_run(run.folder)
     assert ended.status is RunStatus.CRASHED
     html = run_report([ended])
-    for text in ("<td>0, 2, 3</td>", "all_reduce #81", " in hang\n", ">pending<", "process/rss"):
+    for text in ("<td>0, 2</td>", "all_reduce #81", " in hang\n", ">pending<", "process/rss"):
         assert text in html
     assert str(tmp_path) not in html
 
 
 @pytest.mark.parametrize(
-    ("what", "cause", "phase", "words"),
+    ("what", "cause", "phase"),
     [
-        ("stop", HangCause.STOPPED, None, "rank 1"),
-        ("gil", HangCause.SILENT, None, "rank 1"),
-        ("mismatch", HangCause.MISMATCH, "communication", "all_gather"),
+        ("stop", HangCause.STOPPED, None),
+        ("gil", HangCause.SILENT, None),
+        ("mismatch", HangCause.MISMATCH, "communication"),
     ],
 )
 def test_how_a_rank_hangs_is_named(
-    tmp_path: Path, what: str, cause: HangCause, phase: str | None, words: str
+    tmp_path: Path, what: str, cause: HangCause, phase: str | None
 ) -> None:
     with hanging(what, tmp_path) as job:
         found = job.hang()
         assert (found.cause, found.phase) == (cause, phase), found.text
-        assert words in found.text
         assert 1 in found.ranks
 
 
@@ -89,9 +88,8 @@ def test_steps_that_go_on_take_the_record_away(tmp_path: Path) -> None:
         _wait_for_event(run.folder, "hang_over")
 
 
-@pytest.mark.parametrize(("what", "end"), [("none", "300"), ("validate", "60")])
-def test_training_that_runs_has_no_record(tmp_path: Path, what: str, end: str) -> None:
-    with hanging(what, tmp_path, HANGING_END=end, HANGING_S="9") as job:
+def test_training_that_runs_and_validates_has_no_record(tmp_path: Path) -> None:
+    with hanging("validate", tmp_path, HANGING_END="60", HANGING_S="9") as job:
         while job.process.poll() is None:
             run = job.run
             assert run is None or not list(run.folder.glob("hang-*"))

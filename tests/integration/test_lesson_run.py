@@ -12,7 +12,7 @@ from dashboard import services
 from dashboard.services import ServerActivity
 from stepscope.host.child_process import ChildOutput, ChildState
 from stepscope.run import RunError
-from tests.support.gpu_processes import is_running
+from tests.support.child_process import is_running
 from tests.support.lesson_programs import EXPECTED, SLEEP, Write, run, write
 from tests.support.waiting import wait_until
 from trainer.lessons import LESSONS, Lesson

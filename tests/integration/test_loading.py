@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.integration.conftest import SaveAtStep
+from tests.support.child_process import ROOT, has_signal, is_running
 from tests.support.decoded import BROKEN, Decoded
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background, small, train
@@ -196,36 +197,28 @@ def kill_workers() -> None:
 
 LOADING = """
 import signal, sys, torch
+from pathlib import Path
+from tests.support.decoded import Decoded
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import Loader
-from trainer.workloads.task import TensorSplit
 
 signal.signal(signal.SIGTERM, lambda *_: None)
-values = torch.arange(40)
-split = TensorSplit.of(values.float().view(-1, 1), values)
+split = Decoded(Path(sys.argv[1]), 40, patient=True)
 loader = Loader(split, RunConfig(batch_size=4, num_workers=2), CpuAccelerator())
-batches = loader.batches(values)
+batches = loader.batches(torch.arange(40))
 for command in sys.stdin:
     print(next(batches)[1].tolist(), flush=True)
 """
 
 
-def blocks_sigterm(pid: int) -> bool:
-    text = Path(f"/proc/{pid}/status").read_text()
-    (mask,) = (line.split()[1] for line in text.splitlines() if line.startswith("SigBlk"))
-    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which signals are blocked")
-def test_workers_outlive_a_signal_to_their_group_and_end_with_their_process() -> None:
+def test_workers_outlive_a_signal_to_their_group_and_end_with_their_process(tmp_path: Path) -> None:
     """torchrun ends a rank by SIGTERM to its group; the rank takes some steps more to stop."""
+    folder = decoded(tmp_path / "data").folder
     with subprocess.Popen(
-        [sys.executable, "-c", LOADING],
+        [sys.executable, "-c", LOADING, str(folder)],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -240,11 +233,11 @@ def test_workers_outlive_a_signal_to_their_group_and_end_with_their_process() ->
             if first == 4:  # the second worker has loaded a batch as well
                 below = psutil.Process(loading.pid).children(recursive=True)
                 os.killpg(loading.pid, signal.SIGTERM)
-                blocked = [blocks_sigterm(process.pid) for process in below]
+                blocked = [has_signal(one.pid, "SigBlk", signal.SIGTERM) for one in below]
         # What tracks shared memory, the fork server, which has begun in the group, and its workers.
         assert sorted(blocked) == [False, False, False, True]
         workers = [process for process in below if process.ppid() != loading.pid]
         assert len(workers) == 2
         loading.kill()
-        wait_until(lambda: not any(map(runs, workers)), 1)
+        wait_until(lambda: not any(is_running(worker.pid) for worker in workers))
     assert psutil.wait_procs(below, 20)[1] == []

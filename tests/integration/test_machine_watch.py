@@ -90,9 +90,11 @@ def test_a_driver_that_does_not_answer_or_falls_silent_holds_nobody_up(watching:
     seen = watch.look(wait_s=0.05)
     assert seen.view is None
     assert seen.trouble is not None
-    begun = time.monotonic()
-    watch.look(wait_s=5.0)
-    assert time.monotonic() - begun < 4, "the second question does not wait again"
+    answered: list[object] = []
+    second = threading.Thread(target=lambda: answered.append(watch.look(wait_s=3600.0)))
+    second.start()
+    second.join(20)
+    assert answered, "the second question does not wait again"
     release.set()
     wait_until(lambda: watch.look().view is not None)
     assert watch.look().trouble is None

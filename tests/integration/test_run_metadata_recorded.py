@@ -15,8 +15,8 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, FinalMetric, GitState, read_metadata
 from stepscope.session.code_state import CodeStateReader
+from tests.support.child_process import is_running
 from tests.support.git_repository import commit, content, git
-from tests.support.gpu_processes import is_running
 from tests.support.waiting import wait_until
 
 SCRIPT = """

@@ -17,11 +17,13 @@ from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.step import TrainStep
 
-CNN = small(Workload.DIGITS_CNN, epochs=3, batch_size=512, max_steps=60, learning_rate=5e-3, seed=3)
-SAVED = 33  # within the second epoch of 26 steps
+CNN = replace(
+    small(Workload.DIGITS_CNN, epochs=2, batch_size=1024, max_steps=20, seed=3), learning_rate=5e-3
+)
+SAVED = 15  # within the second epoch of 13 steps
 
 # Each switch, with how far its losses may be from those of plain fp32, relative to them. What
-# takes the same arithmetic must be equal; other orders of sums differ by rounding, which 60 steps
+# takes the same arithmetic must be equal; other orders of sums differ by rounding, which 20 steps
 # of Adam make larger; 16 bits keep two to three digits, and in the weights too if they are pure.
 SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
     "warm-up": ({"kernel_warmup": True}, 0.0),
@@ -32,7 +34,7 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
     "channels_last off": ({"channels_last": False}, 5e-3),
     "foreach": ({"optimizer_impl": "foreach"}, 5e-3),
     "a loop over the parameters": ({"optimizer_impl": "for-loop"}, 5e-3),
-    "gradient_accumulation_steps": ({"batch_size": 128, "gradient_accumulation_steps": 4}, 5e-3),
+    "gradient_accumulation_steps": ({"batch_size": 256, "gradient_accumulation_steps": 4}, 5e-3),
     "bf16": ({"precision": "bf16"}, 0.05),
     "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
 }
@@ -42,7 +44,7 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
 def plain(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """The losses of plain fp32."""
     losses = train(tmp_path_factory.mktemp("plain"), "run", CNN)
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     return losses
 
 
@@ -79,11 +81,11 @@ def test_an_incomplete_last_step_of_an_epoch_is_averaged_over_what_it_has(tmp_pa
 
 
 def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> None:
-    config = replace(CNN, precision="pure_bf16", max_steps=20)
+    config = replace(CNN, precision="pure_bf16", max_steps=10)
     train(tmp_path, "pure", config)
     model = read_checkpoint(tmp_path / "pure" / "last.pt")["model"]
     assert {weights.dtype for weights in model.values()} == {torch.bfloat16}
-    again: RunConfig = replace(CNN, max_steps=40, resume_from="pure/last.pt")
+    again: RunConfig = replace(CNN, max_steps=20, resume_from="pure/last.pt")
     losses = train(tmp_path, "fp32", again)
     assert losses[-1] < losses[0]
 

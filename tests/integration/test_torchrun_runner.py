@@ -31,7 +31,6 @@ from trainer.runners.rank_worker import SIGNALED
 from trainer.runners.torchrun import (
     LaunchSpec,
     TorchrunRun,
-    machine_command,
     rank_variables,
     slurm_script,
 )
@@ -107,19 +106,13 @@ def test_a_job_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> None:
     assert read_run(run.folder).status is RunStatus.STOPPED
 
 
-@pytest.mark.parametrize("by_server", [True, False])
-def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path, by_server: bool) -> None:
-    """By the server, or by another program, as Slurm at the end of a job's time."""
+def test_stop_ends_all_ranks_and_restarts_none(tmp_path: Path) -> None:
     run = start(tmp_path, num_workers=1, max_restarts=1)
     wait_until(lambda: step_of(run.folder) > 5, 90)
-    if by_server:
-        assert run.stop(60)
-    else:
-        os.kill(run._process.pid, signal.SIGTERM)
+    assert run.stop(60)
     ended = wait_for_end(run)
     assert (ended.status, ended.reason) == (RunStatus.STOPPED, SIGNALED)
     assert "job_end" not in ended.run_json
-    assert steps(run.folder, 0) == steps(run.folder, 1)
     assert (run.folder / "last.pt").exists()
 
 
@@ -250,7 +243,6 @@ def test_a_machine_without_rank_0_that_is_told_to_end_stops_all_in_order(tmp_pat
     ended = read_run(folder)
     assert ended.status is RunStatus.STOPPED, ended.reason
     assert ended.reason == SIGNALED
-    assert steps(folder, 0) == steps(folder, 1)
     assert (folder / "last.pt").exists()
 
 
@@ -270,8 +262,7 @@ def test_a_finished_job_that_is_started_again_says_so_and_is_not_touched(tmp_pat
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("how", ["a command on each node", "a script for Slurm"])
-def test_nodes_make_one_job(how: str, tmp_path: Path) -> None:
+def test_the_nodes_of_a_slurm_script_make_one_job(tmp_path: Path) -> None:
     """Both nodes are this machine; srun starts its command once on each."""
     job = config(devices_per_node=1, num_nodes=2, max_steps=40)
     variables = rank_variables(job, 2)
@@ -290,12 +281,9 @@ def test_nodes_make_one_job(how: str, tmp_path: Path) -> None:
     path = [str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]
     given = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "two"}
     given |= {"SLURM_CPUS_PER_TASK": "2", "PATH": os.pathsep.join(path)}
-    slurm = "Slurm" in how
-    text = slurm_script(asked) if slurm else machine_command(asked)
-    command = ["bash", "-c", text]
-    started = [subprocess.Popen(command, env=os.environ | given) for _ in range(2 - slurm)]
-    assert [machine.wait(150) for machine in started] == [0] * len(started)
-    folder = runs.with_name(f"job-{os.getpid()}") if slurm else runs
+    command = ["bash", "-c", slurm_script(asked)]
+    subprocess.run(command, env=os.environ | given, check=True, timeout=150)
+    folder = runs.with_name(f"job-{os.getpid()}")
     ended = read_run(folder)
     assert ended.status is RunStatus.FINISHED, ended.reason
     assert ended.run_json["world_size"] == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,10 @@ from typing import Any
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.run.rank_info import RankMetadata, read_rank_file
 from stepscope.run.rank_status import rank_states
 from stepscope.store import StoreReader
-from stepscope.store.reader import send_command
 from tests.support.run_values import steps_of
-from tests.support.waiting import wait_until
+from tests.support.server import free_port
 from tests.support.watched_scripts import SCRIPTS
 
 STEPS = 6
@@ -27,12 +24,6 @@ WATCHED = ["-m", "stepscope.watch", "launched.py"]
 TORCHRUN = [*PYTHON, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WATCHED]
 ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def begin(root: Path, command: list[str], **environ: str) -> subprocess.Popen[bytes]:
@@ -73,10 +64,15 @@ def the_run(root: Path) -> list[dict[str, Any]]:
     return said
 
 
-@pytest.mark.parametrize("framework", ["lightning", "huggingface"])
-def test_frameworks_under_torchrun(tmp_path: Path, framework: str) -> None:
-    pytest.importorskip("transformers" if framework == "huggingface" else framework)
-    ended(begin(tmp_path, [*TORCHRUN, framework]))
+@pytest.mark.parametrize(
+    ("how", "package"), [("huggingface", "transformers"), ("accelerate", "accelerate")]
+)
+def test_launchers_with_an_agent(tmp_path: Path, how: str, package: str) -> None:
+    """A framework under torchrun; accelerate's own launcher."""
+    pytest.importorskip(package)
+    port = ["--main_process_port", str(free_port())]
+    launcher = [*ACCELERATE, *port, *WATCHED] if how == "accelerate" else TORCHRUN
+    ended(begin(tmp_path, [*launcher, how]))
     the_run(tmp_path)
 
 
@@ -86,7 +82,7 @@ def test_processes_that_the_script_starts(tmp_path: Path, how: str) -> None:
     if how == "lightning":
         pytest.importorskip("lightning")
     watch = [sys.executable] if how == "spawn-init" else [*PYTHON, "stepscope.watch"]
-    more = [] if how == "lightning" else [str(STEPS), free_port()]
+    more = [] if how == "lightning" else [str(STEPS), str(free_port())]
     process = begin(tmp_path, [*watch, "launched.py", how, *more])
     ended(process)
     ranks = the_run(tmp_path)
@@ -108,48 +104,10 @@ def rank_environ(how: str, number: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", ["srun", "deepspeed"])
 def test_starters_with_names_of_their_own(tmp_path: Path, how: str) -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [*PYTHON, "stepscope.watch", "launched.py", "ddp"]
     ended(*(begin(tmp_path, command, **address, **rank_environ(how, number)) for number in (0, 1)))
     the_run(tmp_path)
-
-
-LONG = "20000"
-STOPPED = {
-    "accelerate": lambda: [*ACCELERATE, "--main_process_port", free_port(), *WATCHED, "accelerate"],
-    "spawn": lambda: [*PYTHON, "stepscope.watch", "launched.py", "spawn"],
-}
-
-
-@pytest.mark.parametrize("how", STOPPED)
-def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path, how: str) -> None:
-    """Pressed once on the page of rank 0."""
-    if how != "spawn":
-        pytest.importorskip(how)
-    process = begin(tmp_path, [*STOPPED[how](), LONG, free_port()])
-    try:
-        wait_until(lambda: min(steps(tmp_path), default=0) > 5, 240)
-        [folder] = run_folders(tmp_path)
-        send_command(folder, "stop", {})
-        wait_until(lambda: not any(rank.status.live for rank in files(folder)), 240)
-        assert [rank.status for rank in files(folder)] == [RunStatus.STOPPED] * 2
-        assert len(set(steps(tmp_path))) == 1
-        process.communicate(timeout=120)
-    finally:
-        process.kill()
-
-
-def files(folder: Path) -> list[RankMetadata]:
-    return [read_rank_file(folder, number) for number in range(2)]
-
-
-def steps(root: Path) -> list[int]:
-    """The last step of each rank; nothing before both have begun."""
-    try:
-        [folder] = run_folders(root)
-        return [rank.run_json["step"] for rank in files(folder)]
-    except (ValueError, OSError, KeyError):
-        return []
 
 
 def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:
@@ -165,7 +123,7 @@ def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:
 
 def test_two_hosts_with_a_named_run_are_one_run(tmp_path: Path) -> None:
     """Two nodes of torchrun on one machine that believe to be two hosts."""
-    port = free_port()
+    port = str(free_port())
     ended(node(0, tmp_path, port), node(1, tmp_path, port))
     [first] = run_folders(tmp_path)
     assert [steps_of(first, number) for number in (0, 1)] == [20, 20]

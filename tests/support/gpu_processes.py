@@ -15,6 +15,8 @@ import psutil
 import pytest
 import torch
 
+from tests.support.child_process import is_running
+
 MARK = "STEPSCOPE_TESTED_BY"
 """Environment variable with the number of this process, which all that it starts inherit."""
 TOLD = ("CUDASIM_SHM", "PYTEST_CURRENT_TEST")
@@ -41,14 +43,6 @@ def started() -> set[int]:
         getattr(resource_tracker._resource_tracker, "_pid", None),
     }
     return {pid for pid in found - lasting if is_running(pid)}
-
-
-def is_running(pid: int) -> bool:
-    """Return False for a process that has ended, reaped or not."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
 
 
 def described(pid: int) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from stepscope.run import run_folders
 from stepscope.run.rank_info import find_rank
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
+from tests.support.server import free_port
 from trainer.config import Strategy
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 class Job:
     """Ranks under torchrun, from their first steps on."""
 
-    def __init__(self, folder: Path, ranks: int, process: subprocess.Popen[str]) -> None:
+    def __init__(self, folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> None:
         self.folder = folder
         self.ranks = ranks
         self.process = process
@@ -93,29 +93,37 @@ def training(root: Path, parallel: Strategy) -> AbstractContextManager[Job]:
 
 @contextmanager
 def started(root: Path, ranks: int, program: list[str], restarts: int = 0) -> Iterator[Job]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Run a program under torchrun; what a failed block leaves in the log is printed."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     torchrun += [f"--max-restarts={restarts}"]
-    process = subprocess.Popen(
-        [*torchrun, f"--master-port={port}", *program],
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parents[1])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    runs, log = root / "runs", root / "torchrun.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*torchrun, f"--master-port={free_port()}", *program],
+            cwd=root,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parents[1])},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def folder() -> Path | None:
+        assert process.poll() is None, "torchrun has ended before the run began"
+        return next(iter(run_folders(runs)), None)
+
     try:
-        folder = until(lambda: next(iter(run_folders(root / "runs"))), "no run folder")
-        made = Job(folder, ranks, process)
+        made = Job(until(folder, "no run folder"), ranks, process)
         until(lambda: min(map(made.step, range(ranks))) > 0, "no first step")
         yield made
+    except BaseException:
+        sys.stdout.write(log.read_text(errors="replace")[-4000:])
+        raise
     finally:
         process.kill()
-        for rank in range(ranks):
-            found = find_rank(folder, rank)
-            if found is not None and found.status.live:
-                os.kill(int(found.run_json["pid"]), signal.SIGKILL)
-        process.communicate()
+        for left in run_folders(runs):
+            for rank in range(ranks):
+                found = find_rank(left, rank)
+                if found is not None and found.status.live:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(found.run_json["pid"]), signal.SIGKILL)
+        process.wait()
