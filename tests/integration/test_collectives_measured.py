@@ -68,15 +68,16 @@ def long(tmp_path: Path) -> Iterator[Measurement]:
         measurement.stop()
 
 
-def ranks_of(measurement: Measurement) -> list[psutil.Process]:
-    launcher = psutil.Process(measurement._process.pid)
-    found = [launcher, *launcher.children(recursive=True)]
+def its_processes() -> list[psutil.Process]:
+    """The launcher of the measurement and its ranks."""
+    every = psutil.Process().children(recursive=True)
+    found = [one for one in every if "trainer.collectives" in " ".join(one.cmdline())]
     assert len(found) == 3
     return found
 
 
 def test_stop_ends_all_ranks_and_keeps_what_was_measured(long: Measurement, tmp_path: Path) -> None:
-    processes = ranks_of(long)
+    processes = its_processes()
     long.stop()
     output = long.output()
     assert output.state is ChildState.STOPPED
@@ -86,7 +87,7 @@ def test_stop_ends_all_ranks_and_keeps_what_was_measured(long: Measurement, tmp_
 
 
 def test_a_rank_that_dies_ends_it_with_a_reason(long: Measurement) -> None:
-    processes = ranks_of(long)
+    processes = its_processes()
     processes[-1].kill()
     assert long.wait(SECONDS)
     output = long.output()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +77,6 @@ def test_other_work_is_refused_unless_forced(
     assert "another job" in capsys.readouterr().out
 
 
-def test_a_job_of_several_ranks_is_refused_unless_forced(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record(root, "job", 0.1, world_size=2)
-    assert main(["compare", "base0", "--to", "job"]) == 2
-    assert "Ranks: 1; 2." in capsys.readouterr().err
-    assert main(["compare", "base0", "--to", "job", "--force"]) == 0
-
-
 def test_a_run_counts_once_by_all_its_names(root: Path, tmp_path_factory: Any) -> None:
     (root / "link").symlink_to(root / "base0")
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "runs"
@@ -134,14 +124,6 @@ def test_a_hostile_run_prints_no_control_characters(
     assert main(["compare", "base0", "--to", "evil"]) == 0
     text = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
-
-
-def test_runs_of_an_earlier_version_compare(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(ROOT / "tests/fixtures/0b52fe2/runs", root / "old")
-    plain, fsdp = (str(root / "old" / name) for name in ("plain", "fsdp"))
-    assert main(["compare", plain, "--to", fsdp]) == 2
-    assert main(["compare", plain, "--to", fsdp, "--force"]) == 0
-    assert "devices_per_node: 1 → 2" in capsys.readouterr().out
 
 
 def test_the_examples_of_the_document_run(

@@ -243,10 +243,7 @@ def test_the_commands_of_training_ignore_the_folders_modules(
     memory = ("measure-memory", "--workload", "linear", "--device", "cpu", "--json")
     done = installed.run(hostile, *memory)
     assert json.loads(done.stdout), done.stderr
-    done = installed.run(hostile, "collectives", "--sizes", "1K", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows"]
-    assert {path.name for path in (hostile / "runs").iterdir()} == {"lab", "collectives"}
+    assert [path.name for path in (hostile / "runs").iterdir()] == ["lab"]
 
 
 def test_an_editable_install_uses_the_checkout() -> None:

@@ -113,9 +113,8 @@ def numbers(found: dict[str, list[tuple[int, float]]], key: str) -> list[float]:
     return [value for _, value in found[key]]
 
 
-@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
-def test_the_run_holds_what_lightning_logged(tmp_path: Path, package: str) -> None:
-    run = train(tmp_path, "plain", package)
+def test_the_run_holds_what_lightning_logged(tmp_path: Path) -> None:
+    run = train(tmp_path, "plain")
     assert (run.status, run.reason) == (RunStatus.FINISHED, None)
     counts = [run.run_json[name] for name in ("total_steps", "epochs", "step")]
     assert counts == [12, 2, 12]
@@ -138,7 +137,8 @@ def test_the_run_holds_what_lightning_logged(tmp_path: Path, package: str) -> No
 
 
 def test_a_step_is_an_optimizer_step_under_accumulation(tmp_path: Path) -> None:
-    found = values(train(tmp_path, "accumulates"))
+    """Of the package's former name."""
+    found = values(train(tmp_path, "accumulates", "pytorch_lightning"))
     assert [step for step, _ in found["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert numbers(found, "train/loss") == pytest.approx(logged(tmp_path, "train_loss_step"))
 

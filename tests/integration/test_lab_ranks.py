@@ -69,7 +69,6 @@ def test_a_timed_trial_and_a_setting_on_all_ranks(folder: Path, tmp_path: Path) 
     [
         ("error", ["Rank 1: RuntimeError"]),
         ("exit", ["Rank 1 ", "no more memory"]),
-        ("input", ["Rank 1: ", "input()"]),
         ("alone", ["init_process_group"]),
     ],
 )
@@ -78,12 +77,6 @@ def test_a_rank_that_fails_is_named(
 ) -> None:
     reason = take(tmp_path, "--trouble", trouble)["reason"]
     assert [text for text in texts if text not in reason] == []
-
-
-def test_a_setting_refused_on_one_rank_fails_the_trial(folder: Path, tmp_path: Path) -> None:
-    answer = take(tmp_path, "--trouble", "fused", **{"with:fused": True})
-    assert answer["reason"].startswith("fused refused: ")
-    assert "Rank 1" in answer["reason"]
 
 
 def test_a_killed_sweep_leaves_no_rank(folder: Path, tmp_path: Path) -> None:

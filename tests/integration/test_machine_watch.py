@@ -84,7 +84,7 @@ def test_errors_of_the_driver_are_watched_where_there_are_gpus(watching: Make) -
 
 def test_a_driver_that_does_not_answer_or_falls_silent_holds_nobody_up(watching: Make) -> None:
     source, release, late = FakeSource(gpus(1)), threading.Event(), [0.0]
-    source.before_read = lambda: release.wait(20) and None
+    source.before_read = lambda: release.wait(60) and None
     clock: Any = lambda: time.monotonic() + late[0]  # noqa: E731
     watch = watching(source, clock=clock, idle_s=3600.0)
     seen = watch.look(wait_s=0.05)

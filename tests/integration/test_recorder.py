@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.recorder import writer_thread
 from stepscope.recorder.recorder import CommandName, Recorder
-from stepscope.recorder.writer_thread import BALLAST
+from stepscope.recorder.writer_thread import BALLAST, WriterThread
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import send_command
@@ -100,14 +100,14 @@ def test_the_status_of_a_closed_run_is_final(
     """A run may leave a pause while another thread writes its end."""
     recorder = Recorder(tmp_path, name="test")
     recorder.describe(epochs=3)
-    close = recorder._writer.close
+    close = WriterThread.close
 
-    def leave_pause(timeout_s: float) -> None:
+    def leave_pause(self: WriterThread, timeout_s: float) -> None:
         recorder.set_status(RunStatus.RUNNING)
         recorder.describe(epochs=4)
-        close(timeout_s)
+        close(self, timeout_s)
 
-    monkeypatch.setattr(recorder._writer, "close", leave_pause)
+    monkeypatch.setattr(WriterThread, "close", leave_pause)
     recorder.close(RunStatus.STOPPED, "cut off")
     ended = read_run(tmp_path)
     assert (ended.status, ended.reason) == (RunStatus.STOPPED, "cut off")

@@ -21,20 +21,22 @@ from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
+PLATEAU = {"optimizer": Optimizer.SGD, "lr_scheduler": LRSchedule.PLATEAU}
+
 
 @pytest.mark.parametrize(
-    ("workload", "changes"),
+    ("workload", "changes", "where"),
     [
-        (Workload.DIGITS_CNN, {}),
-        (Workload.DIGITS_MLP, {"optimizer": Optimizer.SGD, "lr_scheduler": LRSchedule.PLATEAU}),
+        (Workload.DIGITS_CNN, {}, "mid-epoch"),
+        *((Workload.DIGITS_MLP, PLATEAU, where) for where in ("mid-epoch", "epoch end")),
         (
             Workload.DIGITS_MLP,
             {"optimizer": Optimizer.ADAMW, "max_grad_norm": 1.0, "optimizer_impl": "for-loop"},
+            "mid-epoch",
         ),
-        (Workload.MEMORY_STRESS, {"batch_size": 64}),
+        (Workload.MEMORY_STRESS, {"batch_size": 64}, "epoch end"),
     ],
 )
-@pytest.mark.parametrize("where", ["mid-epoch", "epoch end"])
 def test_a_resumed_run_continues_the_curve_bitwise(
     workload: Workload,
     changes: dict[str, Any],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -18,7 +19,6 @@ import pytest
 import streamlit as st
 from starlette.testclient import TestClient
 
-from app import app
 from dashboard import live_chart, services
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import STALE_S, RunKind, RunStatus, read_run
@@ -28,6 +28,7 @@ from tests.support.child_process import holding
 from tests.support.hostile_folders import record
 from tests.support.killed_runs import killed_run
 from tests.support.ledger_rows import cuda_run
+from trainer.datasets import VARIABLE, data_root
 
 STORES = Path(__file__).parents[1] / "data" / "stores"
 
@@ -52,7 +53,9 @@ def client(runs: Path) -> Iterator[TestClient]:
     """One client for all tests: an st.App starts only once a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSCOPE_RUNS", str(runs))
+        patch.setenv(VARIABLE, str(data_root()))  # as the import of the app sets it
         st.cache_resource.clear()
+        app = importlib.import_module("app").app
         with TestClient(app, base_url="http://localhost") as client:
             # The client's app has threads of its own that look for devices: let them end.
             services.get().devices()

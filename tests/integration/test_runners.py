@@ -150,7 +150,7 @@ def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Pat
     run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
     assert isinstance(run, runners.ProcessRun)
     wait_until(lambda: read_run(run.folder).run_json.get("step", 0) > 0)
-    os.kill(run._process.pid, signal.SIGSTOP)  # as a step that takes long
+    os.kill(read_run(run.folder).run_json["pid"], signal.SIGSTOP)  # as a step that takes long
     assert not run.stop(0.01)
     run.end_with_server()
     ended = read_run(run.folder)

@@ -15,6 +15,7 @@ from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import StoredSweep
 from stepscope.lab.folder import SAMPLES, SweepError
 from stepscope.run import RunError, RunStatus, process_of, read_run
+from stepscope.store.reader import send_command
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab.plan import WorkloadPlan, make_variant
@@ -30,7 +31,7 @@ def server(tmp_path: Path) -> Iterator[Services]:
     made.close()
 
 
-def start(server: Services, rounds: int = 2) -> str:
+def start(server: Services, rounds: int = 1) -> str:
     base = defaults(Workload.LINEAR)
     arm = make_variant({"optimizer_impl": "for-loop"}, base, server.devices().devices)
     plan = WorkloadPlan(
@@ -59,15 +60,15 @@ def test_a_sweep_runs_to_its_end_and_no_training_beside_it(server: Services) -> 
     with pytest.raises(RunError, match=f"{run.name} is active"):
         start(server)
     assert server.sweeps.list_sweeps() == []
-    assert server._active is not None
-    server._active.stop(10)
+    send_command(run, "stop", {})
+    wait_until(lambda: server.busy_reason(ServerActivity.SWEEP) is None)
     sweep_id = start(server)
     assert server.sweeps.active_id() == sweep_id
     with pytest.raises(RunError, match=f"The sweep {sweep_id} is measuring"):
         server.start(defaults(Workload.LINEAR))
     sweep = ended(server, sweep_id)
     assert sweep.content.status is SweepStatus.FINISHED, sweep.content.reason
-    assert samples(server, sweep_id) == 4
+    assert samples(server, sweep_id) == 2
     assert server.sweeps.active_id() is None
     with pytest.raises(SweepError, match="has finished"):
         resume(server, sweep_id)
@@ -89,9 +90,9 @@ def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> N
     resume(server, sweep_id)
     assert server.sweeps.read(sweep_id).live
     assert ended(server, sweep_id).content.status is SweepStatus.FINISHED
-    # Four trials; those of the incomplete round are repeated.
-    assert server.sweeps.read(sweep_id).json["progress"]["done"] == 4
-    assert had < samples(server, sweep_id) <= 4 + had
+    # Two trials; that of the incomplete round is repeated.
+    assert server.sweeps.read(sweep_id).json["progress"]["done"] == 2
+    assert had < samples(server, sweep_id) <= 2 + had
 
 
 def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) -> None:

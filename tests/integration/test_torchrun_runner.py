@@ -158,7 +158,7 @@ def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     run = start(tmp_path)
     wait_until(lambda: step_of(run.folder) > 5, 90)
     ranks = [psutil.Process(pid(run.folder, rank)) for rank in (0, 1)]
-    os.kill(run._process.pid, signal.SIGKILL)
+    os.kill(ranks[0].ppid(), signal.SIGKILL)
     _, alive = psutil.wait_procs(ranks, 60)
     assert alive == []
     ended = wait_for_end(run)

@@ -77,7 +77,7 @@ def test_a_stopped_tune_leaves_the_folder_as_it_was_and_resumes(mine: Path, tmp_
     before, sweep = content(mine), tmp_path / "sweep"
     words = ["--settings", "num_workers=4", "--steps", "12", "--warmup", "4", "--max-rounds", "1"]
     command = [*TUNE, *words, "--folder", str(sweep), "train.py"]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGINT, signal.SIGKILL):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             wait_until(lambda: any(sweep.glob("sample-*/runs/*/run.json")))
             process.send_signal(number)

@@ -16,7 +16,7 @@ from stepscope.run.rank_status import rank_states
 from stepscope.store import StoreReader
 from tests.support.run_values import steps_of
 from tests.support.server import free_port
-from tests.support.watched_scripts import SCRIPTS
+from tests.support.watched_scripts import SCRIPTS, run
 
 STEPS = 6
 PYTHON = [sys.executable, "-m"]
@@ -108,6 +108,28 @@ def test_starters_with_names_of_their_own(tmp_path: Path, how: str) -> None:
     command = [*PYTHON, "stepscope.watch", "launched.py", "ddp"]
     ended(*(begin(tmp_path, command, **address, **rank_environ(how, number)) for number in (0, 1)))
     the_run(tmp_path)
+
+
+JOB = [*PYTHON, "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+JOB += ["-m", "stepscope.watch", "rank_failure.py"]
+
+
+def test_a_killed_rank_is_named_and_not_those_that_torchrun_then_terminates(tmp_path: Path) -> None:
+    run([*JOB, "killed"], tmp_path, OMP_NUM_THREADS="1")
+    [folder] = run_folders(tmp_path)
+    found = read_run(folder)
+    assert (found.status, found.cause) == (RunStatus.CRASHED, 1)
+    assert str(found.reason).startswith("Rank 1 ")
+    assert "rank_failure.py" in (folder / "sigterm.txt").read_text()
+
+
+def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:
+    run(JOB, tmp_path, OMP_NUM_THREADS="1")
+    [folder] = run_folders(tmp_path)
+    found, error = read_run(folder), "ValueError: the data of rank 1 is broken"
+    assert (found.status, found.reason) == (RunStatus.FAILED, f"Rank 1: {error}")
+    assert found.cause == 1
+    assert (folder / "traceback.rank1.txt").read_text().endswith(f"{error}\n")
 
 
 def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:

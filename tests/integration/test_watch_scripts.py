@@ -190,28 +190,6 @@ def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
     assert keys <= set(stepscope.open(found.folder).metrics)
 
 
-JOB = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-JOB += ["-m", "stepscope.watch", "rank_failure.py"]
-
-
-def test_a_killed_rank_is_named_and_not_those_that_torchrun_then_terminates(tmp_path: Path) -> None:
-    run([*JOB, "killed"], tmp_path, OMP_NUM_THREADS="1")
-    [folder] = run_folders(tmp_path)
-    found = read_run(folder)
-    assert (found.status, found.cause) == (RunStatus.CRASHED, 1)
-    assert str(found.reason).startswith("Rank 1 ")
-    assert "rank_failure.py" in (folder / "sigterm.txt").read_text()
-
-
-def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:
-    run(JOB, tmp_path, OMP_NUM_THREADS="1")
-    [folder] = run_folders(tmp_path)
-    found, error = read_run(folder), "ValueError: the data of rank 1 is broken"
-    assert (found.status, found.reason) == (RunStatus.FAILED, f"Rank 1: {error}")
-    assert found.cause == 1
-    assert (folder / "traceback.rank1.txt").read_text().endswith(f"{error}\n")
-
-
 class Endless:
     """A watched script that runs until it is stopped."""
 

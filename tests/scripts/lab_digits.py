@@ -17,14 +17,8 @@ def trouble(kind: str) -> None:
     if kind.startswith("leave"):
         subprocess.Popen(["sleep", kind.removeprefix("leave")], env={}, start_new_session=True)
         tempfile.mkdtemp()
-    if kind == "input":
-        input("Continue? ")
-    elif kind == "fork" and os.fork() == 0:
-        os._exit(0)
-    elif kind == "write":
+    if kind == "write":
         Path("notes.txt").write_text(str(time.time()))
-    elif kind == "nothing":
-        raise SystemExit
     elif kind == "error":
         raise RuntimeError("a layer is missing")
 
@@ -34,10 +28,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=10**6)
     parser.add_argument("--pause", type=float, default=0.002, help="seconds a step waits")
-    parser.add_argument("--nan", action="store_true")
     parser.add_argument("--trouble", default="")
     parser.add_argument("--out", default=None)
-    parser.add_argument("--resume", default=None)
     options = parser.parse_args()
     trouble(options.trouble)
     signal.signal(signal.SIGINT, lambda *_: Path("interrupted.txt").write_text("by Ctrl-C"))
@@ -48,15 +40,11 @@ def main() -> None:
     loader = DataLoader(data, batch_size=options.batch_size, shuffle=True, drop_last=True)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    if options.resume:
-        optimizer.load_state_dict(torch.load(options.resume)["optimizer"])
     step = 0
     try:
         while step < options.steps:
             for inputs, targets in loader:
                 loss = nn.functional.cross_entropy(model(inputs), targets)
-                if options.nan and step > 20:
-                    loss = loss * float("nan")
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

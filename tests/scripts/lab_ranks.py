@@ -29,8 +29,7 @@ def main() -> None:
     data = TensorDataset(torch.randn(2048, 16), torch.randint(0, 4, (2048,)))
     sampler = DistributedSampler(data, num_replicas=int(os.environ["WORLD_SIZE"]), rank=rank)
     loader = DataLoader(data, batch_size=32, sampler=sampler)
-    fused = True if options.trouble == "fused" and rank == 1 else None
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     step = 0
     while True:
         for inputs, targets in loader:
@@ -47,8 +46,6 @@ def main() -> None:
                 if options.trouble == "exit":
                     sys.stderr.write("no more memory for this rank\n")
                     os._exit(7)
-                if options.trouble == "input":
-                    input("Continue? ")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """A training loop as in the tutorials, which goes on until it is stopped.
 
-`--lightning` and `--huggingface` have it run by one of these; `--own` has a profiler of its own.
+`--lightning` has it run by Lightning.
 """
 # ruff: noqa: PLC0415
 
 import sys
-import tempfile
 import time
-from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -24,15 +22,13 @@ def loader():
 def loop():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters())
-    own = torch.profiler.profile() if "--own" in sys.argv else nullcontext()
-    with own:
-        while True:
-            for inputs, targets in loader():
-                loss = nn.functional.mse_loss(model(inputs), targets)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                time.sleep(0.002)
+    while True:
+        for inputs, targets in loader():
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            time.sleep(0.002)
 
 
 def lightning():
@@ -56,30 +52,9 @@ def lightning():
     trainer.fit(Model(), loader())
 
 
-def huggingface():
-    import transformers
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(8, 1)
-
-        def forward(self, inputs, labels):
-            time.sleep(0.002)
-            return {"loss": nn.functional.mse_loss(self.net(inputs), labels)}
-
-    rows = [{"inputs": torch.randn(8), "labels": torch.randn(1)} for _ in range(64)]
-    arguments = transformers.TrainingArguments(
-        output_dir=tempfile.mkdtemp(), max_steps=STEPS, save_strategy="no", report_to="none"
-    )
-    transformers.Trainer(Model(), arguments, train_dataset=rows).train()
-
-
 def main():
     if "--lightning" in sys.argv:
         lightning()
-    elif "--huggingface" in sys.argv:
-        huggingface()
     else:
         loop()
 
