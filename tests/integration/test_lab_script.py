@@ -227,7 +227,7 @@ def test_a_gate_ends_a_sweep_with_its_exit_code(folder: Path, tmp_path: Path) ->
         "    model(torch.ones(1, 4)).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    command = [sys.executable, "-m", "stepscope.cli", "lab", "--steps", "12", "--max-rounds", "2"]
+    command = [sys.executable, "-m", "stepscope.cli", "lab", "--steps", "12", "--max-rounds", "3"]
     gates = ["--gate", "step_time:+3%", "--gate", "peak_memory:+50%"]
     done = subprocess.run(
         [*command, *gates, "--variant", "slow: 0.05", "waits.py", "0.01"],
