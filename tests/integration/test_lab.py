@@ -34,6 +34,12 @@ def job(**given: Any) -> dict[str, Any]:
     }
 
 
+def run_here(folder: Path, **given: Any) -> dict[str, Any]:
+    """Run a trial in this process."""
+    folder.mkdir()
+    return trial_run.run_trial(job(**given) | {"folder": str(folder)})
+
+
 def lab(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "trainer.lab", *words],
@@ -56,11 +62,6 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     process = TrialProcess("trainer.lab.trial_run", tmp_path)
     first = process.take(job(), 120)
     assert list(tmp_path.glob(f"{RUN}*/")) == [mine]
-    losses = {}
-    for name, seed in (("same", 3), ("other", 4)):
-        (tmp_path / name).mkdir()
-        answer = trial_run.run_trial(job(seed=seed) | {"folder": str(tmp_path / name)})
-        losses[name] = answer["metrics"]["loss"]
     metrics = first["metrics"]
     assert metrics["steps"] == 60
     assert metrics["samples_per_sec"] > 0
@@ -70,18 +71,17 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     assert metrics["peak_process"] > 2**26
     assert metrics["peak_allocated"] is None
     assert first["machine"]["torch"]
-    assert metrics["loss"] == losses["same"]
-    assert metrics["loss"] != losses["other"]
+    same, other = (run_here(tmp_path / str(seed), seed=seed)["metrics"] for seed in (3, 4))
+    assert metrics["loss"] == same["loss"] != other["loss"]
     assert first["seconds"] > 0
 
 
 def test_a_trial_has_a_constant_learning_rate_and_ends_by_time(tmp_path: Path) -> None:
     asked = {"lr_scheduler": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
-    given = job(changes=asked, steps=0, seconds=0.3) | {"folder": str(tmp_path)}
-    metrics = trial_run.run_trial(given)["metrics"]
+    metrics = run_here(tmp_path / "run", changes=asked, steps=0, seconds=0.3)["metrics"]
     assert metrics["steps"] >= 2
     assert metrics["window_s"] < 30
-    assert set(metric(tmp_path, "train/lr")) == {0.01}
+    assert set(metric(tmp_path / "run", "train/lr")) == {0.01}
 
 
 TWO_RANKS = {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"}
@@ -128,12 +128,11 @@ def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
 
 
 def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
-    given = {"folder": str(tmp_path)}
-    refused = trial_run.run_trial(job(changes={"pin_memory": True}) | given)
+    refused = run_here(tmp_path / "refused", changes={"pin_memory": True})
     assert refused["reason"].startswith("pin_memory: ")
-    nonsense = trial_run.run_trial(job(changes={"batch_size": 0}) | given)
+    nonsense = run_here(tmp_path / "nonsense", changes={"batch_size": 0})
     assert nonsense["reason"].startswith("batch_size: ")
-    diverged = trial_run.run_trial(job(changes={"learning_rate": 100.0}, steps=300) | given)
+    diverged = run_here(tmp_path / "diverged", changes={"learning_rate": 100.0}, steps=300)
     assert diverged["metrics"]["loss"] is None
     assert diverged["metrics"]["loss_finite"] is False
 
