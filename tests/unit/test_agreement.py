@@ -130,7 +130,7 @@ class Job:
 
     def settle(self) -> None:
         """Let all go on until nothing is open any more."""
-        for _ in range(600):
+        for _ in range(250):
             self.lead()
             for rank in self.ranks:
                 self.hear(rank)
@@ -179,7 +179,7 @@ def test_all_ranks_serve_every_command_at_the_same_boundary(
     assert all(rank.step > step for rank, step in zip(job.ranks, steps, strict=True))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ACTIONS, ASKED, st.integers(2, 4), st.integers(0, 400))
 def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
     actions: list[int], asked: dict[int, CommandName], ranks: int, dying: int
@@ -202,7 +202,7 @@ def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
         assert not rank.member.votes, "a rank is held by a command that nobody decides"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ACTIONS, ASKED, st.integers(1, 12))
 def test_trainings_that_end_leave_nobody_waiting(
     actions: list[int], asked: dict[int, CommandName], steps: int
@@ -254,6 +254,17 @@ def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
     assert not leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4}}, {})
     assert leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4, 1: 7}}, {})
     assert [notice.step for notice in leader.proposals] == [7, 4]
+
+
+def test_commands_of_a_pause_have_its_step_and_those_after_it_the_step_of_their_votes() -> None:
+    leader = Coordinator()
+    names = (CommandName.PAUSE, CommandName.MARK, CommandName.RESUME, CommandName.MARK)
+    for number, name in enumerate(names):
+        leader.submit(command(number, name))
+    leader.propose(0.0)
+    votes = dict(enumerate((4, 5, 6, 7)))
+    assert leader.decide(0.0, {0: votes, 1: votes}, {})
+    assert [notice.step for notice in leader.proposals] == [4, 4, 4, 7]
 
 
 def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_decision() -> None:

@@ -65,9 +65,7 @@ def checkpoint(folder: Path, name: str, step: int, age_s: float = 0.0) -> None:
     writer.close()
 
 
-# After the heartbeat of rank 1, which the test writes later.
-PEER: dict[str, Any] = {"status": "failed", "ended": time.time() + 600.0}
-PEER |= {"reason": "RuntimeError: Connection closed by peer"}
+PEER: dict[str, Any] = {"status": "failed", "reason": "RuntimeError: Connection closed by peer"}
 OWN = PEER | {"reason": "Training raised ValueError: no."}
 
 
@@ -85,7 +83,8 @@ def test_the_end_of_a_job_is_that_of_its_first_rank(
     tmp_path: Path, ranks: dict[str, Any], code: int | None, rank: int, short: str
 ) -> None:
     log = tmp_path / "missing.log" if code is None else printed(tmp_path, code, rank)
-    end = end_of(job(tmp_path, **ranks), log)
+    ended = {"ended": time.time() + 600.0}  # after the heartbeat of rank 1
+    end = end_of(job(tmp_path, **{name: ended | known for name, known in ranks.items()}), log)
     assert (end.status, end.rank, end.short) == (RunStatus.FAILED, rank, short)
     assert end.sentence == f"R{short[1:]}."
 
@@ -132,10 +131,10 @@ def test_the_page_reads_the_noted_end_and_a_rank_keeps_its_own(tmp_path: Path) -
     assert run.run_json["restarted_as"] == "job-restart1"
     # A second look finds the same, whatever torchrun has printed since.
     assert end_of(folder, printed(tmp_path, 1, 0)).short == "rank 1 was killed (SIGKILL)"
-    folder = job(tmp_path / "own", rank0=PEER)
+    folder = job(tmp_path / "own", rank0=PEER | {"ended": 1e9})
     note_job_end(folder, end_of(folder, printed(tmp_path, -9, 1)))
     kept = json.loads((folder / "run.json").read_text())
-    assert (kept["reason"], kept["ended"]) == (PEER["reason"], PEER["ended"])
+    assert (kept["reason"], kept["ended"]) == (PEER["reason"], 1e9)
     assert read_run(folder).cause_rank == 1
 
 

@@ -157,6 +157,7 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPSCOPE_RUNS", "mine")
     monkeypatch.setenv("STEPSCOPE_ALERTS", "my.toml")
+    monkeypatch.delenv("STEPSCOPE_DATA", raising=False)
     monkeypatch.setenv("STEPSCOPE_WORKLOAD", "other.py:build")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("src", "", "/theirs")))
     given = ["--port", "8600", "--no-browser", "--workload", "my.py:build", "--", "--x", "1"]

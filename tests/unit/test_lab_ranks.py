@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -22,9 +23,10 @@ from stepscope.lab.script_trial import _early, on_all_ranks
 from stepscope.lab.trial_process import LOG
 from stepscope.run import process_identity, rank_file, read_run, write_run_json
 from stepscope.watch import trial
-from stepscope.watch.trial import TRIAL, TrialLimit
+from stepscope.watch.trial import TRIAL
 from tests.support.rank_folder import RankFolder
 from tests.support.recorded_runs import CREATED, write_run
+from tests.support.trial_sessions import TrialSession
 
 SECONDS = (0.1, 0.15)
 WATTS = {"GPU-a": 100.0, "GPU-b": 60.0}
@@ -106,21 +108,23 @@ def test_the_rank_that_ended_first_is_named_if_torchrun_ended_the_other(tmp_path
 def test_all_ranks_of_a_timed_trial_end_after_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only rank 0 looks at the clock; the other one waits for its answer."""
-    folder = RankFolder(tmp_path)
+    """Only rank 0 looks at the clock; the other one, whose clock is fast, waits for its answer."""
+    folder, clock = RankFolder(tmp_path), threading.local()
     ends: dict[int, int] = {}
     for rank in (0, 1):
         folder.rank(rank, "running", created=CREATED, world_size=2)
+    timer = SimpleNamespace(monotonic=lambda: clock.now_s, sleep=time.sleep)
+    monkeypatch.setattr(trial, "time", timer)
+    monkeypatch.setattr(trial, "rank_and_size", lambda: (0, 2))
+    monkeypatch.setattr(os, "_exit", sys.exit)
 
     def train(rank: int) -> None:
-        run = Mock()
-        run.session.recorder.folder = folder.folder
-        run.session.recorder.run_json = {"rank": rank}
-        limit = TrialLimit(run, warmup=5, steps=0, seconds=1.0, ranks=2)
-        for step in range(7, 1000):
-            if limit._all_end(step, is_over=step >= (60 if rank == 0 else 20)):
-                ends[rank] = step
-                return
+        session = TrialSession(folder.folder, rank=rank, world_size=2)
+        limit = session.limit(warmup=5, steps=0, seconds=53.0, ranks=2)
+        with contextlib.suppress(SystemExit):
+            for step in range(7, 1000):
+                ends[rank], clock.now_s = step, step * (1.0 + 4.0 * rank)
+                session.boundary(limit, step)
 
     threads = [threading.Thread(target=train, args=(rank,)) for rank in (1, 0)]
     for thread in threads:
@@ -135,14 +139,12 @@ def test_a_rank_that_refuses_ends_the_job(tmp_path: Path, monkeypatch: pytest.Mo
     killed: list[int] = []
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    run = Mock()
-    run.session.recorder.folder = tmp_path
-    run.session.world_size = 2
+    session = TrialSession(tmp_path, world_size=2)
     with pytest.raises(SystemExit):
-        TrialLimit(run, warmup=1, steps=2, seconds=1.0, ranks=2, parent=123)._end()
+        session.boundary(session.limit(ranks=2, parent=123))
     assert killed == [123]
-    described = run.session.recorder.describe.call_args.kwargs["trial"]["refused"]
-    assert "init_process_group" in described
+    assert "init_process_group" in str(session.refused)
+    assert session.is_closed
 
 
 def test_a_rank_whose_last_step_does_not_come_ends_the_job(
@@ -155,10 +157,9 @@ def test_a_rank_whose_last_step_does_not_come_ends_the_job(
     monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
     monkeypatch.setattr(trial, "LAST_STEP_S", 0.0)
     monkeypatch.setattr(trial, "rank_and_size", lambda: (0, 2))
-    run = Mock()
-    run.session.recorder.folder = folder.folder
+    session = TrialSession(folder.folder, world_size=2)
     with pytest.raises(SystemExit):
-        TrialLimit(run, warmup=1, steps=2, seconds=1.0, ranks=2, parent=123)._end()
+        session.boundary(session.limit(ranks=2, parent=123))
     assert killed == [123]
     assert (folder.folder / trial.UNEVEN).exists()
 

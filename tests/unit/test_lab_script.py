@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import signal
@@ -10,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
+import torch
 
 from dashboard.sweep_content import to_content
 from stepscope.cli import lab
@@ -23,8 +24,10 @@ from stepscope.lab.report import closing, table
 from stepscope.lab.script_plan import ScriptPlan, script_command, variant, with_arguments, words_of
 from stepscope.lab.script_trial import files
 from stepscope.lab.sweep_runner import SweepRunner
-from stepscope.watch.trial import TRIAL, TrialLimit, begin_trial
-from stepscope.watch.watched_run import begin
+from stepscope.watch import trial
+from stepscope.watch.trial import TRIAL, begin_trial
+from stepscope.watch.watched_run import WatchedRun, begin
+from tests.support.trial_sessions import TrialSession
 
 
 def test_the_kinds_of_variants() -> None:
@@ -216,18 +219,17 @@ def test_a_sweep_combines_the_variants_of_a_script(script: Path, tmp_path: Path)
     assert to_content(found).plan.script["target"] == "train.py"
 
 
-@pytest.mark.parametrize("session", [None, SimpleNamespace(recorder=Mock())])
 def test_a_trial_whose_steps_are_not_counted_ends(
-    session: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TRIAL, json.dumps({"warmup": 1, "steps": 2, "seconds": 1.0}))
     monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as ended:
-        begin_trial(Mock(session=session), "KeyError: 'torch'")
-    assert bool(ended.value.code) is (session is None)
-    if session is not None:
-        (described,) = session.recorder.describe.call_args_list
-        assert "KeyError: 'torch'" in described.kwargs["trial"]["refused"]
+    session = TrialSession(tmp_path)
+    for run, code in ((WatchedRun(None), 1), (session.run, 0)):
+        with pytest.raises(SystemExit) as ended:
+            begin_trial(run, "KeyError: 'torch'")
+        assert ended.value.code == code
+    assert "KeyError: 'torch'" in str(session.refused)
 
 
 def test_a_script_that_cannot_be_recorded_is_no_trial(
@@ -268,9 +270,8 @@ def test_a_sweep_that_cannot_go_on_ends_with_an_error(
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     answer = {"reason": "train.py was edited.", "seconds": 1.0, **keys}
-    monkeypatch.setattr(
-        command, "TrialProcess", lambda _: Mock(stopping=False, take=lambda *_: answer)
-    )
+    process = SimpleNamespace(stopping=False, take=lambda *_: answer, end=lambda: None)
+    monkeypatch.setattr(command, "TrialProcess", lambda _: process)
     words = ["--folder", str(tmp_path / "sweep"), "--variant", "env:A=1", "train.py"]
     assert lab.main(words, 4) == FAILED
     found = json.loads((tmp_path / "sweep/sweep.json").read_text())
@@ -279,27 +280,28 @@ def test_a_sweep_that_cannot_go_on_ends_with_an_error(
 
 
 def test_only_a_state_restored_before_the_first_step_is_a_resumed_training(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for owner, name in (
+        *((os, "fork"), (builtins, "input"), (torch.optim.Optimizer, "load_state_dict")),
+        *((torch.serialization, "load"), (torch.serialization, "save")),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     monkeypatch.setattr(os, "_exit", sys.exit)
-    run, restored = Mock(), Mock()
-    limit = TrialLimit(run, warmup=1, steps=2, seconds=1.0)
-
-    class Optimizer:
-        def load_state_dict(self, state_dict: dict[str, object]) -> None:
-            """Restore a state."""
-            restored(state_dict)
-
-    limit._watch_resumes(SimpleNamespace(Optimizer=Optimizer))
-    assert Optimizer.load_state_dict.__doc__ == "Restore a state."
-    for step, state in ((0, {}), (1, {0: "moments"})):
-        run.session.recorder.step = step
-        Optimizer().load_state_dict({"state": state})
-    assert restored.call_count == 2
-    run.session.recorder.step = 0
+    monkeypatch.setattr(trial, "set_parent_death_signal", lambda: None)
+    session = TrialSession(tmp_path)
+    session.limit().install()
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], momentum=0.9)
+    optimizer.load_state_dict(optimizer.state_dict())  # its state is empty
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    session.recorder.step = 1
+    optimizer.load_state_dict(optimizer.state_dict())  # a rollback
+    session.recorder.step = 0
     with pytest.raises(SystemExit):
-        Optimizer().load_state_dict({"state": {0: "moments"}})
-    assert restored.call_count == 2
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert session.described["trial"]["stops"] is True
 
 
 @pytest.mark.parametrize(("key", "steps"), [("rate", 0), ("gpu", 0), ("rate", 30), ("gpu", 30)])
@@ -340,13 +342,15 @@ def test_a_pythonpath_without_a_loaded_module_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "_exit", sys.exit)
-    run, described = Mock(), []
-    run.session.recorder.describe = lambda **found: described.append(found["trial"]["refused"])
-    for folders in ([str(tmp_path)], [str(tmp_path), str(Path(json.__file__).parents[1])]):
+    session = TrialSession(tmp_path)
+    for folders, is_refused in (
+        ([str(tmp_path)], True),
+        ([str(tmp_path), str(Path(json.__file__).parents[1])], False),
+    ):
         with pytest.raises(SystemExit):
-            TrialLimit(run, warmup=1, steps=2, seconds=1.0, folders=folders)._end()
-    assert str(tmp_path) in described[0]
-    assert described[1] is None
+            session.boundary(session.limit(folders=folders))
+        assert (str(tmp_path) in str(session.refused)) is is_refused
+    assert session.refused is None
 
 
 def test_a_folder_below_the_current_one_is_not_searched_twice(script: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -82,9 +83,9 @@ def test_a_server_that_ends_at_once_is_reported(
     program.write_text("#!/bin/sh\necho streamlit is not installed.\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(notebook.sys, "executable", str(program))
-    with pytest.raises(stepscope.RunError, match="did not start. streamlit is not installed"):
-        stepscope.show(folder)
-    assert tmp_path not in notebook._servers
+    for _ in range(2):  # it is started again
+        with pytest.raises(stepscope.RunError, match="did not start. streamlit is not installed"):
+            stepscope.show(folder)
     with pytest.raises(stepscope.RunError, match="no run 'absent'"):
         stepscope.show("absent", runs=tmp_path)
 
@@ -115,17 +116,19 @@ def test_an_interrupted_start_ends_the_server_and_a_fork_does_not_hold_it(
     real = subprocess.Popen
     monkeypatch.setattr(notebook.subprocess, "Popen", popen)
     monkeypatch.setattr(notebook, "wait_until_it_listens", lambda pid, port: True)
-    server = notebook._start(tmp_path)
+    folder = make_run(tmp_path, status="finished")
+    stepscope.show(folder)
+    server = started[0]
     read, write = os.pipe()
     if not (child := os.fork()):
         os.close(write)
         os.read(read, 1)  # until the end of the test
         os._exit(0)
-    pipe = server.process.stdin
+    pipe = server.stdin
     assert pipe is not None
     pipe.close()
     try:
-        assert server.process.wait(20) == 0
+        assert server.wait(20) == 0
     finally:
         os.close(write)
         os.close(read)
@@ -137,7 +140,7 @@ def test_an_interrupted_start_ends_the_server_and_a_fork_does_not_hold_it(
     started.clear()
     monkeypatch.setattr(notebook, "wait_until_it_listens", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        notebook._start(tmp_path)
+        stepscope.show(folder)
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -145,14 +148,17 @@ def test_the_address_has_the_run_and_a_server_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Path] = []
-    process = types.SimpleNamespace(poll=lambda: None)
+    process = types.SimpleNamespace(poll=lambda: None, pid=1, stdin=io.BytesIO())
 
-    def start(root: Path) -> notebook._Server:
-        started.append(root)
-        return notebook._Server(process, 8600 + len(started), framed=True)  # type: ignore[arg-type]
+    def popen(*_: object, env: dict[str, str], **options: object) -> Any:
+        started.append(Path(env["STEPSCOPE_RUNS"]))
+        return process
 
-    monkeypatch.setattr(notebook, "_start", start)
-    monkeypatch.setattr(notebook, "_servers", {})
+    module = types.SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(notebook, "subprocess", module)
+    monkeypatch.setattr(notebook, "wait_until_it_listens", lambda pid, port: True)
+    monkeypatch.setattr(notebook, "free_port", lambda: 8601 + len(started))
+    monkeypatch.setattr(notebook, "notebook_origins", lambda: ["http://localhost:8888"])
     with stepscope.init("demo", runs=tmp_path / "mine", sample=False) as recording:
         assert recording.folder is not None
         page = stepscope.show(height=300)

@@ -19,7 +19,7 @@ from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import bytes_in, shared_out
 from stepscope.memory.oom.observer import OomObserver
-from stepscope.memory.oom.record import MemoryKind, ProcessMemory, read_report
+from stepscope.memory.oom.record import MemoryKind, OomRecord, ProcessMemory, read_report
 from stepscope.run import RunStatus
 from stepscope.run.status import RunOutcome, failed, outcome, with_case
 from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
@@ -183,18 +183,6 @@ def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     assert (hidden["others"], hidden["others_reason"]) == (None, HIDDEN)
 
 
-def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FakeGpu("GPU-oom", processes=[FakeProcess(os.getpid(), 5), FakeProcess(2**22 + 7, 3)])
-    library = install(monkeypatch, FakeNvml(gpu))
-    fields = {"uuid": "GPU-oom", "free": 10, "total": 18}
-    for _ in range(2):
-        found = capture._holders(fields)
-        assert (found["others"], found["processes"][0].name) == (3, "")
-    assert library.calls["nvmlInitWithFlags"] == 1
-    assert "not found" in capture._holders(fields | {"uuid": "GPU-other"})["others_reason"]
-    assert capture._holders(fields | {"total": GIB})["others_reason"] == HIDDEN
-
-
 # --- the watch ------------------------------------------------------------------------------------
 
 
@@ -283,6 +271,29 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     observer(0, 300, 2048, 10)  # no run is left
 
 
+def test_the_driver_lists_who_holds_the_gpu(
+    fake: FakeSource, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu("GPU-oom", processes=[FakeProcess(os.getpid(), 5), FakeProcess(2**22 + 7, 3)])
+    library = install(monkeypatch, FakeNvml(gpu))
+    attached(fake, recorder)
+
+    def failure(uuid: str, total: int) -> OomRecord:
+        about = types.SimpleNamespace(total_memory=total, uuid=uuid, name="GPU")
+        fake.cuda.get_device_properties = lambda device: about
+        fake.observers[0](0, 300, 2048, 10)
+        report = read_report(recorder.folder)
+        assert report is not None
+        return report.last
+
+    for _ in range(2):
+        found = failure("oom", 18)
+        assert (found.others, found.processes[0].name) == (3, "")
+    assert library.calls["nvmlInitWithFlags"] == 1
+    assert "not found" in str(failure("other", 18).others_reason)
+    assert failure("oom", GIB).others_reason == HIDDEN
+
+
 def test_torch_that_is_imported_later_is_found_by_the_sampler(
     fake: FakeSource, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +331,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
 
 
 def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: Any) -> None:
-    watch = attached(fake, recorder)
+    attached(fake, recorder)
     inner = fake.cuda.memory_stats_as_nested_dict
 
     def again(device: int) -> Any:
@@ -332,8 +343,9 @@ def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: An
 
     fake.cuda.memory_stats_as_nested_dict = again
     fake.observers[0](0, 300, 2048, 10)
-    assert watch._report is not None
-    assert watch._report.seen == 1
+    report = read_report(recorder.folder)
+    assert report is not None
+    assert report.seen == 1
 
 
 def test_first_and_last_are_kept_and_the_rest_counted(
@@ -388,10 +400,12 @@ def test_an_error_about_another_thing_is_no_failure_of_memory(
     assert read_report(tmp_path) is None
 
 
-def test_a_forked_child_captures_nothing(fake: FakeSource, recorder: Any) -> None:
-    watch = OomObserver(recorder)
-    watch._pid = -1
-    watch.captured(0, 1, 1, 1)
+def test_a_forked_child_captures_nothing(
+    fake: FakeSource, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = attached(fake, recorder)
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 7)
+    fake.observers[0](0, 300, 2048, 10)
     assert not watch.pending
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ def source(tmp_path: Path) -> FakeSource:
 def server(tmp_path: Path, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> Services:
     made = Services(tmp_path / "runs", tmp_path / "none", [tmp_path / "other"], [source])
     made.devices()
+    gc.unfreeze()
     monkeypatch.setattr("dashboard.services.get", lambda: made)
     for name in ("runs", "other", "far"):
         (tmp_path / name).mkdir()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import importlib
-import inspect
 import math
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,6 @@ from trainer.config import (
     Runner,
     Strategy,
 )
-from trainer.training import train as training_run
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.state import TrainState, save
@@ -209,11 +206,3 @@ def test_a_disk_that_refuses_the_file_gets_the_space_of_its_parts_back(tmp_path:
     with pytest.raises(OSError, match=r"last\.pt"):
         save(tmp_path / "last.pt", run)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*before, "last.pt"]
-
-
-def test_the_recipe_of_a_run_is_one_flat_function() -> None:
-    source = inspect.getsource(training_run._train)
-    (recipe,) = ast.parse(source).body
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-    assert [node for node in ast.walk(recipe) if isinstance(node, definitions)] == [recipe]
-    assert len(source.splitlines()) <= 60

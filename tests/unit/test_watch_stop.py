@@ -18,8 +18,10 @@ from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import StopEscalator, handlers_wait, starts_ranks
+from stepscope.store.reader import send_command
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.run_values import events
+from tests.support.waiting import wait_until
 
 
 class WritingRecorder(FakeRecorder):
@@ -102,9 +104,9 @@ def live(tmp_path: Path) -> Iterator[ScriptSession]:
 
 def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     live.train_on(None)
-    live.recorder._offer(1, "pause", "{}")
-    live.recorder._offer(2, "stop", "{}")
-    live.recorder._offer(3, "mark", '{"text": "behind the stop"}')
+    for name in ("pause", "stop", "mark"):
+        send_command(live.recorder.folder, name, {"text": "behind the stop"})
+    wait_until(lambda: len(live.recorder.command_waiting) == 3)
     with pytest.raises(KeyboardInterrupt):
         live.boundary()
     assert live.boundary() > 0  # the script caught it: what stood behind is served now

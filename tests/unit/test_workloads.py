@@ -102,7 +102,7 @@ def test_a_matmul_sample_is_three_products() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [8, 1024])
+@pytest.mark.parametrize("width", [8, 256])
 def test_matmul_stays_finite_in_every_precision(dtype: torch.dtype, width: int) -> None:
     task, _ = make(Workload.MATMUL, width=width)
     model = task.model.to(dtype)
