@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from stepscope.remote.source import sources_from_environment
 from trainer import datasets
 from trainer.custom_workload import OPTION, UserWorkloadError, choose
 
@@ -17,7 +18,8 @@ def take_arguments(argv: Sequence[str]) -> None:
 
     Training may run in a child process with another working directory. `argv` is that of
     `streamlit run`: the script and what follows `--`. Arguments of another program that imports the
-    app are left alone. Ends the program with a sentence for arguments that cannot be used.
+    app are left alone. Ends the program with a sentence for arguments, or sources of the
+    environment, that cannot be used.
     """
     os.environ[datasets.VARIABLE] = str(datasets.data_root())
     if os.path.basename(argv[0]) != APP:
@@ -25,8 +27,9 @@ def take_arguments(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"streamlit run {APP} --", allow_abbrev=False)
     parser.add_argument(OPTION, metavar="PATH.py:FUNCTION", help="a workload of your own")
     options = parser.parse_args(argv[1:])
-    if options.workload is not None:
-        try:
+    try:
+        if options.workload is not None:
             choose(options.workload)
-        except UserWorkloadError as error:
-            parser.exit(2, f"{error}\n")
+        sources_from_environment()
+    except (UserWorkloadError, ValueError) as error:
+        parser.exit(2, f"{error}\n")

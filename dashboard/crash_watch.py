@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
 from dashboard.run_index import RunIndex
@@ -35,7 +36,10 @@ class CrashWatch:
             self._thread.join(1.0)
 
     def look(self) -> list[str]:
-        """Alert runs that crashed since the last call; return the ids of alerted runs."""
+        """Alert runs that crashed since the last call; return the ids of alerted runs.
+
+        A crash whose alert fails is tried again by the next call.
+        """
         crashed = [
             run
             for run in self._index.recent(PERIOD_S / 2).runs
@@ -45,13 +49,28 @@ class CrashWatch:
         ]
         if not crashed:
             return []
-        self._known.update(run.id for run in crashed)
         settings = load()
         for text in settings.problems:
-            if text not in self._logged:
-                self._logged.add(text)
-                log.warning("stepscope: alerts: %s", text)
-        return [run.id for run in crashed if _alert(run, settings)]
+            self._warn("stepscope: alerts: %s", text)
+        return [run.id for run in crashed if self._alert(run, settings)]
+
+    def _alert(self, run: RunInfo, settings: AlertSettings) -> bool:
+        """Alert the crash of a run; return True if it had to be alerted."""
+        try:
+            notifier = tell_crash(run, settings)
+        except Exception:  # noqa: BLE001 - one untrusted folder must not hide the other crashes
+            self._warn("%s: its crash could not be alerted", run.id)
+            return False
+        self._known.add(run.id)
+        if notifier is not None:
+            notifier.close()
+        return notifier is not None
+
+    def _warn(self, text: str, subject: str) -> None:
+        """Log a warning once for each subject, with the exception in flight."""
+        if subject not in self._logged:
+            self._logged.add(subject)
+            log.warning(text, subject, exc_info=sys.exc_info()[0] is not None)
 
     def _work(self) -> None:
         while not self._closing.wait(PERIOD_S):
@@ -59,15 +78,3 @@ class CrashWatch:
                 self.look()
             except Exception:
                 log.exception("could not check for crashed runs")
-
-
-def _alert(run: RunInfo, settings: AlertSettings) -> bool:
-    """Alert the crash of a run; return True if it had to be alerted."""
-    try:
-        notifier = tell_crash(run, settings)
-    except Exception:  # one untrusted folder: alert the crashes of all other runs
-        log.exception("%s: its crash could not be alerted", run.id)
-        return False
-    if notifier is not None:
-        notifier.close()
-    return notifier is not None

@@ -18,7 +18,7 @@ from dataclasses import asdict, is_dataclass
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import to_json, to_text
@@ -33,6 +33,9 @@ from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +281,7 @@ def init(
     name: str | None = None,
     *,
     runs: Path | str | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | Namespace | DataclassInstance | None = None,
     tags: Sequence[str] = (),
     group: str | None = None,
     note: str | None = None,
@@ -286,11 +289,12 @@ def init(
 ) -> Tracker:
     """Start recording this process, print the run on stderr, and return a Tracker.
 
-    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `stepscope gc` can keep
-    runs with `tags`; runs of one `group` belong together; `sample` records memory and GPUs ten
-    times a second. A second call, or a call under `stepscope watch`, adds its config and tags to
-    the current run, replaces its group and note if given, and returns the tracker. If no run folder
-    can be written, logs a warning and records nothing. Invalid values are logged and ignored.
+    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `config` is a mapping, a
+    namespace or a dataclass; `stepscope gc` can keep runs with `tags`; runs of one `group` belong
+    together; `sample` records memory and GPUs ten times a second. A second call, or a call under
+    `stepscope watch`, adds its config and tags to the current run, replaces its group and note if
+    given, and returns the tracker. If no run folder can be written, logs a warning and records
+    nothing. Invalid values are logged and ignored.
     """
     global _current
     if _current is not None and not _current._closed and _current._pid == os.getpid():

@@ -299,11 +299,13 @@ def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
     is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S
     if rule is None or not rule.enabled or settings.path is None or not is_new:
         return None
-    if not is_own(run) or not _claim(run):
+    if not is_own(run):
         return None
     step = int(run.run_json.get("step") or 0)
     change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)
     alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
+    if not _claim(run):  # the last operation that may fail, as no other call reports it then
+        return None
     _store_event(run, alert)
     notifier = AlertNotifier(settings)
     notifier.deliver(alert)

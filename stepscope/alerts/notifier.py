@@ -144,7 +144,7 @@ class ChannelThread(threading.Thread):
 
     def __init__(self, what: str, channel: Channel, send: Callable[[Alert], str | None]) -> None:
         super().__init__(name="stepscope-alerts", daemon=True)
-        self._what = what
+        self.what = what
         self._channel = channel
         self._send = send
         self._alerts: SimpleQueue[Alert | None] = SimpleQueue()
@@ -170,7 +170,7 @@ class ChannelThread(threading.Thread):
             if problem is None:
                 self._warned.discard("delivery")
             else:
-                self._warn("delivery", f"{self._what} failed: {problem}")
+                self._warn("delivery", f"{self.what} failed: {problem}")
 
     def _warn(self, kind: str, text: str) -> None:
         """Log a failure once, and again only after a success."""
@@ -183,23 +183,25 @@ class AlertNotifier:
     """Delivers the alerts of one run. Thread-safe."""
 
     def __init__(self, settings: AlertSettings) -> None:
-        self._threads: list[ChannelThread] = []
+        threads: list[ChannelThread] = []
         if (command := settings.command) is not None:
             send = partial(run_command, command)
-            self._threads.append(ChannelThread("the command", command, send))
+            threads.append(ChannelThread("the command", command, send))
         if (webhook := settings.webhook) is not None:
             name = f"the webhook at {webhook.shown}"
-            self._threads.append(ChannelThread(name, webhook, partial(post, webhook)))
+            threads.append(ChannelThread(name, webhook, partial(post, webhook)))
+        self._threads: list[ChannelThread] = []
         self._pid = os.getpid()
         self._closed = False
         _open.add(self)
-        try:
-            for thread in self._threads:
-                thread.owner = self
+        for thread in threads:
+            thread.owner = self
+            try:
                 thread.start()
-        except RuntimeError:  # the process is exiting, or has too many threads
-            self._threads.clear()
-            log.warning("stepscope: alerts: no thread can be started; none are delivered")
+            except RuntimeError:  # the process is exiting, or has too many threads
+                log.warning("stepscope: alerts: no thread can be started for %s", thread.what)
+            else:
+                self._threads.append(thread)
 
     def deliver(self, alert: Alert) -> None:
         """Queue an alert. Never blocks."""

@@ -66,15 +66,6 @@ def record(
         print(f"Nothing to record: {source.reason} 'stepscope record --host' records the host.")
         return 0
     devices = [] if host_alone else source.devices()
-    try:
-        session = Session(new_run_folder(root, name), name=name, kind=RunKind.RECORD)
-    except (StoreError, OSError) as error:
-        text = f"Cannot create a run in {root} ({error}). Set STEPSCOPE_RUNS."
-        raise CommandError(text) from error
-    folder = session.recorder.folder
-    what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"
-    until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
-    print(f"Recording {'this host' if host_alone else what} {until}: {folder}", flush=True)
     reasons: list[str] = []  # why the recording was stopped; the first one counts
 
     def stop(command: Command) -> None:
@@ -82,6 +73,15 @@ def record(
         reasons.append("Stopped from the page.")
 
     with _signals(reasons.append):
+        try:
+            session = Session(new_run_folder(root, name), name=name, kind=RunKind.RECORD)
+        except (StoreError, OSError) as error:
+            text = f"Cannot create a run in {root} ({error}). Set STEPSCOPE_RUNS."
+            raise CommandError(text) from error
+        folder = session.recorder.folder
+        what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"
+        until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
+        print(f"Recording {'this host' if host_alone else what} {until}: {folder}", flush=True)
         names = ", ".join(dict.fromkeys(info.name for info in devices))
         session.sample(source, map(listed, devices), trains_on=names or None, period_s=period_s)
         commands = session.answer({CommandName.STOP: stop}, training=False)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from stepscope.cli import CommandError, app_process, number_type
-from stepscope.remote.source import SOURCES, SshAddress, parse_source
+from stepscope.remote.source import SOURCES, SshAddress, parse_source, sources_from_environment
 
 EXAMPLES = (
     "stepscope ui",
@@ -48,14 +48,14 @@ def run(options: argparse.Namespace, root: Path) -> int:
     words += ["--server.headless", "true"] if options.no_browser else []
     given = list(itertools.takewhile(lambda word: word[:1] != "-", options.arguments))
     try:
-        sources = [parse_source(text) for text in given]
+        sources = {text: parse_source(text) for text in given} or sources_from_environment()
     except ValueError as error:
         raise CommandError(str(error), 2) from error
     if sources:
         # The server runs in another folder.
         absolute = [
             text if isinstance(source, SshAddress) else str(source)
-            for text, source in zip(given, sources, strict=True)
+            for text, source in sources.items()
         ]
         os.environ[SOURCES] = json.dumps(absolute)
     words += options.arguments[len(given) :]

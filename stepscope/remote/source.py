@@ -102,10 +102,13 @@ def parse_address(text: str) -> SshAddress:
     return SshAddress(host, path, user or None, port)
 
 
-def sources_from_environment() -> list[SshAddress | Path]:
-    """Return the sources of STEPSCOPE_SOURCES. Raises ValueError for an invalid one."""
-    texts = msgspec.json.decode(os.environ.get(SOURCES) or "[]", type=list[str])
-    return [*dict.fromkeys(map(parse_source, texts))]
+def sources_from_environment() -> dict[str, SshAddress | Path]:
+    """Return the sources of STEPSCOPE_SOURCES by their texts. Raises ValueError."""
+    try:
+        texts = msgspec.json.decode(os.environ.get(SOURCES) or "[]", type=list[str])
+    except ValueError as error:
+        raise ValueError(f"{SOURCES}: must be a JSON list of texts ({error}).") from None
+    return {text: parse_source(text) for text in texts}
 
 
 def parse_source(text: str) -> SshAddress | Path:

@@ -262,23 +262,32 @@ def test_the_exit_waits_some_seconds_for_a_delivery(tmp_path: Path, file: File) 
     wait_until(done.exists, 20)
 
 
-def test_alerts_are_dropped_with_one_warning_if_no_thread_can_be_started(
+@pytest.mark.parametrize("threads", [0, 1])
+def test_only_a_channel_whose_thread_cannot_be_started_drops_its_alerts(
     file: File,
     receiver: Receiver,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    threads: int,
 ) -> None:
-    def refused(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def refused(thread: threading.Thread) -> None:
+        if len(started) == threads:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
 
     settings = msgspec.structs.replace(receiver.settings(), command=CommandChannel(argv=file.argv))
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refused)
+        patch.setattr(notifier.ChannelThread, "start", refused)
         with notified(settings) as found:
             for _ in range(3):
                 found.deliver(ALERT)
-    assert (receiver.got, file.lines()) == ([], [])
-    assert len(caplog.records) == 1
+    assert receiver.got == []
+    assert len(file.lines()) == 3 * threads
+    assert len(caplog.records) == 2 - threads  # one for each channel
     assert "T0KEN" not in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -111,6 +112,25 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int, name: str) -> Non
     assert run.status is RunStatus.STOPPED
     assert name in str(run.reason)
     assert len(block_of(folder, "samples")) > 0
+
+
+def test_a_signal_at_the_first_line_ends_it_cleanly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            if str(tmp_path) in text:
+                signal.raise_signal(signal.SIGINT)
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    former = signal.signal(signal.SIGINT, lambda *_: pytest.fail("no handler"))
+    try:
+        assert record(tmp_path, host_alone=True, source=NO_GPU) == 0
+    finally:
+        signal.signal(signal.SIGINT, former)
+    (folder,) = run_folders(tmp_path)
+    assert read_run(folder).status is RunStatus.STOPPED
 
 
 def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:

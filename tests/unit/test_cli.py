@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.arguments import take_arguments
 from stepscope.cli import BROKEN_PIPE, COMMANDS, PROGRAMS, main, parser, ui
 from stepscope.recorded_run import open_run
 from stepscope.run import RunError
@@ -189,6 +190,34 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     monkeypatch.setattr("importlib.util.find_spec", {"torch": 1, "scipy": 1}.get)
     assert main(["sample-data"]) == 1
     assert "Run pip install scikit-learn pillow." in capsys.readouterr().err
+
+
+def test_ui_takes_sources_of_the_environment_relative_to_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[str] = []
+    monkeypatch.setattr(os, "execve", lambda *call: became.append(call[2]["STEPSCOPE_SOURCES"]))
+    (tmp_path / "runs2").mkdir()
+    for given in (["runs2", "ssh://login1/runs"], [str(tmp_path / "runs2"), "ssh://login1/runs"]):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("STEPSCOPE_SOURCES", json.dumps(given))
+        main(["ui"])
+    assert list(map(json.loads, became)) == [[str(tmp_path / "runs2"), "ssh://login1/runs"]] * 2
+
+
+@pytest.mark.parametrize("sources", ['["runs2"]', '["ftp://login1/runs"]', "runs2", "[1]"])
+def test_invalid_sources_of_the_environment_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sources: str
+) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("became the server"))
+    monkeypatch.setenv("STEPSCOPE_SOURCES", sources)
+    assert main(["ui"]) == 2
+    from_ui = capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        take_arguments(["app.py"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == from_ui
+    assert from_ui.count("\n") == 1
 
 
 @pytest.mark.parametrize("root", ["runs", "/tmp"])

@@ -29,6 +29,7 @@ from dashboard.run_catalog import row
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, tail
 from dashboard.run_index import RunIndex
 from dashboard.sweeps import Sweeps
+from stepscope.alerts import monitor
 from stepscope.alerts.monitor import tell_crash
 from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
@@ -318,16 +319,52 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert content() == before
 
 
-def test_a_crash_whose_alert_fails_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_crash_whose_alert_fails_hides_no_other_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("one", "two", "three"):
         crashed(tmp_path / name)
+    failing = {"two"}
 
     def tell(run: Any, settings: AlertSettings) -> Any:
-        if run.id == "two":
+        if run.id in failing:
             raise RuntimeError("an unexpected error")
         return SimpleNamespace(close=lambda: None)
 
     monkeypatch.setattr(crash_watch, "tell_crash", tell)
-    assert sorted(CrashWatch(RunIndex(tmp_path)).look()) == ["one", "three"]
+    watch = CrashWatch(RunIndex(tmp_path))
+    assert sorted(watch.look()) == ["one", "three"]
+    assert watch.look() == []
+    assert len(caplog.records) == 1
+    failing.clear()
+    assert watch.look() == ["two"]
+    assert watch.look() == []
+
+
+def test_a_crash_is_alerted_after_errors_of_its_settings_and_of_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed(tmp_path / "run")
+    outcomes = iter([OSError("an error of the disk")])
+
+    def load_once_refused() -> AlertSettings:
+        for error in outcomes:
+            raise error
+        return AlertSettings(path=tmp_path / "alerts.toml")
+
+    make = monitor.make_alert
+    refused = iter([RuntimeError("an unexpected error")])
+
+    def make_once_refused(*args: Any) -> Any:
+        for error in refused:
+            raise error
+        return make(*args)
+
+    monkeypatch.setattr(crash_watch, "load", load_once_refused)
+    monkeypatch.setattr(monitor, "make_alert", make_once_refused)
+    watch = CrashWatch(RunIndex(tmp_path))
+    with pytest.raises(OSError, match="an error of the disk"):
+        watch.look()
+    assert watch.look() == []
+    assert watch.look() == ["run"]
+    assert watch.look() == []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from stepscope import tracker
 from stepscope.common.secrets import HIDDEN, is_secret, with_hidden_secrets, without_secrets
 from stepscope.run import RunError
 from stepscope.run.metadata import (
@@ -132,3 +134,11 @@ def test_secrets_in_a_config_are_hidden_and_tokens_of_a_tokenizer_are_not(text: 
     shown = {"lr": 0.1, "names": ["a", HIDDEN], "login": hidden}
     assert with_hidden_secrets("config", config) == shown
     assert is_secret("", text)
+
+
+def test_a_type_checker_accepts_what_init_records_as_config() -> None:
+    class DataclassInstance: ...  # known to type checkers only
+
+    names = vars(tracker) | {"DataclassInstance": DataclassInstance}
+    accepted = get_args(get_type_hints(tracker.init, names)["config"])
+    assert {Namespace, DataclassInstance} < set(accepted)
