@@ -95,7 +95,7 @@ class JobCommands(Participant):
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
         self._written: RankReport | None = None
         self.finished: set[int] = set()  # ids of the commands with a result on this rank
-        self._stop_proposed = self._stop_forwarded = False
+        self._stop_proposed = self._stop_forwarded = self._stop_refused = False
         self._wanted_stop: str | None = None
         self._next_stop_poll_s = 0.0
         self._came = threading.Event()
@@ -154,7 +154,7 @@ class JobCommands(Participant):
                 else:
                     self._coordinate()
                 self._write_report()
-                busy = bool(self._coordinator.open)
+                busy = bool(self._coordinator.open) or self._stop_refused
             except Exception:  # the protocol would end with this thread
                 if not self._failed:
                     log.exception("stepscope: the ranks may not agree on a command")
@@ -185,7 +185,7 @@ class JobCommands(Participant):
             self._write_notices()
 
     def _forward_stop(self, now_s: float) -> None:
-        """Send Stop as the page does if another rank requests a stop, once."""
+        """Send Stop as the page does if another rank requests a stop, until the store takes it."""
         if self._stop_forwarded or now_s < self._next_stop_poll_s:
             return
         self._next_stop_poll_s = now_s + (0.0 if self._is_notified else STOP_POLL_S)
@@ -193,12 +193,15 @@ class JobCommands(Participant):
         reason = next(filter(None, stops), None)
         if reason is None:
             return
-        self._stop_forwarded = True
         try:
             if not self._stop_proposed:
                 send_command(self._folder, CommandName.STOP, {"reason": reason})
         except StoreError as error:
-            log.warning("stepscope: the ranks could not be asked to stop: %s", error)
+            if not self._stop_refused:
+                log.warning("stepscope: Stop of another rank has to wait: %s", error)
+            self._stop_refused = True
+        else:
+            self._stop_forwarded, self._stop_refused = True, False
 
     def _votes(self) -> tuple[dict[int, dict[int, int]], dict[int, str]]:
         """Return the participating ranks' votes, and the reasons of the ranks that are gone."""

@@ -9,11 +9,12 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from stepscope.host.git import GitError, git_output
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +111,9 @@ def _query(torch: Any, function: str) -> Any:
 def _commit(code: Path) -> str | None:
     """Return the git commit of the folder; None for a copy without git."""
     try:
-        command, nothing = ["git", "rev-parse", "HEAD"], subprocess.DEVNULL
-        return subprocess.check_output(
-            command, cwd=code, stderr=nothing, timeout=2, text=True
-        ).strip()
-    except (OSError, subprocess.SubprocessError):
+        with git_output(code, "rev-parse", "HEAD") as output:
+            return output.read().decode().strip()
+    except GitError:
         return None
 
 

@@ -19,7 +19,6 @@ import msgspec
 from stepscope.common.files import (
     atomic_write,
     is_own_folder,
-    open_for_append,
     read_json,
     read_regular_file,
     try_lock,
@@ -198,7 +197,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_samples(folder: Path) -> list[Trial]:
-    """Return the valid trials of a sweep; truncates an incomplete last line. Raises SweepError."""
+    """Return the valid trials of a sweep, without an incomplete last line. Raises SweepError."""
     path = folder / SAMPLES
     samples: list[Trial] = []
     try:
@@ -207,9 +206,7 @@ def read_samples(folder: Path) -> list[Trial]:
         return samples
     except (OSError, ValueError) as error:
         raise SweepError(f"{folder.name}/{SAMPLES}: cannot be read ({error}).") from error
-    if lines.pop():
-        with open(open_for_append(path), "wb") as file:
-            file.truncate(sum(len(line) + 1 for line in lines))
+    lines.pop()  # incomplete, or empty
     for number, text in enumerate(lines, start=1):
         try:
             samples.append(_decoded(text))

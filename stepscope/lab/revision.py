@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from stepscope.host.git import GitError, git_output
 
 
 class RevisionError(Exception):
@@ -16,7 +17,7 @@ class RevisionError(Exception):
 def resolve(revision: str, cwd: Path) -> str:
     """Return the commit of a revision of the repository around `cwd`. Raises RevisionError."""
     name = f"{revision}^{{commit}}"
-    return _git(cwd, "rev-parse", "--verify", "--quiet", "--end-of-options", name, what=revision)
+    return _git(cwd, "rev-parse", "--verify", "--end-of-options", name, what=revision)
 
 
 def repository(cwd: Path) -> Path:
@@ -31,17 +32,15 @@ def unpack(commit: str, top: Path, tree: Path, links: Sequence[str]) -> None:
     Costs the time and the disk space of a checkout. Raises RevisionError, OSError.
     """
     tree.mkdir()
-    command = ["git", "-C", str(top), "archive", "--format=tar", commit]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as archive:
-        assert archive.stdout is not None
-        try:
-            with tarfile.open(fileobj=archive.stdout, mode="r|") as files:
-                files.extractall(tree, filter="data")
-            archive.stdout.read()  # padding, without which git would end by SIGPIPE
-        except tarfile.TarError as error:
-            raise RevisionError(_broken(commit, str(error))) from error
-    if archive.returncode:  # a tar that ends between two files is no TarError
-        raise RevisionError(_broken(commit, f"git archive: exit code {archive.returncode}"))
+    try:
+        with (
+            git_output(top, "archive", "--format=tar", commit, fetches=True) as archive,
+            tarfile.open(fileobj=archive, mode="r|") as files,
+        ):
+            files.extractall(tree, filter="data")
+    except (tarfile.TarError, GitError) as error:
+        text = f"rev: {commit[:12]} cannot be unpacked ({error}). Check it with git archive"
+        raise RevisionError(f"{text} {commit[:12]}.") from error
     for link in links:
         inside = tree / link
         parent = os.path.realpath(inside.parent)  # may lead out of the tree through an earlier link
@@ -76,23 +75,9 @@ def moved(path: Path, top: Path, tree: Path) -> Path:
     return there
 
 
-def _broken(commit: str, why: str) -> str:
-    return (
-        f"rev: {commit[:12]} cannot be unpacked ({why}). Check it with git archive {commit[:12]}."
-    )
-
-
 def _git(cwd: Path, *words: str, what: str) -> str:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(cwd), *words],
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-        )
-    except OSError as error:
-        raise RevisionError(f"rev: git cannot be started ({error.strerror}). Install it.") from None
-    if done.returncode:
-        why = done.stderr.strip().partition("\n")[0] or "unknown revision"
-        raise RevisionError(f"rev: {what[:80]!r}: {why}. Name a commit, branch or tag.")
-    return done.stdout.strip()
+        with git_output(cwd, *words) as output:
+            return os.fsdecode(output.read()).strip()
+    except GitError as error:
+        raise RevisionError(f"rev: {what[:80]!r}: {error}. Name a commit, branch or tag.") from None

@@ -11,13 +11,14 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stepscope.common.files import open_for_append
+from stepscope.common.files import open_for_append, open_regular_file
 from stepscope.lab.comparison import (
     MAX_ATTEMPTS,
     ComparisonState,
@@ -85,6 +86,7 @@ class SweepRunner:
 
     def _resume(self) -> None:
         """Read the trials so far, without those of the incomplete round."""
+        _drop_incomplete_line(self._folder / SAMPLES)
         read = read_samples(self._folder)
         self._session = 1 + max((one.session for one in read), default=-1)
         self._trials = read
@@ -214,6 +216,12 @@ class SweepRunner:
         write_json(self._folder / SWEEP_JSON, sweep)
         self._changed(sweep)
         return sweep
+
+
+def _drop_incomplete_line(path: Path) -> None:
+    """Remove what a kill has left of the last line; only the holder of the lock may."""
+    with suppress(FileNotFoundError), open(open_regular_file(path, writable=True), "r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _difference(

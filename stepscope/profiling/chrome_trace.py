@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 
@@ -22,11 +23,12 @@ CPU, CUDA = 0, 1  # Device types of torch (c10/core/DeviceType.h).
 NONE = -1  # The number of an unknown link or call.
 
 _OWN = re.compile(r"stepscope/session/command(s|_server)\.py\(\d+\): serve$").search
+_CHUNK_BYTES = 2**20
 _SPACES = b" " * 32 + bytes(range(32, 256))
 _INVALID = re.compile(
-    r"(\\\\|\\uD[89AB]\w\w\\uD[C-F]\w\w)"  # valid: a backslash, and a surrogate pair
-    r"|\\uD[89A-F]\w\w"
-    r"|(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])",
+    rb"(\\\\|\\uD[89AB]\w\w\\uD[C-F]\w\w)"  # valid: a backslash, and a surrogate pair
+    rb"|\\uD[89A-F]\w\w"
+    rb"|(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])",
     re.IGNORECASE,
 )
 """Half surrogate pairs and numbers that are invalid in JSON, which torch writes nevertheless."""
@@ -68,17 +70,16 @@ _Threads = defaultdict[int, list[TraceSpan]]
 class ChromeTrace:
     """Events of a trace by thread and in order of time: an enclosing span before its parts.
 
-    Raises ValueError if the file is malformed. Malformed events are skipped.
+    `file` is read once, into one copy. Raises ValueError if it is malformed. Malformed events are
+    skipped.
     """
 
-    def __init__(self, data: bytes) -> None:
-        # torch does not escape control characters in names.
-        text = data.translate(_SPACES).decode(errors="replace")
+    def __init__(self, file: BinaryIO) -> None:
         try:
-            events = msgspec.json.decode(text, type=_File).events
+            events = msgspec.json.decode(_content(file), type=_File).events
         except msgspec.DecodeError:
-            text = _INVALID.sub(_replacement, text)
-            events = msgspec.json.decode(text, type=_File).events
+            file.seek(0)
+            events = msgspec.json.decode(_content(file, _valid), type=_File).events
         self.operators, self.frames, self.annotations = (_Threads(list) for _ in range(3))
         self.allocations = _Threads(list)
         self.gpu: list[TraceSpan] = []
@@ -124,9 +125,22 @@ class ChromeTrace:
         return max(self.operators, key=lambda tid: len(self.operators[tid]), default=None)
 
 
-def _replacement(match: re.Match[str]) -> str:
+def _content(file: BinaryIO, changed: Callable[[bytes], bytes] = bytes) -> bytearray:
+    """Return the lines of a file as UTF-8, some megabytes of lines `changed` at a time."""
+    content = bytearray()
+    while lines := b"".join(file.readlines(_CHUNK_BYTES)):
+        # torch does not escape control characters in names.
+        content += changed(lines.translate(_SPACES).decode(errors="replace").encode())
+    return content
+
+
+def _valid(lines: bytes) -> bytes:
+    return _INVALID.sub(_replacement, lines)
+
+
+def _replacement(match: re.Match[bytes]) -> bytes:
     """Return valid JSON: null, which no required field accepts, or a replacement character."""
-    return match[1] or (r"\ufffd" if match[0].startswith("\\") else "null")
+    return match[1] or (rb"\ufffd" if match[0].startswith(b"\\") else b"null")
 
 
 def parents(spans: list[TraceSpan]) -> list[int]:

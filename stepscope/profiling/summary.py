@@ -127,7 +127,8 @@ def write_profile(
         gzip.GzipFile("", "wb", LEVEL, part) as packed,
     ):
         shutil.copyfileobj(source, packed, 2**20)
-    trace = ChromeTrace(raw.read_bytes())
+    with raw.open("rb") as source:
+        trace = ChromeTrace(source)
     summary = summarize(trace, first=first, last=last, cuda=cuda, thread=thread)
     atomic_write(folder / summary_name(first, last, rank), to_text(summary))
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import logging
 import os
-import select
-import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import stepscope
 from stepscope.common.files import atomic_write
+from stepscope.host.git import GitError, git_output
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, MAX_LABEL
 
 log = logging.getLogger(__name__)
 
 GIT_VARIABLE = "STEPSCOPE_GIT"  # 0: git is never started
-GIT_LIMIT_S = 5.0  # for each command, such as on a slow network disk
 MAX_PACKAGES = 256
-_ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
-# No file of the repository is written, and no program that its configuration names is started.
-_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
 _SUBMODULES = "--ignore-submodules=dirty"
@@ -80,27 +72,14 @@ class CodeStateReader:
 
     def _git(self, *arguments: str, limit: int) -> bytes | None:
         """Return the output of a git command; None if it fails or has more than `limit` bytes."""
-        output, deadline = b"", time.monotonic() + GIT_LIMIT_S
-        with subprocess.Popen(
-            [*_GIT, *arguments],
-            cwd=self._code,
-            env=os.environ | _ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal belongs to the script
-        ) as process:
-            assert process.stdout is not None
-            pipe, ready = process.stdout.fileno(), select.poll()
-            ready.register(pipe, select.POLLIN)
-            while len(output) <= limit and time.monotonic() < deadline and not self._closed:
-                if ready.poll(100):  # ms
-                    if not (part := os.read(pipe, 2**16)):
-                        return output if process.wait() == 0 else None
-                    output += part
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the programs that git started, too
-        return None
+        try:
+            with git_output(self._code, *arguments, is_over=lambda: self._closed) as output:
+                found = output.read(limit + 1)
+                if len(found) > limit:
+                    raise GitError(f"more than {limit} bytes")
+        except GitError:
+            return None
+        return found
 
 
 def imported_packages() -> dict[str, str]:

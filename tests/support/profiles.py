@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ STEP = [
 
 def trace_of(events: list[Any]) -> Any:
     content = {"schemaVersion": 1, "traceEvents": events, "traceName": "x"}
-    return ChromeTrace(json.dumps(content).encode())
+    return ChromeTrace(io.BytesIO(json.dumps(content).encode()))
 
 
 def summary(*, cuda: bool = True) -> ProfileSummary:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -135,8 +137,8 @@ def test_torchs_own_sums_are_the_same(tmp_path: Path) -> None:
             optimizer.zero_grad()
     made.export_chrome_trace(str(tmp_path / "trace.json"))
     theirs = {row.key: row for row in made.key_averages()}
-    text = (tmp_path / "trace.json").read_bytes()
-    summary = summarize(ChromeTrace(text), first=1, last=2, cuda=False, thread=None)
+    with (tmp_path / "trace.json").open("rb") as file:
+        summary = summarize(ChromeTrace(file), first=1, last=2, cuda=False, thread=None)
     assert summary.stacks
     ours = {operator.name: operator for operator in summary.operators}
     assert len(ours) > 20
@@ -161,9 +163,9 @@ def test_a_trace_without_operators_has_no_summary() -> None:
     with pytest.raises(ValueError, match="no operators"):
         summarize(trace_of([]), first=1, last=1, cuda=False, thread=None)
     with pytest.raises(ValueError, match="traceEvents"):
-        ChromeTrace(b"{}")
+        ChromeTrace(io.BytesIO(b"{}"))
     with pytest.raises(ValueError, match="truncated"):
-        ChromeTrace(b'{"traceEvents": [{"ph": ')
+        ChromeTrace(io.BytesIO(b'{"traceEvents": [{"ph": '))
 
 
 def test_what_is_odd_in_a_trace_is_passed_over() -> None:
@@ -191,7 +193,7 @@ def test_what_is_odd_in_a_trace_is_passed_over() -> None:
 )
 def test_an_event_that_is_no_json_costs_no_other_event(event: str) -> None:
     rest = json.dumps([*STEP, op("a: NaN", 900, 1, 1), op("\\ud83d \U0001f600", 910, 1, 1)])
-    trace = ChromeTrace(f'{{"traceEvents": [{event}, {rest[1:]}}}'.encode())
+    trace = ChromeTrace(io.BytesIO(f'{{"traceEvents": [{event}, {rest[1:]}}}'.encode()))
     names = [operator.name for operator in operators(trace)]
     assert len(names) == len(operators(trace_of(STEP))) + 2
     assert "a: NaN" in names
@@ -242,6 +244,21 @@ def test_a_profile_is_packed_and_summarized(tmp_path: Path) -> None:
     names = Counter(path.name for path in tmp_path.iterdir())
     assert names == Counter(["raw", trace_name(3, 4), summary_name(3, 4)])
     assert parse((tmp_path / summary_name(3, 4)).read_text()).last == 4
+
+
+@pytest.mark.parametrize("odd", ["1", "NaN"])
+def test_a_trace_is_in_memory_once(tmp_path: Path, odd: str) -> None:
+    raw, size = tmp_path / "raw", 2**24
+    padding = "".join('{"name": "%s"},\n' % ("\x01" + 1000 * "x") for _ in range(size // 1017))
+    event = f'{{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": {odd}, "tid": 1}},'
+    raw.write_text(f'{{"traceEvents": [{event}\n{padding}{json.dumps(STEP)[1:]}}}')
+    tracemalloc.start()
+    try:
+        write_profile(tmp_path, raw, first=3, last=4, cuda=True, thread=MAIN)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * size
 
 
 def test_a_trace_that_is_too_large_is_not_kept(

@@ -1,0 +1,91 @@
+"""Run git: no prompt, no hook, no lock or file written in the repository, no endless wait."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+SILENCE_S = 5.0  # Maximum time without a byte, such as on a slow network disk.
+FETCH_SILENCE_S = 300.0  # While git fetches missing objects or large files.
+_ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+
+
+class GitError(Exception):
+    """Git has failed; the message is the reason in one line."""
+
+
+class _Output(io.RawIOBase):
+    """Standard output of git. Raises GitError after `silence_s` without a byte, or if `is_over`."""
+
+    def __init__(self, pipe: int, silence_s: float, is_over: Callable[[], bool]) -> None:
+        self._pipe, self._silence_s, self._is_over = pipe, silence_s, is_over
+        self._ready = select.poll()
+        self._ready.register(pipe, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        deadline = time.monotonic() + self._silence_s
+        while not self._ready.poll(100):  # ms
+            if self._is_over() or time.monotonic() > deadline:
+                raise GitError(f"no answer within {self._silence_s:g} s")
+        return os.readv(self._pipe, [buffer])
+
+
+@contextlib.contextmanager
+def git_output(
+    cwd: Path,
+    *arguments: str,
+    fetches: bool = False,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[io.BufferedReader]:
+    """Yield the output of a git command; kill git, and what git started, if the block raises.
+
+    `fetches` permits a partial clone to fetch what it lacks. Raises GitError if git cannot be
+    started, fails, or writes nothing for SILENCE_S, or if `is_over` while git works.
+    """
+    silence_s = FETCH_SILENCE_S if fetches else SILENCE_S
+    environment = os.environ | _ENVIRONMENT
+    if not fetches:
+        environment["GIT_NO_LAZY_FETCH"] = "1"
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                [*_GIT, *arguments],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C belongs to the caller; no terminal to prompt in
+            )
+        except OSError as error:
+            raise GitError(f"git cannot be started ({error.strerror}): install git") from None
+        with process:
+            assert process.stdout is not None
+            pipe = process.stdout.fileno()
+            try:
+                with io.BufferedReader(_Output(pipe, silence_s, is_over)) as output:
+                    yield output
+                    output.read()  # the rest, without which git would end by SIGPIPE
+                code = process.wait(silence_s)
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise GitError(f"git does not end within {silence_s:g} s") from None
+                raise
+        if code:
+            errors.seek(0)
+            reason = errors.read(1000).decode(errors="replace").strip().partition("\n")[0]
+            raise GitError(reason or f"git {arguments[0]}: exit code {code}")
