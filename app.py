@@ -7,6 +7,7 @@ import streamlit as st
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from dashboard.api.access import OwnUserOnly, server_token
 from dashboard.api.origin import OwnPagesOnly, local_origins
 from dashboard.api.routes import ROUTES
 from dashboard.arguments import take_arguments
@@ -19,6 +20,7 @@ HOSTS = list(st.get_option("server.allowedHosts") or ["*"])
 ORIGINS = list(st.get_option("server.corsAllowedOrigins"))
 # Set by `stepscope.show()`: the origin of the notebook.
 FRAMES = local_origins(os.environ.get("STEPSCOPE_FRAMES", ""))
+TOKEN = server_token()
 
 # A literal call: `streamlit run` finds the app by reading this file.
 app = st.App(
@@ -28,5 +30,6 @@ app = st.App(
     middleware=[
         Middleware(OwnPagesOnly, allowed=ORIGINS, frames=FRAMES),
         Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS),
+        Middleware(OwnUserOnly, token=TOKEN, hosts=HOSTS, origins=ORIGINS),
     ],
 )

@@ -55,9 +55,11 @@ def pytest_configure() -> None:
     """Give each worker of pytest-xdist simulated GPUs of its own (simulator/).
 
     Their file is new: other tests that run on this machine have others. No test may run the command
-    that the developer's own alerts.toml names.
+    that the developer's own alerts.toml names, or replace the files of the developer's servers.
     """
     os.environ["STEPSCOPE_ALERTS"] = _no_rules()
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background ignores it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if importlib.util.find_spec("cudasim"):

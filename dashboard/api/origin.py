@@ -52,6 +52,7 @@ class OwnPagesOnly:
         async def send_unframed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
+                added["Referrer-Policy"] = "same-origin"
                 added.append("Content-Security-Policy", f"frame-ancestors {self._frames or _NONE}")
                 if not self._frames:
                     added["X-Frame-Options"] = "DENY"  # for browsers without frame-ancestors

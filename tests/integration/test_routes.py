@@ -55,8 +55,9 @@ def client(runs: Path) -> Iterator[TestClient]:
         patch.setenv("STEPSCOPE_RUNS", str(runs))
         patch.setenv(VARIABLE, str(data_root()))  # as the import of the app sets it
         st.cache_resource.clear()
-        app = importlib.import_module("app").app
-        with TestClient(app, base_url="http://localhost") as client:
+        served = importlib.import_module("app")
+        as_owner = {"Authorization": f"Bearer {served.TOKEN}"}
+        with TestClient(served.app, base_url="http://localhost", headers=as_owner) as client:
             # The client's app has threads of its own that look for devices: let them end.
             services.get().devices()
             yield client

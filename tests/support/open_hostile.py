@@ -25,7 +25,7 @@ import streamlit as st
 from starlette.testclient import TestClient
 
 import stepscope
-from app import app
+from app import TOKEN, app
 from dashboard import services
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_catalog import row
@@ -45,6 +45,7 @@ from trainer.collectives.measurement import ResultError, read_result
 from trainer.error_messages import RunFailedError
 from trainer.training.checkpoint import read_checkpoint
 
+AS_OWNER = {"Authorization": f"Bearer {TOKEN}"}
 REFUSALS = (RunError, StoreError, SweepError, ResultError, RunFailedError, SnapshotError)
 """What an operation may raise: each is one sentence."""
 ROUTES = (
@@ -157,7 +158,7 @@ def serve(intact: Path, uid: int | None) -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     os.environ["STEPSCOPE_RUNS"] = str(intact)
-    with TestClient(app, base_url="http://localhost") as client:
+    with TestClient(app, base_url="http://localhost", headers=AS_OWNER) as client:
         services.get().devices()
         attack(intact, client, out)
         if uid is not None:

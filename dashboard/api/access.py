@@ -1,0 +1,156 @@
+"""Admits the processes of this user, and everybody else only with the token of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+from weakref import WeakSet
+
+import streamlit as st
+from starlette.requests import HTTPConnection
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stepscope.host.servers import published_server
+from stepscope.host.socket_owner import loopback_owner
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "STEPSCOPE_TOKEN"
+MIN_TOKEN_CHARS = 16
+LOCAL_HOSTS = ("localhost", "127.0.0.1")
+ROOT_USER = 0
+REFUSAL = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>Stepscope: no access</title>
+<body style="font: 16px/1.5 sans-serif; max-width: 40em; margin: 3em auto; padding: 0 1em">
+<h1>No access to this Stepscope server</h1>
+<p>The server admits the user who started it. This request came from another user, from another
+host, or through a proxy.</p>
+<p>Everybody else needs the address that contains the token. On the server's host it is in a file in
+<code>~/.local/state/stepscope/servers/</code>, which only the server's user can read. A server for
+other hosts also prints it at its start.</p>
+"""
+
+
+def server_token() -> str:
+    """Return the token in STEPSCOPE_TOKEN, or else a random one.
+
+    Removes the variable, so that no training process gets it. Ends the program with a sentence if
+    the token is too short.
+    """
+    token = os.environ.pop(VARIABLE, None) or secrets.token_urlsafe(24)
+    if len(token) < MIN_TOKEN_CHARS or not token.isascii():
+        raise SystemExit(f"{VARIABLE}: must have at least {MIN_TOKEN_CHARS} ASCII characters.")
+    return token
+
+
+class OwnUserOnly:
+    """ASGI middleware that admits this user, root, and clients with the token.
+
+    A loopback connection belongs to the user who owns its other end. Other clients send the token
+    in an Authorization header, or once as `?token=`, which a cookie replaces. `hosts` and `origins`
+    are the allowed ones, for the addresses. Only the health route is open to everybody.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: str, hosts: Sequence[str], origins: Sequence[str]
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = hosts
+        self._origins = origins
+        self._base_path = f"/{st.get_option('server.baseUrlPath')}".rstrip("/")
+        self._own_connections = WeakSet[Any]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection, or publish the address during the server's lifespan."""
+        if scope["type"] != "lifespan":
+            app = self._answer(HTTPConnection(scope), receive) or self._app
+            await app(scope, receive, send)
+            return
+        port = st.get_option("server.port")
+        own, *others = self._addresses(port)
+        for address in others:
+            sys.stderr.write(f"For other users and hosts: {address}\n")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(published_server(port, own))
+            except OSError as error:
+                log.warning("The address with the token could not be stored: %s.", error)
+            await self._app(scope, receive, send)
+
+    def _addresses(self, port: int) -> list[str]:
+        """Return the addresses with the token: on this host, then those for others."""
+        scheme = "https" if st.get_option("server.sslCertFile") else "http"
+        names = [socket.gethostname() if "*" in host else host for host in self._hosts]
+        others = [f"{scheme}://{name}:{port}" for name in names if name not in LOCAL_HOSTS]
+        origins = [f"{scheme}://localhost:{port}", *others, *self._origins]
+        return [f"{origin}{self._base_path}/?token={quote(self._token)}" for origin in origins]
+
+    def _answer(self, request: HTTPConnection, receive: Receive) -> Response | None:
+        """Return a refusal, or a redirection to the address without token; None admits."""
+        scope = request.scope
+        name = f"stepscope-token-{scope['server'][1]}"
+        # Of this server only: other servers may have the same token.
+        cookie = hmac.new(self._token.encode(), name.encode(), "sha256").hexdigest()
+        admitted = (
+            scope["path"] == f"{self._base_path}/_stcore/health"
+            or self._is_own(request, receive)
+            or _equal(request.cookies.get(name), cookie)
+            or _equal(request.headers.get("authorization"), f"Bearer {self._token}")
+        )
+        given = request.query_params.get("token") if scope.get("method") == "GET" else None
+        if given is not None and (admitted or _equal(given, self._token)):
+            redirection = RedirectResponse(_address_without_token(request), 303)
+            if not admitted:  # a browser sends a cookie to every port of the host
+                redirection.set_cookie(name, cookie, httponly=True, samesite="strict")
+            return redirection
+        if admitted:
+            return None
+        if scope["path"].startswith("/api/"):
+            return JSONResponse({"error": "Authorization: must be Bearer and the token."}, 403)
+        return HTMLResponse(REFUSAL, 403)
+
+    def _is_own(self, request: HTTPConnection, receive: Receive) -> bool:
+        """Return True if a process of this user or of root has the connection's other end."""
+        if "x-forwarded-for" in request.headers:  # from a proxy, which everybody may use
+            return False
+        # uvicorn's protocol. Not `scope["client"]`, which uvicorn takes from a header.
+        transport = getattr(getattr(receive, "__self__", None), "transport", None)
+        if transport is None:
+            return False
+        if transport in self._own_connections:
+            return True
+        connection = transport.get_extra_info("socket")
+        try:
+            owner = loopback_owner(connection.getpeername()[:2], connection.getsockname()[:2])
+            connection.getpeername()  # OSError: closed, and the answer may be of its successor
+        except OSError:
+            return False
+        if owner not in (ROOT_USER, os.geteuid()):
+            return False
+        self._own_connections.add(transport)
+        return True
+
+
+def _equal(given: str | None, secret: str) -> bool:
+    """Return True if both are equal, in a time that does not depend on the first difference."""
+    return given is not None and hmac.compare_digest(given.encode(), secret.encode())
+
+
+def _address_without_token(request: HTTPConnection) -> str:
+    """Return the address relative to itself, as a proxy may have removed a part of the path."""
+    query = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != "token"])
+    page = quote(request.scope["path"].rpartition("/")[2])
+    return f"./{page}?{query}" if query else f"./{page}"
