@@ -20,11 +20,11 @@ import streamlit as st
 from starlette.testclient import TestClient
 
 from dashboard import live_chart, services
-from stepscope.recorder.recorder import Recorder
-from stepscope.run import STALE_S, RunKind, RunStatus, read_run
+from stepscope.run import STALE_S, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from stepscope.store.schema import SCHEMA_VERSION
 from tests.support.child_process import holding
+from tests.support.commanded_runs import asked, live_run, write
 from tests.support.hostile_folders import record
 from tests.support.killed_runs import killed_run
 from tests.support.ledger_rows import cuda_run
@@ -182,29 +182,6 @@ def test_a_store_that_is_being_made_is_no_damaged_one(
     answer = client.get("/api/series", params={"run": folder.name})
     assert answer.status_code == (200 if status is RunStatus.PENDING else 422)
     assert "status" in answer.json() or "store" in answer.json()["error"]
-
-
-def live_run(folder: Path, **run_info: Any) -> Path:
-    """A watched script's run that counts as live until something else is written."""
-    folder.mkdir()
-    recorder = Recorder(folder, name="train")
-    recorder.describe(kind=RunKind.WATCH, commands=["stop", "mark", "pause"])
-    recorder.set_status(RunStatus.RUNNING)
-    recorder.log(1, {"train/loss": 1.0})
-    recorder.close(RunStatus.RUNNING)
-    write(folder, status="running", ended=None, **run_info)
-    return folder
-
-
-def write(folder: Path, **run_info: Any) -> None:
-    known = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(known | run_info))
-
-
-def asked(folder: Path) -> list[tuple[int, str, str]]:
-    """The id, name and arguments of what was asked of a run."""
-    with closing(sqlite3.connect(folder / STORE_NAME)) as connection:
-        return connection.execute("SELECT id, name, args FROM commands").fetchall()
 
 
 def press(client: TestClient, run: str, name: str, number: int = 1, **more: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import streamlit as st
@@ -25,7 +26,7 @@ class PrintRoutes:
             (type(each).__name__, each.path, sorted(getattr(each, "methods", None) or ["GET"]))
             for each in routes
         ]
-        print(json.dumps(found))
+        sys.stdout.write(json.dumps(found))
 
 
 app = st.App("dashboard/main.py", routes=ROUTES, middleware=[Middleware(PrintRoutes)])

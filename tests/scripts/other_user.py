@@ -41,7 +41,7 @@ def copy(source: socket.socket, target: socket.socket) -> None:
 def relay(address: tuple[str, int]) -> None:
     """Forward every connection of a free port to `address`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        print(listener.getsockname()[1], flush=True)
+        os.write(1, f"{listener.getsockname()[1]}\n".encode())
         while True:
             client, _ = listener.accept()
             server = socket.create_connection(address)
@@ -60,7 +60,8 @@ def main() -> None:
         sys.stdin.read()
         return
     requests = json.load(sys.stdin)
-    print(json.dumps([ask(address, request, "--leave" in options) for request in requests]))
+    answers = [ask(address, request, "--leave" in options) for request in requests]
+    sys.stdout.write(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -35,10 +35,13 @@ STOP_S = 30.0
 """Longest time from SIGTERM to the end: the product gives jobs and sweeps 13 s to stop."""
 
 
-def start_server(folder: Path, program: Sequence[str] = STREAMLIT, **variables: str) -> Server:
-    """Start a server with additional environment variables; fail the test if it does not start.
+def start_server(
+    folder: Path, program: Sequence[str] = STREAMLIT, cwd: Path = ROOT, **variables: str
+) -> Server:
+    """Start a server, with additional environment variables, from the folder `cwd`.
 
-    `program` replaces Streamlit's command line, with its arguments.
+    `program` replaces Streamlit's command line, with its arguments. Fails the test if the server
+    does not start.
     """
     port, log = free_port(), folder / "server.log"
     assert port is not None
@@ -46,8 +49,8 @@ def start_server(folder: Path, program: Sequence[str] = STREAMLIT, **variables: 
     with log.open("wb") as output:
         options = ["--server.headless", "true", "--server.port", str(port)]
         process = subprocess.Popen(
-            [sys.executable, *program, "run", "app.py", *options],
-            cwd=ROOT,
+            [sys.executable, *program, "run", str(ROOT / "app.py"), *options],
+            cwd=cwd,
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,

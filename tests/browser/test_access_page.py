@@ -1,0 +1,137 @@
+"""The token in a browser, and pages of other origins in the browser of the server's user."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from playwright.sync_api import Browser, Response, expect
+
+from stepscope.host.servers import running_servers
+from tests.support.app_page import record
+from tests.support.browser_page import window
+from tests.support.commanded_runs import asked, live_run
+from tests.support.other_user import SOMEBODY, needs_root, relay_of
+from tests.support.server import ARTIFACTS, Server
+
+# What a page of another origin can try, each with its outcome.
+ATTACK = """async (server) => {
+  const body = JSON.stringify({ run: "live", name: "pause", args: {}, id: 7 });
+  const post = (mode, type) => fetch(`${server}/api/command`, {
+    method: "POST", mode, credentials: "include", body,
+    headers: type ? { "Content-Type": type, "X-Stepscope": "1" } : {},
+  }).then((answer) => `${answer.type} ${answer.status}`, () => "refused");
+  const socket = await new Promise((resolve) => {
+    const opened = new WebSocket(`${server.replace("http", "ws")}/_stcore/stream`);
+    opened.onopen = () => resolve("opened");
+    opened.onerror = () => resolve("refused");
+  });
+  const form = document.createElement("form");
+  Object.assign(form, { method: "post", action: `${server}/api/command`, target: "frame",
+                        enctype: "text/plain" });
+  const field = document.createElement("input");
+  Object.assign(field, { name: body.slice(0, -1) + ', "x": "', value: '"}' });
+  form.append(field);
+  const frame = document.createElement("iframe");
+  frame.name = "frame";
+  document.body.append(frame, form);
+  const sent = new Promise((resolve) => { frame.onload = resolve; });
+  form.submit();
+  await sent;
+  const read = await fetch(`${server}/api/runs`, { credentials: "include" })
+    .then(() => "read", () => "refused");
+  const upload = await fetch(`${server}/_stcore/upload_file/a/b`, {
+    method: "PUT", mode: "cors", credentials: "include", body,
+  }).then(() => "read", () => "refused");
+  const json = await post("cors", "application/json");
+  return { json, plain: await post("no-cors"), socket, read, upload };
+}"""
+
+
+@contextmanager
+def foreign_page() -> Iterator[str]:
+    """Serve an empty page of another origin, and yield its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>Foreign</title><body>")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as foreign:
+        threading.Thread(target=foreign.serve_forever, daemon=True).start()
+        yield f"http://localhost:{foreign.server_port}/"
+        foreign.shutdown()
+
+
+def test_a_page_of_another_origin_changes_and_reads_nothing(
+    browser: Browser, server: Server
+) -> None:
+    server.runs.mkdir(exist_ok=True)
+    folder = live_run(server.runs / "live")
+    posts: list[int] = []
+
+    def note(answer: Response) -> None:
+        if answer.request.method == "POST":
+            posts.append(answer.status)
+
+    with foreign_page() as address, window(browser) as tab:
+        tab.on("response", note)
+        tab.goto(address)
+        outcome = tab.evaluate(ATTACK, server.url)
+    assert outcome == {
+        "json": "refused",
+        "plain": "opaque 0",
+        "socket": "refused",
+        "read": "refused",
+        "upload": "refused",
+    }
+    assert posts
+    assert set(posts) == {403}
+    assert asked(folder) == []
+
+
+@needs_root
+def test_a_browser_of_another_user_needs_the_token_once(browser: Browser, server: Server) -> None:
+    """Its requests reach the server over the socket of another user."""
+    record(server.runs, "one")
+    port = int(server.url.rpartition(":")[2])
+    (token,) = (
+        known.url.rpartition("=")[2]
+        for known in running_servers()
+        if known.pid == server.process.pid
+    )
+    with relay_of(SOMEBODY, port) as relayed, window(browser) as tab:
+        url = f"http://localhost:{relayed}"
+        sent: list[str] = []
+        tab.on("request", lambda request: sent.append(json.dumps(request.headers)))
+        refused = tab.goto(f"{url}/runs")
+        assert refused is not None
+        assert refused.status == 403
+        expect(tab.get_by_role("heading", level=1)).to_be_visible()
+        ARTIFACTS.mkdir(exist_ok=True)
+        tab.screenshot(path=ARTIFACTS / "access-refused.png")
+        assert tab.context.cookies() == []
+        tab.goto(f"{url}/?run=one&token={token}")
+        expect(tab.get_by_text("Finished").first).to_be_visible()
+        expect(tab.locator(".js-plotly-plot").first).to_be_visible()
+        assert "token" not in tab.url
+        assert "run=one" in tab.url
+        (cookie,) = [
+            each for each in tab.context.cookies() if each["name"].startswith("stepscope-token")
+        ]
+        assert cookie["name"] == f"stepscope-token-{port}"
+        assert (cookie["httpOnly"], cookie["sameSite"], cookie["domain"]) == (
+            True,
+            "Strict",
+            "localhost",
+        )
+        assert len(sent) > 10
+        assert [headers for headers in sent if token in headers] == []

@@ -1,0 +1,324 @@
+"""A real server admits its own user and root; everybody else needs the token."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.host import socket_owner
+from stepscope.host.servers import running_servers
+from stepscope.host.socket_owner import Address, loopback_owner
+from tests.support.commanded_runs import asked, live_run
+from tests.support.other_user import NOBODY, SOMEBODY, needs_root, send_as
+from tests.support.server import ROOT, Server, start_server, stop_server
+
+TOKEN = "a-token-for-these-tests"
+UPGRADE = (
+    *("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
+    f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}",
+)
+
+
+def port_of(server: Server) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+def request(server: Server, path: str, *lines: str, method: str = "GET", body: str = "") -> str:
+    """Return the text of a request from the page's own origin."""
+    host = f"localhost:{port_of(server)}"
+    own = [f"Host: {host}", f"Origin: http://{host}", f"Content-Length: {len(body)}"]
+    closing = [] if lines[:1] == UPGRADE[:1] else ["Connection: close"]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *own, *closing, *lines, "", body])
+
+
+def command(server: Server, number: int, *lines: str) -> str:
+    body = json.dumps({"run": "live", "name": "pause", "args": {}, "id": number})
+    headers = ("Content-Type: application/json", "X-Stepscope: 1", *lines)
+    return request(server, "/api/command", *headers, method="POST", body=body)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the default settings and a live run."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "runs").mkdir()
+    made = start_server(folder, CUDA_VISIBLE_DEVICES="", STEPSCOPE_TOKEN=TOKEN)
+    live_run(made.runs / "live")
+    yield made
+    stop_server(made)
+
+
+@pytest.fixture(scope="module")
+def network_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that listens on every address, IPv4 and IPv6."""
+    folder = tmp_path_factory.mktemp("network")
+    made = start_server(
+        folder,
+        CUDA_VISIBLE_DEVICES="",
+        STREAMLIT_SERVER_ADDRESS="::",
+        STREAMLIT_SERVER_ALLOWED_HOSTS='["localhost", "example.test"]',
+    )
+    yield made
+    stop_server(made)
+
+
+@pytest.fixture(scope="module")
+def routes() -> list[tuple[str, str, list[str]]]:
+    """Kind, path and methods of every route."""
+    script = ROOT / "tests" / "scripts" / "list_routes.py"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    listed = subprocess.run(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, check=True
+    )
+    return [(kind, path, methods) for kind, path, methods in json.loads(listed.stdout)]
+
+
+@needs_root
+def test_another_user_is_refused_on_every_route(
+    server: Server, routes: list[tuple[str, str, list[str]]]
+) -> None:
+    requests, health = [], []
+    for kind, path, methods in routes:
+        address = "/" + path.strip("/").replace("{path:path}", "x").replace("{file_id:path}", "x")
+        lines = UPGRADE if kind == "WebSocketRoute" else ()
+        for method in methods:
+            asked_for = health if address == "/_stcore/health" else requests
+            asked_for.append(request(server, address, *lines, method=method))
+    assert len(requests) > 40
+    assert any("Upgrade" in each for each in requests)
+    for path in ("/lab", "/app/static/x", "/_stcore/health/", "//_stcore/health", "/x/../lab"):
+        requests.append(request(server, path))
+    answers = send_as(NOBODY, port_of(server), requests)
+    admitted = [
+        (text.partition("\r\n")[0], answer)
+        for text, answer in zip(requests, answers, strict=True)
+        if answer != "HTTP/1.1 403 Forbidden"
+    ]
+    assert admitted == []
+    assert set(send_as(NOBODY, port_of(server), health[:1])) == {"HTTP/1.1 200 OK"}
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [NOBODY, SOMEBODY])
+def test_another_user_cannot_pose_as_the_owner(server: Server, uid: int) -> None:
+    port = port_of(server)
+    with socket.create_connection(("127.0.0.1", port)) as own:
+        host, own_port = own.getsockname()
+        own.sendall(request(server, "/api/runs").encode())
+        spoofed = [
+            f"X-Forwarded-For: {host}:{own_port}",
+            f"X-Forwarded-For: [::1]:{own_port}",
+            f"X-Forwarded-For: ::ffff:{host}, {host}:{own_port}",
+            f"Forwarded: for={host}:{own_port}",
+            f"X-Real-IP: {host}",
+            f"X-Forwarded-For: {host}:{own_port}\r\nX-Forwarded-Proto: https",
+            "Authorization: Bearer",
+            "Authorization: Bearer a-token",
+            f"Cookie: stepscope-token-{port}={TOKEN}",
+            f"Cookie: stepscope-token-{port}=",
+        ]
+        requests = [request(server, "/api/runs", line) for line in spoofed]
+        requests += [request(server, "/_stcore/stream", *UPGRADE, line) for line in spoofed]
+        requests += [request(server, "/?token="), request(server, "/?token=a-token")]
+        assert set(send_as(uid, port, requests)) == {"HTTP/1.1 403 Forbidden"}
+
+
+@needs_root
+def test_commands_of_another_user_are_not_sent_even_if_the_connection_is_closed_at_once(
+    server: Server,
+) -> None:
+    commands = [command(server, number) for number in range(100, 120)]
+    pipelined = [request(server, "/_stcore/health").replace("close", "keep-alive") + commands[0]]
+    port = port_of(server)
+    send_as(NOBODY, port, [*commands, *pipelined], leave=True)
+    send_as(NOBODY, port, [*commands, *pipelined])
+    assert status(server, command(server, 1)) == 200
+    assert [number for number, *_ in asked(server.runs / "live")] == [1]
+    with_token = command(server, 2, f"Authorization: Bearer {TOKEN}")
+    assert send_as(NOBODY, port, [with_token]) == ["HTTP/1.1 200 OK"]
+    assert [number for number, *_ in asked(server.runs / "live")] == [1, 2]
+
+
+def status(server: Server, text: str, host: str = "127.0.0.1") -> int:
+    """Return the status of the answer to this user."""
+    with socket.create_connection((host, port_of(server)), 20) as connection:
+        connection.sendall(text.encode())
+        return int(connection.recv(1000).split()[1])
+
+
+def test_the_servers_user_needs_no_token(server: Server) -> None:
+    for path in ("/", "/lab", "/api/runs", "/_stcore/host-config"):
+        assert status(server, request(server, path)) == 200, path
+    assert status(server, request(server, "/_stcore/stream", *UPGRADE)) == 101
+    assert status(server, request(server, "/api/absent")) == 404
+    # From a proxy, which other users may reach too.
+    proxied = request(server, "/api/runs", "X-Forwarded-For: 10.0.0.9")
+    assert status(server, proxied) == 403
+
+
+@needs_root
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "127.0.0.3"])
+def test_a_server_on_every_address_knows_users_of_the_loopback_interface(
+    network_server: Server, host: str
+) -> None:
+    text = request(network_server, "/api/runs")
+    assert status(network_server, text, host) == 200
+    (refused,) = send_as(SOMEBODY, port_of(network_server), [text], host)
+    assert refused == "HTTP/1.1 403 Forbidden"
+
+
+def test_the_token_is_exchanged_for_a_cookie_of_this_server(server: Server) -> None:
+    proxied = {"X-Forwarded-For": "10.0.0.9"}
+    port = port_of(server)
+
+    def get(path: str, **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("localhost", port, timeout=20)
+        connection.request("GET", path, headers=proxied | headers)
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return answer
+
+    first = get(f"/lab?run=a%20b&token={TOKEN}&x=")
+    assert (first.status, first.headers["Location"]) == (303, "./lab?run=a+b&x=")
+    assert TOKEN not in str(first.headers)
+    assert first.headers["Referrer-Policy"] == "same-origin"
+    cookie, *flags = first.headers["Set-Cookie"].split("; ")
+    assert cookie.startswith(f"stepscope-token-{port}=")
+    assert {flag.lower() for flag in flags} == {"httponly", "samesite=strict", "path=/"}
+    assert get("/lab", Cookie=cookie).status == 200
+    assert get("/api/runs", Cookie=cookie).status == 200
+    assert get("/api/runs", Cookie=cookie[:-1]).status == 403
+    assert get("/api/runs", Authorization=f"Bearer {TOKEN}").status == 200
+    assert get(f"//evil.test/?token={TOKEN}").headers["Location"] == "./"
+
+
+def test_the_address_of_a_running_server_is_in_a_private_file(
+    server: Server, network_server: Server
+) -> None:
+    ports = port_of(server), port_of(network_server)
+    folder = Path(os.environ["XDG_STATE_HOME"]) / "stepscope" / "servers"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    files = [folder / f"{socket.gethostname()}-{port}.json" for port in ports]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    known = {each.pid: each.url for each in running_servers()}
+    assert known[server.process.pid] == f"{server.url}/?token={TOKEN}"
+    token = known[network_server.process.pid].rpartition("=")[2]
+    assert len(token) == 32
+    printed = network_server.log.read_text()
+    assert f"http://example.test:{ports[1]}/?token={token}" in printed
+    assert TOKEN not in server.log.read_text()
+
+
+def test_the_file_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    planted = tmp_path / "state" / "stepscope" / "servers"
+    planted.mkdir(parents=True, mode=0o777)
+    ended = planted / f"{socket.gethostname()}-1.json"
+    ended.write_text(json.dumps({"url": "http://x", "pid": os.getpid(), "pid_started": 1.0}))
+    (planted / f"{socket.gethostname()}-2.json").write_text("{")
+    server = start_server(tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert [each.pid for each in running_servers()] == [server.process.pid]
+    assert not ended.exists()
+    stop_server(server)
+    assert running_servers() == []
+    assert len(list(planted.iterdir())) == 1
+
+
+def test_settings_of_the_callers_folder_open_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".streamlit").mkdir()
+    config = '[server]\naddress = "0.0.0.0"\nallowedHosts = ["*"]\nenableCORS = false\n'
+    (tmp_path / ".streamlit" / "config.toml").write_text(config)
+    server = start_server(tmp_path, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    foreign = request(server, "/api/runs").replace("Host: localhost", "Host: evil.test")
+    assert status(server, foreign.replace("Origin: ", "X-Origin: ")) == 400
+    listening = [
+        line.split()[1]
+        for table in socket_owner.TABLES
+        for line in table.read_text().splitlines()[1:]
+        if f":{port_of(server):04X} " in line and " 0A " in line
+    ]
+    assert listening == [f"0100007F:{port_of(server):04X}"]
+    stop_server(server)
+
+
+def test_a_short_token_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import app"]
+    environment = os.environ | {"STEPSCOPE_TOKEN": "short"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 1
+    assert b"Traceback" not in ended.stderr
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+def connect(host: str, family: socket.AddressFamily, listens_on: str) -> Pair:
+    """Return both ends of a connection, the server's first."""
+    with socket.create_server(
+        (listens_on, 0),
+        family=socket.AF_INET6 if ":" in listens_on else socket.AF_INET,
+        dualstack_ipv6=listens_on == "::",
+    ) as listener:
+        client = socket.socket(family)
+        client.connect((host, listener.getsockname()[1]))
+        return listener.accept()[0], client
+
+
+def ends(connection: socket.socket) -> tuple[Address, Address]:
+    """Return the addresses of the other end and of this one."""
+    return connection.getpeername()[:2], connection.getsockname()[:2]
+
+
+@pytest.mark.parametrize("netlink", [True, False])
+@pytest.mark.parametrize(
+    ("host", "family", "listens_on"),
+    [
+        ("127.0.0.1", socket.AF_INET, "127.0.0.1"),
+        ("127.0.0.2", socket.AF_INET, "127.0.0.2"),
+        ("127.0.0.1", socket.AF_INET, "::"),
+        ("::ffff:127.0.0.1", socket.AF_INET6, "::"),
+        ("::ffff:127.0.0.1", socket.AF_INET6, "127.0.0.1"),
+        ("::1", socket.AF_INET6, "::1"),
+    ],
+)
+def test_the_kernel_names_the_owner_of_the_other_end(
+    monkeypatch: pytest.MonkeyPatch,
+    netlink: bool,
+    host: str,
+    family: socket.AddressFamily,
+    listens_on: str,
+) -> None:
+    server, client = connect(host, family, listens_on)
+    addresses = ends(server)
+    if not netlink:  # as a sandbox refuses it
+        monkeypatch.setattr(socket, "AF_NETLINK", -1)
+    with server:
+        with client:
+            assert loopback_owner(*addresses) == os.geteuid()
+            client.shutdown(socket.SHUT_WR)  # as `nc -N`
+            assert loopback_owner(*addresses) == os.geteuid()
+        assert loopback_owner(*addresses) is None, "no process has the socket"
+    assert loopback_owner(*addresses) is None, "TIME_WAIT"
+
+
+def test_a_socket_that_listens_on_the_clients_port_is_not_the_other_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        assert loopback_owner((host, port), (host, 1)) is None
+
+
+def test_an_address_that_is_not_loopback_has_no_owner() -> None:
+    assert loopback_owner(("10.0.0.1", 1), ("127.0.0.1", 2)) is None
+    assert loopback_owner(("127.0.0.1", 1), ("10.0.0.1", 2)) is None
+    assert loopback_owner(("::ffff:10.0.0.1", 1), ("::1", 2)) is None
