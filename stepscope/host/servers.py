@@ -25,7 +25,7 @@ class RunningServer:
 def running_servers() -> list[RunningServer]:
     """Return the running servers of this user on this host; remove the files of ended ones."""
     servers = []
-    for path in servers_folder().glob(f"{socket.gethostname()}-*.json"):
+    for path in servers_folder().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # another process writes it
             server = RunningServer(**json.loads(path.read_text()))
             if _is_running(server):
@@ -42,8 +42,7 @@ def published_server(port: int, url: str) -> Iterator[None]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     running_servers()  # removes the files of servers that were killed
-    # The home folder may be shared by several hosts.
-    path = folder / f"{socket.gethostname()}-{port}.json"
+    path = folder / f"{port}.json"
     path.unlink(missing_ok=True)
     server = RunningServer(url, pid, psutil.Process(pid).create_time())
     # Exclusively: a planted link never receives the token.
@@ -56,8 +55,9 @@ def published_server(port: int, url: str) -> Iterator[None]:
 
 
 def servers_folder() -> Path:
+    """Return the folder of this host's servers, as several hosts may share the home folder."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "stepscope" / "servers"
+    return Path(state) / "stepscope" / "servers" / socket.gethostname()
 
 
 def _is_running(server: RunningServer) -> bool:

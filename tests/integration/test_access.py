@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.host import socket_owner
-from stepscope.host.servers import running_servers
+from stepscope.host.servers import running_servers, servers_folder
 from stepscope.host.socket_owner import Address, loopback_owner
 from tests.support.commanded_runs import asked, live_run
 from tests.support.other_user import NOBODY, SOMEBODY, needs_root, send_as
@@ -207,9 +207,9 @@ def test_the_address_of_a_running_server_is_in_a_private_file(
     server: Server, network_server: Server
 ) -> None:
     ports = port_of(server), port_of(network_server)
-    folder = Path(os.environ["XDG_STATE_HOME"]) / "stepscope" / "servers"
+    folder = servers_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    files = [folder / f"{socket.gethostname()}-{port}.json" for port in ports]
+    files = [folder / f"{port}.json" for port in ports]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     known = {each.pid: each.url for each in running_servers()}
     assert known[server.process.pid] == f"{server.url}/?token={TOKEN}"
@@ -222,11 +222,11 @@ def test_the_address_of_a_running_server_is_in_a_private_file(
 
 def test_the_file_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    planted = tmp_path / "state" / "stepscope" / "servers"
+    planted = servers_folder()
     planted.mkdir(parents=True, mode=0o777)
-    ended = planted / f"{socket.gethostname()}-1.json"
+    ended = planted / "1.json"
     ended.write_text(json.dumps({"url": "http://x", "pid": os.getpid(), "pid_started": 1.0}))
-    (planted / f"{socket.gethostname()}-2.json").write_text("{")
+    (planted / "2.json").write_text("{")
     server = start_server(tmp_path, CUDA_VISIBLE_DEVICES="")
     assert [each.pid for each in running_servers()] == [server.process.pid]
     assert not ended.exists()
