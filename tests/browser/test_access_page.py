@@ -46,8 +46,8 @@ ATTACK = """async (server) => {
   const upload = await fetch(`${server}/_stcore/upload_file/a/b`, {
     method: "PUT", mode: "cors", credentials: "include", body,
   }).then(() => "read", () => "refused");
-  const json = await post("cors", "application/json");
-  return { json, plain: await post("no-cors"), socket, read, upload };
+  await post("no-cors");
+  return { json: await post("cors", "application/json"), socket, read, upload };
 }"""
 
 
@@ -86,13 +86,7 @@ def test_a_page_of_another_origin_changes_and_reads_nothing(
         tab.on("response", note)
         tab.goto(address)
         outcome = tab.evaluate(ATTACK, server.url)
-    assert outcome == {
-        "json": "refused",
-        "plain": "opaque 0",
-        "socket": "refused",
-        "read": "refused",
-        "upload": "refused",
-    }
+    assert outcome == dict.fromkeys(("json", "socket", "read", "upload"), "refused")
     assert posts
     assert set(posts) == {403}
     assert asked(folder) == []
