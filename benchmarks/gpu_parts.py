@@ -116,7 +116,7 @@ def tests(path: Path, chosen: list[str]) -> dict[str, Any]:
     files = sorted((ROOT / "tests/gpu").glob("test_*.py"))
     needs = {file.name: found for file in files if (found := needed(file, missing))}
     parallel = importlib.util.find_spec("xdist") and len(os.sched_getaffinity(0)) > WORKERS
-    several = ["-n", str(WORKERS), "--dist", "loadfile"] if parallel else []
+    several = ["-n", str(WORKERS), "--dist", "loadgroup"] if parallel else []
     command = [
         sys.executable,
         "-m",
