@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from pathlib import Path
 
 import psutil
 import pytest
 
 from stepscope.recorder.recorder import CommandName
-from stepscope.run import RunKind, read_run, run_folders
+from stepscope.run import RunError, RunKind, read_run, run_folders
 from stepscope.store import StoreError
 from stepscope.store.reader import send_command
 from tests.support.server import Server, start_server, stop_server
@@ -42,19 +43,19 @@ class SharedServer:
         """Stop and remove the test's runs; stop a server that is not as it was before them."""
         server = self.get()
         names = {folder.name for folder in run_folders(server.runs)}
-        assert not self._names & names, "the server knows a run of this name: choose another"
+        if known := self._names & names:
+            self.stop()
+            pytest.fail(f"the server knows runs of these names, choose others: {known}")
         self._names |= names
+        if server.process.poll() is not None:
+            self._server = None
+            return
         try:
             _stop_runs(server)
-            wait_until(lambda: server.process.poll() is not None or not _children(server), 20)
-        except AssertionError:  # a process that it started goes on
+            wait_until(lambda: not _children(server), 20)
+            wait_until(lambda: _emptied(server.runs), 20)
+        except (AssertionError, RunError):  # what it started goes on
             self.stop()
-            return
-        if server.process.poll() is None:
-            for path in server.runs.glob("*"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        else:
-            self._server = None
 
     def stop(self) -> None:
         """Stop the server, if there is one."""
@@ -71,6 +72,16 @@ def _stop_runs(server: Server) -> None:
             with contextlib.suppress(StoreError):  # it begins or ends just now
                 send_command(folder, CommandName.STOP, {})
             wait_until(lambda folder=folder: not read_run(folder).status.live, 20)
+
+
+def _emptied(folder: Path) -> bool:
+    """Remove all from a folder; return False if a run that has just ended still writes there."""
+    for path in folder.glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return not any(folder.glob("*"))
 
 
 def _children(server: Server) -> list[psutil.Process]:
