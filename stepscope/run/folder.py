@@ -268,7 +268,8 @@ def _write_tracebacks_to(descriptor: int) -> None:
     """
     if not _sink:
         number = os.dup(descriptor)
-        faulthandler.enable(number)
+        # The frames of other threads change while they run, which would end the process by SIGSEGV.
+        faulthandler.enable(number, all_threads=False)
     else:
         number, file = _sink[0]
         try:

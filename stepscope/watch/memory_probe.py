@@ -36,6 +36,7 @@ from stepscope.watch.hooks.patching import PostImportHook
 log = logging.getLogger(__name__)
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 128 * 1024  # <malloc.h>, and glibc's first limit
 _PEAK_ONLY = "5"
 """Value for clear_refs that resets the peak of the resident memory (man proc_pid_clear_refs)."""
 
@@ -69,6 +70,7 @@ class StepMemoryProbe:
         """The optimizers that have stepped; held, so that their `id`s are unique."""
 
     def start(self) -> None:
+        return_large_blocks()
         PostImportHook("torch", self._attach).start()
 
     def _attach(self, torch: ModuleType) -> None:
@@ -201,6 +203,16 @@ def process_peak(status: Path = _STATUS) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return int(psutil.Process().memory_info().rss)
+
+
+def return_large_blocks() -> None:
+    """Make the C library return each large block when it is freed, so that peaks are comparable.
+
+    By default it raises this limit to the size of freed blocks of up to 32 MiB and caches them: the
+    peak of equal steps then differs by a third.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def trim_heap() -> None:

@@ -6,6 +6,7 @@ import errno
 import gc
 import itertools
 import os
+import signal
 import threading
 import time
 import weakref
@@ -287,3 +288,39 @@ def test_a_rank_that_has_met_the_others_does_not_wait(
     monkeypatch.setattr(training_run.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(training_run, "time", SimpleNamespace())
     training_run._wait_for_first_rank(tmp_path, TrainerRank(1, 1, 2, 2))
+
+
+ABORTING = """
+import ctypes, sys, threading
+from pathlib import Path
+from stepscope.run.folder import fatal_signals_recorded
+
+def deep(calls):
+    return calls and deep(calls - 1)
+
+def busy():
+    while True:
+        deep(300)
+
+with fatal_signals_recorded(Path(sys.argv[1]), 0):
+    for _ in range(4):
+        threading.Thread(target=busy, daemon=True).start()
+    abort = ctypes.CDLL(None).abort
+    if sys.argv[2] == "main":
+        abort()
+    start = ctypes.cast(abort, ctypes.c_void_p)
+    ctypes.CDLL(None).pthread_create(ctypes.byref(ctypes.c_void_p()), None, start, None)
+    busy()
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "native"])
+def test_an_abort_beside_running_threads_reads_no_frames_of_others(
+    tmp_path: Path, thread: str
+) -> None:
+    """As torch's watchdog aborts: walking the frames of running threads may end in SIGSEGV."""
+    done = run_python("-c", ABORTING, str(tmp_path), thread)
+    assert done.returncode == -signal.SIGABRT
+    lines = (tmp_path / "traceback.txt").read_text().splitlines()
+    assert [line for line in lines if "in busy" in line or "in deep" in line] == []
+    assert any("in <module>" in line for line in lines) == (thread == "main")
