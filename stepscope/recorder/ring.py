@@ -52,11 +52,10 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Rows pending for the writer, the number after them, and the count of unwritten slots."""
+    """Rows pending for the writer, and the number after them."""
 
     slots: Slots
     upto: int
-    lost: int
 
 
 class RingError(Exception):
@@ -76,8 +75,9 @@ class RingBuffer:
         self.lost = 0  # slots that were claimed and never written
         self.last = -1  # number of the newest row; approximate while several threads write
         self.gate = self.end = SLOTS - MARGIN
-        """`end` is the first row without a free slot. `gate` is `end`, or -1 while a command, a
-        tensor on a GPU or the end of the run needs the slow path."""
+        """`end` is the first row without a free slot. `gate` is an earlier value of `end`, or -1
+        while a command, a tensor on a GPU or the end of the run needs the slow path, which alone
+        raises it: the writer thread could undo a simultaneous -1."""
         self.drained = 0  # rows before this number are in the store
         self._final: int | None = None
         """The exact end after `stop`: `last` may fall in a race of two threads."""
@@ -117,12 +117,12 @@ class RingBuffer:
         """Return the approximate number of rows pending for the writer."""
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
-    def pending(self, *, everything: bool = False) -> PendingRows:
-        """Return a copy of the rows before the first unwritten slot.
+    def pending(self, *, everything: bool = False, most: int = SLOTS) -> PendingRows:
+        """Return a copy of at most `most` rows before the first unwritten slot.
 
         Skips unwritten slots after HOLE_S, or with `everything` after SETTLE_S.
         """
-        numbers = np.arange(self.drained, self.drained + self.waiting())
+        numbers = np.arange(self.drained, self.drained + min(most, self.waiting()))
         taken = self._slots[numbers % SLOTS]
         written = taken["number"] == numbers + 1
         if everything and not written.all():
@@ -131,22 +131,20 @@ class RingBuffer:
             written = taken["number"] == numbers + 1
         if everything or written.all():
             self._hole_since = None
-            return PendingRows(taken[written], self.drained + len(taken), int((~written).sum()))
+            return PendingRows(taken[written], self.drained + len(taken))
         first, now = int(np.argmin(written)), time.monotonic()
         if first or self._hole_since is None:
             self._hole_since = now
         if now - self._hole_since >= HOLE_S:
             return self.pending(everything=True)
-        return PendingRows(taken[:first], self.drained + first, 0)
+        return PendingRows(taken[:first], self.drained + first)
 
     def release(self, pending: PendingRows) -> None:
         """Free the slots of stored rows."""
+        self.lost += pending.upto - self.drained - len(pending.slots)
         self.drained = pending.upto
-        self.lost += pending.lost
         if self._final is None:
             self.end = pending.upto + SLOTS - MARGIN
-            if self.gate >= 0:
-                self.gate = self.end
 
     def layouts(self) -> list[tuple[tuple[str, ...], bool]]:
         """Return keys and `timed` of every layout by its number."""

@@ -152,7 +152,7 @@ class RowWriter:
                 self.read(key, value, row, tensors)
         if not tensors and not self.late:
             self.put(step, ts, row)
-            if self.ring.gate < 0:
+            if self.ring.gate < self.ring.end:
                 self._open_gate()
             return
         with self._late_lock:
