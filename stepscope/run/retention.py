@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.common.files import is_own_folder
+from stepscope.common.files import is_own_folder, open_regular_file, try_lock
 from stepscope.run.folder import RunError, is_here, is_in, is_run_id, process_of, user_name
 from stepscope.run.info import RunInfo, read_run
 from stepscope.run.metadata import read_notes
@@ -110,11 +110,12 @@ def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> st
     for rank in ranks:
         host, here = rank.run_json.get("host"), is_here(rank.run_json)
         if rank.status.live:
-            return f"live ({rank.status})"
+            return f"still {rank.status}. Stop it first"
         if rank.status is RunStatus.CRASHED and not here:
             return f"may be live on {host}: its process cannot be seen from here"
-        if here and (process := process_of(rank.run_json)) is not None:
-            return f"its process {process.pid} is alive"
+        # The process, such as a server, may go on after its run.
+        if _is_locked(run.folder / f"rank{rank.number}.ring"):
+            return "its last rows are being written. Try again"
     torchrun = run.run_json.get("torchrun")
     if torchrun is not None:
         # Each restart reads the settings and checkpoints of the earlier attempts.
@@ -133,6 +134,15 @@ def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> st
     if tags is None:
         tags = tuple(str(tag) for rank in ranks for tag in rank.run_json.get("tags") or ())
     return f"tagged {', '.join(tags[:5])}" if keep_tagged and tags else None
+
+
+def _is_locked(ring: Path) -> bool:
+    """Return True if the writer of a rank has not ended."""
+    try:
+        with open(open_regular_file(ring, writable=True), "rb") as file:
+            return try_lock(file.fileno()) is False
+    except OSError:
+        return False
 
 
 def folder_size(folder: Path) -> int:

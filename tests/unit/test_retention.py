@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import tracker
 from stepscope.cli import gc, main
-from stepscope.run import RunError, process_identity, read_run, retention
+from stepscope.common.files import try_lock
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RunError, RunStatus, process_identity, read_run, retention
 from stepscope.run.metadata import NOTES_JSON, edit_notes
 from stepscope.run.retention import DAY_S, StoredRun, decide, folder_size
+from stepscope.store import StoreReader
 from tests.support.run_folders import make_run
 
 GONE = {"pid": 2**22 + 1}
@@ -114,7 +117,7 @@ def test_the_maximum_size_deletes_the_oldest_first(runs: Path) -> None:
 
 LIVE: dict[str, dict[str, Any]] = {
     "running": {"status": "running", **process_identity()},
-    "process-alive": process_identity(),
+    "last-rows-are-written": process_identity(),
     "crashed-elsewhere": {"status": "running", "host": "node7", "heartbeat": 1.0},
     "crashed-in-a-container": {"status": "running", "pid_namespace": "x/1", "heartbeat": 1.0},
     "other-user": {"user": "ada"},
@@ -147,7 +150,9 @@ def test_a_run_that_may_be_live_is_never_deleted(runs: Path, name: str) -> None:
         os.utime(path, (long_ago, long_ago))
     if name == "running":
         os.utime(folder / "run.json")
-    assert main(["gc", "--keep-days", "0"]) == 0
+    with (folder / "rank0.ring").open("ab") as ring:
+        assert try_lock(ring.fileno())
+        assert main(["gc", "--keep-days", "0"]) == 0
     assert names(runs) == {name}
 
 
@@ -156,8 +161,29 @@ def test_a_run_with_another_live_rank_is_never_deleted(runs: Path, rank: dict[st
     folder = ended(runs, "job", world_size=2)
     own = read_run(folder).run_json | {"rank": 1} | rank
     (folder / "rank1.json").write_text(json.dumps(own))
-    assert main(["gc", "--keep-days", "0"]) == 0
+    with (folder / "rank1.ring").open("ab") as ring:
+        assert try_lock(ring.fileno())
+        assert main(["gc", "--keep-days", "0"]) == 0
     assert names(runs) == {"job"}
+
+
+def test_a_closed_run_of_a_live_process_is_deleted_and_its_next_run_stays(runs: Path) -> None:
+    """As of a server that trains in a thread, or a script that calls `init` twice."""
+    for name in ("first", "second"):
+        (runs / name).mkdir()
+    first = Recorder(runs / "first", name="first")
+    first.log(1, {"train/loss": 1.0})
+    with StoreReader(runs / "first") as reader:
+        assert main(["gc", "--keep-days", "0"]) == 0
+        assert names(runs) == {"first", "second"}
+        first.close(RunStatus.FINISHED)
+        second = Recorder(runs / "second", name="second")
+        assert main(["gc", "--keep-days", "0"]) == 0
+        assert names(runs) == {"second"}, "also while a page reads it"
+        reader.events()
+    second.close(RunStatus.FINISHED)
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == set()
 
 
 @pytest.mark.parametrize("content", ['{"status": "runn', "[]", '{"status": "running"}', None])
@@ -226,7 +252,7 @@ def test_a_run_that_becomes_live_meanwhile_stays(
     def decided(*arguments: Any) -> Any:
         decisions = decide(*arguments)
         run_json = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(run_json | process_identity()))
+        (folder / "run.json").write_text(json.dumps(run_json | LIVE["running"]))
         return decisions
 
     monkeypatch.setattr(gc.retention, "decide", decided)
