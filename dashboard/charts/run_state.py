@@ -44,10 +44,10 @@ def warnings(run: RunInfo) -> list[str]:
         )
     if dropped > 0:
         were = "step or event was" if dropped == 1 else "steps or events were"
-        found.append(
-            f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "
-            "full, or the store cannot hold them. Training was not delayed."
+        why = run_json.get("dropped_reason") or (
+            "the disk was too slow and the memory buffer is full, or the store cannot hold them"
         )
+        found.append(f"{dropped:,} {were} not recorded: {why}. Training was not delayed.")
     if run.status.live and age_s > STALE_S:
         found.append(
             f"No update for {age_s:,.0f} s. The run has not ended, but its folder does not "

@@ -7,14 +7,15 @@ import os
 import socket
 import sqlite3
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from stepscope.common.files import is_own_folder
 from stepscope.metrics import Stream
 from stepscope.recorder.ring import RingError, abandoned
 from stepscope.recorder.rows import StepBlockBuilder
-from stepscope.run import RunInfo, RunStatus, is_own, process_of, rank_json, write_run_json
+from stepscope.run import RunInfo, RunStatus, is_own, rank_json, write_run_json
+from stepscope.run.folder import recorder_of
 from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
 
@@ -67,6 +68,10 @@ def recover(folder: Path, rank: int = 0) -> int:
                 writer.add_event(broken)
             writer.store_slots(rows.end)
         path.unlink()
+    with suppress(*UNREADABLE):
+        run_json = read_run_json(folder, rank)
+        if run_json.get("problem") is not None:  # rows that did not fit on a full disk
+            write_run_json(folder, run_json | {"problem": None}, rank_json(rank))
     return len(block)
 
 
@@ -94,4 +99,4 @@ def _may_run(folder: Path, rank: int) -> bool:
     info = find_rank(folder, rank)
     if info is None or info.status.live or info.run_json.get("host") != socket.gethostname():
         return True
-    return process_of(info.run_json) is not None
+    return recorder_of(info.run_json, folder / store_name(rank)) is not None

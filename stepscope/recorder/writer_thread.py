@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.clock import MIN_OFFSET_S, clock
-from stepscope.common.files import WakeableSleep, atomic_write
+from stepscope.common.files import WakeableSleep, atomic_write, open_regular_file
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
 from stepscope.metrics import BY_KEY, Stream
@@ -26,7 +26,7 @@ from stepscope.recorder.final_values import final_values
 from stepscope.recorder.ring import PendingRows, RingBuffer
 from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.run import HEARTBEAT_S, RUN_JSON, rank_json, write_run_json
-from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store import SeriesBlock, StoreWriter, schema, store_name
 from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, join
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,11 @@ FLUSH_S = 0.5
 RETRY_S = 2.0  # pause after a failed write
 QUEUE_LIMIT = 100_000  # maximum number of queued samples and events (about 400 B each)
 BATCH_LIMIT = 50_000
+MIN_BATCH = 256  # minimum number of rows that are tried at the end of a run on a full disk
 BALLAST = "ballast"
-BALLAST_BYTES = 256 * 1024  # freed when the disk is full, so that run.json can be written
+BALLAST_BYTES, RESERVE_BYTES = 256 * 1024, 64 * 1024
+"""Size of a file that is cut to the second size when the disk is full, so that rows can be moved
+into the store. The rest is freed at the end of the run, for the last run.json."""
 CUSTOM_LISTED = 64
 _NUMBERED = re.compile(r"\.optimizer|\.group")
 MAX_LOGGED = 20  # maximum number of different errors that are logged
@@ -71,7 +74,9 @@ class WriterThread:
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
         self.observer: tuple[Saw, Look] | None = None
         self._lost = 0
+        self._failure = ""  # why the folder could not be written
         self._json = rank_json(rank)
+        self._ballast = folder / (BALLAST if rank == 0 else f"rank{rank}.{BALLAST}")
         self._progress = progress
         self._offer = offer
         self._queue: deque[QueueItem] = deque()
@@ -83,14 +88,15 @@ class WriterThread:
         self._wall_offset_s = 0.0
         with contextlib.ExitStack() as undo:  # a failed start leaves no files
             self._store = StoreWriter(folder / store_name(rank))
-            undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
+            undo.callback(schema.delete, folder / store_name(rank))
             undo.callback(self._store.close)
+            # Before the ring, which takes most of a small disk.
+            undo.callback(self._ballast.unlink, missing_ok=True)
+            self._fill_ballast()
             self._sleeper = WakeableSleep(folder)  # touched by `send_command`
             self.wake = self._sleeper.wake
             self.ring = RingBuffer(folder / f"rank{rank}.ring")
             undo.callback(self.ring.close)
-            self._fill_ballast()
-            undo.callback((folder / BALLAST).unlink, missing_ok=True)
             undo.callback((folder / self._json).unlink, missing_ok=True)
             write_run_json(folder, run_json, self._json)
             self._thread = threading.Thread(target=self._work, name="stepscope-writer", daemon=True)
@@ -140,11 +146,13 @@ class WriterThread:
                 self._log_once("the writer failed and retries", error, traceback=True)
                 self._ended = last_try
                 self._closing.wait(RETRY_S)
+        self._ballast.unlink(missing_ok=True)
         self._store.close()
         self._sleeper.close()
-        if self.ring.waiting() <= 0:  # rows that could not be stored stay in the ring's file
+        if self.ring.waiting() <= 0:
             self.ring.close()
-        (self.folder / BALLAST).unlink(missing_ok=True)
+        else:  # rows that could not be stored stay in the ring's file, for `recover`
+            self.ring.leave()
 
     def _loop(self) -> None:
         version = -1
@@ -164,8 +172,10 @@ class WriterThread:
                 failed = self._flush(closing)
                 next_flush = now + (RETRY_S if failed else flush_s)
             if closing or now >= next_look:
-                self._poll_observer(closing)
+                self._poll_observer()
                 next_look = now + HEARTBEAT_S
+            if closing and self._flush(True):
+                self._store_what_fits()
             if woken or closing or now >= next_beat:
                 self._beat(durable=closing)
                 next_beat = now + HEARTBEAT_S
@@ -189,10 +199,38 @@ class WriterThread:
             if self.run_json["problem"]:
                 log.warning("stepscope: the store can be written again")
                 self.run_json["problem"] = None
-                self._fill_ballast()
+                with contextlib.suppress(OSError):  # the reserve is left
+                    self._fill_ballast()
             if not everything and len(self._queue) < BATCH_LIMIT:
                 break  # each commit costs a millisecond of a core that the training may need
         return False
+
+    def _store_what_fits(self) -> None:
+        """Store as much as a full disk takes of the last rows and items, events first."""
+        queued = sorted(self._queue.copy(), key=lambda item: isinstance(item, Sample))
+        self._queue = deque(queued)
+        events = [item for item in queued if not isinstance(item, Sample)]
+        self._store_rows(self.ring.pending(everything=True, most=0), events)
+        most = BATCH_LIMIT
+        while most >= MIN_BATCH and (self._queue or self.ring.waiting() > 0):
+            rows = self.ring.pending(everything=True, most=most)
+            if not self._store_rows(rows, list(itertools.islice(self._queue, most))):
+                most //= 2
+        unstored, lost = self.ring.waiting(), len(self._queue)
+        self._queue.clear()
+        self.run_json["problem"] = None
+        if unstored and self.ring.reason is None:
+            self.run_json["problem"] = (
+                f"{unstored:,} rows are not in the store ({self._failure}) but in "
+                f"{self.ring.path.name}. Free disk space, then open the run on this host."
+            )
+            log.warning("stepscope: %s", self.run_json["problem"])
+        else:
+            lost += unstored
+        if lost:
+            self._lost += lost
+            self.run_json["dropped_reason"] = self._failure
+            log.error("stepscope: %d rows and events are lost: %s", lost, self._failure)
 
     def _store_rows(self, rows: PendingRows, batch: Sequence[QueueItem]) -> bool:
         """Commit rows and items and release them; return False to retry later."""
@@ -206,6 +244,7 @@ class WriterThread:
         except Exception as error:  # noqa: BLE001 - the later rows must be stored
             if _is_temporary(error):
                 self._note_problem(error)
+                self._store.save_space()
                 return False
             block, lost = join([]), len(rows.slots) + len(batch)
             self._lost += lost
@@ -239,15 +278,13 @@ class WriterThread:
         for (stream, source), series in rows.items():
             self._store.append(stream, source, SeriesBlock.from_rows(series))
 
-    def _poll_observer(self, closing: bool) -> None:
+    def _poll_observer(self) -> None:
         if self.observer is None:
             return
         events = self.observer[1](self.run_json, self._progress()["step"])
         for kind, text, data in events:
             self._put_event(kind, text, data)
-        if events and closing:
-            self._flush(True)
-        elif events:
+        if events:
             self.wake()
 
     def _put_event(self, kind: str, text: str, data: dict[str, Any]) -> None:
@@ -288,14 +325,21 @@ class WriterThread:
         self._beat(durable=False)
 
     def _note_problem(self, error: Exception) -> None:
-        remedy = (
-            "Training continues, and rows stay in memory; free disk space or repair the folder."
+        self._failure = first_line(error)
+        where = "memory, and are lost when the run ends"
+        if self.ring.reason is None:
+            where = self.ring.path.name
+        problem = (
+            f"Recording is delayed: {self._failure}. Training continues. Until you free disk space "
+            f"or repair the folder, new rows stay in {where}."
         )
-        problem = f"Recording is delayed: {first_line(error)}. {remedy}"
         if self.run_json["problem"] is None:
             log.warning("stepscope: %s", problem)
-            with contextlib.suppress(OSError):
-                (self.folder / BALLAST).unlink(missing_ok=True)
+            with (
+                contextlib.suppress(OSError),
+                open(open_regular_file(self._ballast, writable=True), "r+b") as file,
+            ):
+                file.truncate(RESERVE_BYTES)
         self.run_json["problem"] = problem
 
     def _log_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
@@ -310,9 +354,13 @@ class WriterThread:
             self.run_json["heartbeat"] = time.time()
             self.run_json.update(self._progress(), dropped=self.dropped)
             run_json = dict(self.run_json)
+        if durable:  # the end of the run
+            self._ballast.unlink(missing_ok=True)
         try:
             write_run_json(self.folder, run_json, self._json, durable=durable)
         except OSError as error:
+            if durable:
+                self._log_once("the end of the run could not be written", error)
             self._note_problem(error)
             with contextlib.suppress(OSError):
                 os.utime(self.folder / self._json)
@@ -331,8 +379,12 @@ class WriterThread:
         return current
 
     def _fill_ballast(self) -> None:
-        with contextlib.suppress(OSError):
-            atomic_write(self.folder / BALLAST, bytes(BALLAST_BYTES), durable=False)
+        """Reserve disk space for the end of the run. Raises OSError."""
+        random = os.urandom(BALLAST_BYTES)  # a file system may compress zeros
+        try:
+            atomic_write(self._ballast, random, durable=False)
+        except OSError:
+            atomic_write(self._ballast, random[:RESERVE_BYTES], durable=False)
 
 
 def _is_temporary(error: Exception) -> bool:

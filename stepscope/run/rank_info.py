@@ -130,8 +130,8 @@ def _types() -> Mapping[str, Any]:
     number = Annotated[float, meta(ge=-sys.float_info.max, le=sys.float_info.max)]
     moment_s = Annotated[float, meta(ge=0, lt=_LAST_S)]
     fields = {
-        _Text: "name note reason kind host user device problem pid_namespace folder_of "
-        "restarted_as data flops_reason peak_reason",
+        _Text: "name note reason kind host user device problem dropped_reason pid_namespace "
+        "folder_of restarted_as data flops_reason peak_reason",
         rank: "rank local_rank",
         count: "pid step epoch epochs total_steps steps_per_epoch first_step local_world_size "
         "dropped dropped_values batch_size parameters device_memory",

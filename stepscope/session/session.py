@@ -7,7 +7,7 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from stepscope.run.status import RunOutcome, with_case
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.session.stop import handlers_wait
+from stepscope.store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,12 @@ class Session:
         self, folder: Path, *, rank: int = 0, code: Path | None = None, **options: Any
     ) -> None:
         folder = folder.absolute()  # a script may change its working directory
-        self.recorder = Recorder(folder, rank=rank, **options)
+        try:
+            self.recorder = Recorder(folder, rank=rank, **options)
+        except (OSError, StoreError):
+            with suppress(OSError):  # the files of another rank, or of an earlier run
+                folder.rmdir()
+            raise
         self.alerts = AlertMonitor(
             alert_settings.load(), folder, rank=rank, signs=lambda: self.recorder.signs
         )

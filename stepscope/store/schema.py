@@ -86,10 +86,16 @@ def create(path: Path) -> sqlite3.Connection:
             connection.executescript(script)
     except (OSError, sqlite3.Error) as error:
         if isinstance(error, sqlite3.Error):
-            path.unlink(missing_ok=True)
+            delete(path)
         text = f"cannot create the store ({error}). Check space and rights."
         raise StoreError(f"{path}: {text}") from error
     return connection
+
+
+def delete(path: Path) -> None:
+    """Delete a closed store, with the files that remain beside it on a full disk."""
+    for suffix in MAX_BYTES:
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
 def open_writable(path: Path) -> sqlite3.Connection:

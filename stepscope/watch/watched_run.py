@@ -27,7 +27,7 @@ from stepscope.run.status import RunOutcome, outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import parse
-from stepscope.store import StoreError, store_name
+from stepscope.store import StoreError, schema, store_name
 from stepscope.watch import hooks
 from stepscope.watch.hooks import TorchHooks
 from stepscope.watch.hooks.patching import PostImportHook
@@ -242,8 +242,7 @@ class SpawnedRank:
     def __call__(self, number: int, *args: Any) -> Any:
         """Call the script's function with the rank as its first argument, and record it."""
         if number == 0:  # remove the parent's empty store
-            for ending in ("", "-wal", "-shm"):
-                (self.folder / f"{store_name(0)}{ending}").unlink(missing_ok=True)
+            schema.delete(self.folder / store_name(0))
         place = RankContext(self.folder, number, number, number, self.count, self.count)
         run = begin(self.name, self.path, None, place, self.words)
         try:

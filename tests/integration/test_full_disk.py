@@ -1,0 +1,202 @@
+"""A full disk: at the start, during a run, and at its end. A small tmpfs is the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.recovery import recover_ended
+from stepscope.recorder.ring import FILE_BYTES
+from stepscope.recorder.writer_thread import BALLAST
+from stepscope.run import RunStatus, read_run, run_folders
+from tests.support.run_values import events, steps_of
+from tests.support.waiting import wait_until
+
+SCRIPT = """
+import os, sys, time
+import stepscope
+run = stepscope.init("full", sample=False)
+run.step(loss=0.5)
+while run.folder and not os.path.exists(run.folder / "rank0.sqlite-wal"):
+    time.sleep(0.01)
+if run.folder:
+    with open(sys.argv[1], "wb", buffering=0) as hog:
+        try:
+            while hog.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+for step in range(3199):
+    run.step(loss=1 / (step + 1))
+sys.exit(int(sys.argv[2]))
+"""
+BY_INIT, BY_WATCH = [sys.executable], [sys.executable, "-m", "stepscope.watch"]
+
+Disk = Callable[[int], Path]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Mount a file system of this many KiB; return its folder."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(kib: int) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
+        if subprocess.run(command, check=False).returncode != 0:
+            pytest.skip("this sandbox does not allow mounts")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Fill a disk; return the file that does."""
+    hog = disk / "hog"
+    with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return hog
+
+
+def run_script(runs: Path, command: list[str], code: int) -> subprocess.CompletedProcess[str]:
+    script = runs.parent / "script.py"
+    if not script.exists():
+        script.write_text(SCRIPT)
+    return subprocess.run(
+        [*command, str(script), str(runs / "hog"), str(code)],
+        env=os.environ | {"STEPSCOPE_RUNS": str(runs)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "status"),
+    [
+        (BY_INIT, 0, RunStatus.FINISHED),
+        (BY_WATCH, 0, RunStatus.FINISHED),
+        (BY_WATCH, 3, RunStatus.FAILED),
+    ],
+    ids=["init", "watch", "watch-fails"],
+)
+def test_the_end_of_a_script_and_the_lost_rows_are_recorded(
+    disk: Disk, command: list[str], code: int, status: RunStatus
+) -> None:
+    runs = disk(600)
+    done = run_script(runs, command, code)
+    (folder,) = run_folders(runs)
+    run = read_run(folder)
+    assert (done.returncode, run.status) == (code, status)
+    stored, dropped = steps_of(folder), run.run_json["dropped"]
+    assert run.run_json["step"] == 3200
+    if dropped:
+        assert "full" in run.run_json["dropped_reason"]
+        assert f"{dropped} rows and events are lost" in done.stderr
+        assert stored + dropped >= 3200
+    else:
+        assert stored == 3200
+        assert run.run_json.get("dropped_reason") is None
+    assert run.run_json["problem"] is None
+    assert not (folder / BALLAST).exists()
+
+
+def test_what_fits_is_kept_and_the_rest_is_counted(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = disk(600) / "run"
+    folder.mkdir()
+    recorder = Recorder(folder, name="test")
+    recorder.log(1, {"train/loss": 1.0})
+    wait_until(lambda: steps_of(folder) == 1)
+    fill(folder.parent)
+    for step in range(2, 60_002):
+        recorder.log(step, {f"train/loss{step % 7}": hash((step, "x")) / 7.0})
+    recorder.event("mark", "the last event")
+    recorder.close(RunStatus.FINISHED)
+    run = read_run(folder)
+    stored = steps_of(folder)
+    assert run.status is RunStatus.FINISHED
+    assert 1000 < stored < 60_001
+    assert stored + run.run_json["dropped"] == 60_001
+    assert "full" in run.run_json["dropped_reason"]
+    assert "the last event" in [event.text for event in events(folder)]
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
+
+
+def test_a_nearly_full_disk_takes_a_long_run(disk: Disk) -> None:
+    """The WAL is emptied after each commit: 20 commits of it would fill the disk."""
+    folder = disk(520) / "run"
+    folder.mkdir()
+    recorder = Recorder(folder, name="test")
+    for step in range(1, 61):
+        recorder.log(step, {"train/loss": float(step)})
+        recorder.event("mark", "x" * 500)
+        wait_until(lambda step=step: steps_of(folder) == step)  # type: ignore[misc]
+    recorder.close(RunStatus.FINISHED)
+    assert (steps_of(folder), recorder.run_json["dropped"]) == (60, 0)
+
+
+def test_rows_of_a_mapped_ring_are_stored_when_there_is_space(disk: Disk) -> None:
+    folder = disk(FILE_BYTES // 1024 + 6000) / "run"
+    folder.mkdir()
+    recorder = Recorder(folder, name="test")
+    assert recorder.ring.reason is None
+    recorder.log(1, {"train/loss": 1.0})
+    wait_until(lambda: steps_of(folder) == 1)
+    hog = fill(folder.parent)
+    for step in range(2, 60_002):
+        recorder.log(step, {f"train/loss{step % 7}": hash((step, "x")) / 7.0})
+    recorder.close(RunStatus.FINISHED)
+    run = read_run(folder)
+    assert (run.status, run.run_json["dropped"]) == (RunStatus.FINISHED, 0)
+    assert steps_of(folder) < 60_001
+    assert run.run_json["problem"] is not None
+    hog.unlink()
+    missing = 60_001 - steps_of(folder)
+    assert recover_ended(run) == missing
+    assert steps_of(folder) == 60_001
+    assert read_run(folder).run_json["problem"] is None
+
+
+@pytest.mark.parametrize(("command", "sentences"), [(BY_INIT, 1), (BY_WATCH, 2)])
+def test_a_disk_that_is_full_at_the_start_leaves_no_folder(
+    disk: Disk, command: list[str], sentences: int
+) -> None:
+    """Under `stepscope watch` both it and the script's `init` fail."""
+    runs = disk(300)
+    hog = fill(runs)
+    with hog.open("r+b") as file:
+        file.truncate(200 * 1024)
+    done = run_script(runs, command, 3)
+    assert done.returncode == 3
+    assert list(runs.iterdir()) == [hog]
+    assert len(done.stderr.splitlines()) == sentences
+
+
+def test_run_json_says_why(disk: Disk) -> None:
+    """The page reads the reason from the file, which a full disk must not leave half written."""
+    folder = disk(600) / "run"
+    folder.mkdir()
+    recorder = Recorder(folder, name="test")
+    wait_until((folder / "rank0.sqlite-wal").exists)
+    fill(folder.parent)
+    recorder.describe(note="x" * 20_000)
+    recorder.close(RunStatus.FAILED, "A reason.")
+    content = json.loads((folder / "run.json").read_text())
+    assert (content["status"], content["reason"]) == ("failed", "A reason.")
+    assert len(content["note"]) == 20_000
