@@ -29,7 +29,7 @@ from stepscope.common.files import atomic_write, is_own_folder, modified_ns, rea
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
 from stepscope.recorder.final_values import final_values
-from stepscope.run import RUN_JSON, RunError, RunInfo, is_run_id, read_run
+from stepscope.run import RunError, RunInfo, check_readable, is_run_id, read_run
 from stepscope.run.metadata import RunMetadata, read_metadata
 from stepscope.run.rank_info import now_of
 from stepscope.run.retention import folder_size
@@ -80,6 +80,7 @@ class RunCatalog:
         self._folder, self._is_mirror = folder, is_mirror
         self._lock = threading.Lock()
         self._rows: dict[str, RunRow | int] = {}  # the stamp of a folder that cannot be read
+        self._unread: dict[str, str] = {}  # why a run cannot be read
         self._looked: dict[str, float] = {}  # last read of each live run, monotonic
         self._loaded = False
         self._unsaved = 0
@@ -98,6 +99,17 @@ class RunCatalog:
                 row.root = str(self._folder)
             return rows
 
+    def unreadable(self) -> list[str]:
+        """Return why the folder, and runs of the last `rows`, cannot be read, a sentence each."""
+        found = []
+        if not self._is_mirror:
+            try:
+                check_readable(self._folder)
+            except RunError as error:
+                found.append(str(error))
+        with self._lock:
+            return [*found, *self._unread.values()]
+
     def forget(self, run_id: str) -> None:
         with self._lock:
             if run_id in self._rows:
@@ -105,12 +117,15 @@ class RunCatalog:
 
     def _update(self, check: bool) -> None:
         modified, known, now = modified_ns(self._folder), self._rows, time.monotonic()
+        if check:
+            self._rows |= dict.fromkeys(self._unread, 0)  # a change of rights changes no time
         if modified != self._modified:
             try:
                 names = sorted(filter(is_run_id, os.listdir(self._folder)), reverse=True)
             except OSError:  # missing or unreadable: there are no runs
                 names = []
             self._rows = {name: known.get(name, 0) for name in names}
+            self._unread = {name: self._unread[name] for name in names if name in self._unread}
             self._modified = modified if is_settled(modified) else -1
         live = {name for name, row in self._rows.items() if isinstance(row, RunRow) and row.live}
         self._looked = {name: self._looked.get(name, now) for name in live}
@@ -132,19 +147,20 @@ class RunCatalog:
 
     def _read(self, name: str, stamp: int) -> None:
         before = self._rows[name]
+        self._unread.pop(name, None)
         try:
             self._rows[name] = found = self._row(self._folder / name, stamp)
             self._unsaved += found.final
-        except (RunError, OSError):  # logged by RunIndex
+        except (RunError, OSError) as error:  # logged by RunIndex
             self._rows[name] = stamp
+            if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                self._unread[name] = str(error)
         except Exception:  # one untrusted folder must not hide all others
             self._rows[name] = stamp
             if isinstance(before, RunRow) or before == 0:
                 log.warning("run not listed: %s", name, exc_info=True)
 
     def _row(self, folder: Path, stamp: int) -> RunRow:
-        if not os.path.isfile(folder / RUN_JSON):
-            raise RunError(f"{folder.name}: no run.json")
         run = read_run(folder)
         # Of a remote run only a part of its files is here.
         cells = row(run, None if self._is_mirror else folder_size(folder))

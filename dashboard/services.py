@@ -299,6 +299,10 @@ class Services:
                 found.setdefault(row.id, row)
         return sorted(found.values(), key=lambda row: (not row.live, not row.pinned, -row.created))
 
+    def unreadable(self) -> list[str]:
+        """Return why folders of runs, and runs of the last `rows`, cannot be read."""
+        return [text for catalog in self._catalogs for text in catalog.unreadable()]
+
     def forget(self, run_id: str) -> None:
         """Read a run again at the next update, after an edit."""
         self.index.forget(run_id)

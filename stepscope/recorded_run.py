@@ -21,6 +21,7 @@ from stepscope.run import (
     RunError,
     RunInfo,
     RunStatus,
+    check_readable,
     read_run,
     run_folder,
     run_folders,
@@ -164,6 +165,8 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
     """
     if os.path.isfile(os.path.join(run, RUN_JSON)):
         return Run(Path(run).resolve(), rank)
+    if os.path.isabs(run):
+        check_readable(Path(run))
     root = runs_root(Path(runs) if runs is not None else None)
     name = str(run)
     if len(name) >= MIN_PART and not os.path.lexists(root / name):

@@ -56,7 +56,7 @@ COLUMNS = {
 
 OPTIONAL = ("Kind", "Source", "Pinned", "Energy", "Commit", "Note")
 MAX_OPTIONS = 500  # Metrics and settings that can be chosen as columns.
-NAMED = 8  # Runs that the question names.
+NAMED = 8  # Runs that the question names, and unreadable runs that are named.
 SELECTION = "runs_selection"  # Session state: rises when no run is to be ticked any more.
 KEPT = "runs_kept"  # Session state: why runs were not deleted, drawn until the page is left.
 
@@ -73,8 +73,13 @@ def table() -> None:
     """Draw the search, a row for each run, and the buttons of the ticked runs."""
     with st.spinner("Reading the runs…", show_time=True):
         rows = server.rows()
+    unreadable = server.unreadable()
+    for reason in unreadable[:NAMED]:
+        parts.warning(reason)
     if not rows:
-        st.markdown(f"#### No runs yet\nRuns recorded in `{server.runs.absolute()}` appear here.")
+        if not unreadable:
+            folder = server.runs.absolute()
+            st.markdown(f"#### No runs yet\nRuns recorded in `{folder}` appear here.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         query = st.text_input(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from stepscope.cli import CommandError, number_type
 from stepscope.cli.app_process import APP
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.run import is_run_id, retention, run_folders
+from stepscope.run import check_readable, is_run_id, retention, run_folders
 from stepscope.run.retention import Decision, StoredRun, folder_size, interrupted_deletions
 
 EXAMPLES = (
@@ -39,8 +40,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
         raise CommandError("gc: needs --keep-days or --max-size, got neither. Add one.", 2)
     if root.resolve() == (APP / "examples").resolve():
         raise CommandError(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", 2)
-    if not root.is_dir():
+    if not os.path.lexists(root):
         raise CommandError(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", 2)
+    check_readable(root)
     tagged, failed, freed = options.keep_tagged, False, 0
     if not selects:
         used = sum(map(folder_size, (*run_folders(root), *interrupted_deletions(root))))

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.formatting import format_duration, printable
-from stepscope.run import RunError, RunInfo, RunKind, read_only_reason, read_run, run_folders
+from stepscope.run import (
+    RunError,
+    RunInfo,
+    RunKind,
+    check_readable,
+    read_only_reason,
+    read_run,
+    run_folders,
+)
 from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import now_of, wall_offset_of
 
@@ -23,23 +31,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Print the runs under `root` (0.1 ms a run), and unreadable folders on stderr; return 0."""
-    runs = []
+    """Print the runs under `root` (0.1 ms a run), and unreadable ones on stderr; return 1 for none.
+
+    Raises RunError if `root` cannot be read.
+    """
+    check_readable(root)
+    runs, unread = [], 0
     for folder in run_folders(root):
         try:
             runs.append(read_run(folder))
         except RunError as error:
+            unread += 1
             print(printable(str(error)), file=sys.stderr)
     runs.sort(key=lambda run: (not run.status.live, -run.created))
     if options.json:
         print(json.dumps([json_values(run) for run in runs], indent=1))
-        return 0
-    if not runs:
+        return int(unread > 0 and not runs)
+    if not runs and not unread:
         print(f"No runs in {root.resolve()}. Start one on the page, or set STEPSCOPE_RUNS.")
     width = max((len(run.id) for run in runs), default=0)
     for run in runs:
         print(line(run, width))
-    return 0
+    return int(unread > 0 and not runs)
 
 
 def line(run: RunInfo, width: int) -> str:

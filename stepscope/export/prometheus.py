@@ -32,7 +32,7 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.metrics import BY_KEY, Stream, Unit
-from stepscope.run import RUN_JSON, RunStatus, run_folders
+from stepscope.run import RUN_JSON, RunError, RunStatus, run_folders
 from stepscope.run.rank_info import RankMetadata, now_of, readable_ranks, wall_offset_of
 from stepscope.store import StoreError, StoreReader, store_name
 from stepscope.store.blocks import missing
@@ -279,7 +279,11 @@ class ExporterCollector:
         """
         runs, omitted, left = list[tuple[Path, list[RankMetadata]]](), 0, RANKS_LIMIT
         before, self._ended = self._ended, {}
-        for folder in run_folders(self._root):
+        try:
+            folders = list(run_folders(self._root))
+        except RunError:  # `up` of the reader is 0
+            folders = []
+        for folder in folders:
             try:
                 changed = folder.stat().st_mtime_ns, (folder / RUN_JSON).stat().st_mtime_ns
             except OSError:  # removed meanwhile

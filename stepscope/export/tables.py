@@ -22,7 +22,7 @@ import numpy as np
 from stepscope.common.files import atomic_replace
 from stepscope.common.formatting import number_name
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunError, RunInfo, read_run, run_folders
+from stepscope.run import RunError, RunInfo, check_readable, read_run, run_folders
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.blocks import Floats, missing
@@ -246,6 +246,7 @@ def export_all(root: Path, output: Path, streams: Iterable[str]) -> Iterator[str
     """
     import pyarrow  # noqa: F401, PLC0415 - no file may change without it
 
+    check_readable(root)
     folders = list(run_folders(root))
     if not folders:
         raise RunError(f"export: no runs in {root}. Set STEPSCOPE_RUNS to the folder of your runs.")

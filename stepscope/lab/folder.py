@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,7 +24,14 @@ from stepscope.common.files import (
     read_regular_file,
     try_lock,
 )
-from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, run_folders
+from stepscope.run import (
+    RunError,
+    is_run_id,
+    new_run_folder,
+    pid_namespace,
+    process_of,
+    run_folders,
+)
 from stepscope.run.folder import is_in
 from stepscope.run.rank_info import AppliedSetting
 
@@ -71,8 +79,9 @@ def sweep_folder(root: Path, sweep_id: str) -> Path:
 
 
 def sweep_folders(root: Path) -> Iterator[Path]:
-    """Return the folders of all sweeps, newest name first."""
-    return run_folders(root / LAB, PLAN_JSON)
+    """Yield the folders of all sweeps, newest name first; none if their folder is unreadable."""
+    with contextlib.suppress(RunError):
+        yield from run_folders(root / LAB, PLAN_JSON)
 
 
 def write_plan(folder: Path, plan: SweepPlan) -> None:

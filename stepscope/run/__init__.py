@@ -2,6 +2,7 @@
 
 from stepscope.run.folder import RUN_JSON as RUN_JSON
 from stepscope.run.folder import RunError as RunError
+from stepscope.run.folder import check_readable as check_readable
 from stepscope.run.folder import folder_name as folder_name
 from stepscope.run.folder import is_run_id as is_run_id
 from stepscope.run.folder import new_run_folder as new_run_folder

@@ -61,8 +61,9 @@ def run_folder(root: Path, run_id: str) -> Path:
     if not _RUN_ID.fullmatch(run_id) or not is_in(folder, root):
         raise RunError(f"run: must be the name of a run folder, got {run_id[:120]!r}.")
     if not os.path.isfile(folder / RUN_JSON):  # False where it cannot be read
-        if os.path.isdir(folder) and not os.access(folder, os.X_OK):
-            raise RunError(f"run: {folder} cannot be read. Change its permissions.")
+        check_readable(root)
+        if os.path.isdir(folder):
+            check_readable(folder)
         raise RunError(f"run: no run {run_id!r} in {root}. 'stepscope runs' lists all runs.")
     return folder
 
@@ -73,14 +74,42 @@ def is_in(folder: Path, root: Path) -> bool:
 
 
 def run_folders(root: Path, name: str = RUN_JSON) -> Iterator[Path]:
-    """Yield the folders under `root` that have a readable file `name`, newest name first."""
+    """Yield the folders under `root` with a regular file `name`, newest name first.
+
+    Also yields folders that cannot be entered, and nothing if `root` is missing. Raises RunError if
+    `root` cannot be read.
+    """
     try:
         names = sorted(filter(is_run_id, os.listdir(root)), reverse=True)
-    except OSError:
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise RunError(_unreadable(root, error)) from error
     for folder in names:
-        if os.path.isfile(root / folder / name):  # False where it cannot be read
+        try:
+            found = stat.S_ISREG(os.stat(root / folder / name).st_mode)
+        except PermissionError:
+            found = True
+        except (OSError, ValueError):
+            found = False
+        if found:
             yield root / folder
+
+
+def check_readable(root: Path) -> None:
+    """Raise RunError if a folder of runs cannot be read, or is missing and not the default."""
+    try:
+        os.scandir(root).close()
+    except FileNotFoundError:
+        if root != Path("runs").absolute():
+            text = f"runs: no folder {root}. Correct the path, or record the first run there."
+            raise RunError(text) from None
+    except OSError as error:
+        raise RunError(_unreadable(root, error)) from error
+
+
+def _unreadable(root: Path, error: OSError) -> str:
+    return f"runs: {root} cannot be read ({error.strerror}). Name a folder that you can read."
 
 
 def runs_root(runs: Path | None = None) -> Path:

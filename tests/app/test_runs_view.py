@@ -18,7 +18,15 @@ from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.metadata import FinalMetric, RunNotes, edit_notes, read_metadata, read_notes
-from tests.support.app_page import OpenPage, at_address, component, label, record, text_of
+from tests.support.app_page import (
+    OpenPage,
+    at_address,
+    component,
+    header,
+    label,
+    record,
+    text_of,
+)
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig
 
@@ -173,9 +181,8 @@ def test_metrics_are_columns_beside_any_number_of_settings(
 def test_runs_are_deleted_after_a_question_but_not_pinned_or_live_ones(
     page: OpenPage, server: services.Services
 ) -> None:
-    gone = {"pid": 2**22 + 1}
-    edit_notes(record(server.runs, "pinned", **gone), pinned=True)
-    record(server.runs, "old", **gone)
+    edit_notes(record(server.runs, "pinned"), pinned=True)
+    record(server.runs, "old")  # of this live process, as a built-in run of the server
     new = server.runs / "live"
     new.mkdir()
     live = Recorder(new, name="x")
@@ -235,6 +242,38 @@ def test_no_run_is_ticked_after_a_deletion_in_part(
     for name in ("hardware", "runs"):
         app.switch_page(f"views/{name}.py").run()
     assert not app.warning
+
+
+def test_unreadable_runs_are_named_with_the_reason(
+    page: OpenPage, server: services.Services
+) -> None:
+    torn = record(server.runs, "torn")
+    (torn / "run.json").write_text("{")
+    app = runs_page(page)
+    assert "torn" in app.warning[0].value
+    assert not app.dataframe
+    record(server.runs, "one")
+    app.run()
+    assert ("torn" in app.warning[0].value, len(app.dataframe[0].value)) == (True, 1)
+    shutil.rmtree(torn)
+    app.run()
+    assert (len(app.warning), len(app.dataframe[0].value)) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["file", "missing"])
+def test_a_runs_folder_that_cannot_be_read_is_named_with_the_reason(
+    page: OpenPage, server: services.Services, kind: str
+) -> None:
+    server.runs.rmdir()
+    if kind == "file":
+        server.runs.write_text("")
+    app = page()
+    assert [str(server.runs) in warning.value for warning in app.warning] == [True]
+    app.switch_page("views/runs.py").run()
+    assert [str(server.runs) in warning.value for warning in app.warning] == [True]
+    assert str(server.runs) not in " ".join(part.value for part in app.markdown)
+    app = page(run="one")
+    assert str(server.runs) in header(app)["trouble"]
 
 
 def test_a_rename_keeps_the_tags_of_a_later_call(page: OpenPage, server: services.Services) -> None:

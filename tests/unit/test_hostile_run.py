@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import json
 import os
 import pickle
 import shutil
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
@@ -58,6 +56,7 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.store import StoreWriter, store_name
+from tests.support.unprivileged import NOBODY, not_root, reachable_folder
 from trainer.collectives.measurement import ResultError, read_result
 from trainer.config import checkpoints
 from trainer.runners.job_outcome import log_text
@@ -65,7 +64,6 @@ from trainer.training.checkpoint import CheckpointError, read_checkpoint, weight
 from trainer.training.distributed_checkpoint import METADATA, read_list
 
 KINDS = ("fifo", "device", "link", "folder", "sparse")
-NOBODY = 65534
 
 
 def make_run(folder: Path, **run_json: Any) -> Path:
@@ -96,27 +94,9 @@ def make_special(path: Path, kind: str) -> Path:
 
 @pytest.fixture
 def readable() -> Iterator[Path]:
-    """Return a folder that every user can reach, which those of pytest are not."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            path.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def not_root() -> Iterator[None]:
-    """Lose the right to read everything, which only root has."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+    """Return a folder that every user can reach."""
+    with reachable_folder() as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,7 +262,9 @@ def test_a_folder_that_cannot_be_read_costs_itself_only(
             assert "Traceback" not in capsys.readouterr().err
     readable.chmod(0)
     with not_root():
-        assert list(run_folders(readable)) == checkpoints(readable) == []
+        with pytest.raises(RunError):
+            list(run_folders(readable))
+        assert checkpoints(readable) == []
     readable.chmod(0o755)
 
 

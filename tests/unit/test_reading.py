@@ -113,7 +113,7 @@ def test_an_unknown_run_or_store_is_an_error(tmp_path: Path, recorder: Recorder)
     ):
         with pytest.raises(RunError, match=problem):
             stepscope.open(name)
-    with pytest.raises(RunError, match="no run 'first' in .*elsewhere"):
+    with pytest.raises(RunError, match="no folder .*elsewhere"):
         stepscope.open("first", runs=tmp_path / "elsewhere")
     empty = make_run(tmp_path, "empty")
     with pytest.raises(StoreError, match="recorded nothing"):
