@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-LIBRARY_THREADS = re.compile(r"$^")
+LIBRARY_THREADS = re.compile("AnyIO worker thread")
 """Names of threads that a library keeps for its next caller."""
+LIBRARY_VARIABLES = re.compile("PYTEST_CURRENT_TEST|TORCHINDUCTOR_.*|TRITON_.*|KMP_.*")
+"""Variables that pytest changes, and that torch's compiler and scikit-learn set at first use."""
+LIBRARY_SIGNALS = {signal.SIGALRM, signal.SIGCHLD}
+"""pytest-timeout takes its handler back after a failure, and torch's DataLoader keeps one."""
 MAX_WAIT_S = 5.0
 
 
@@ -28,7 +32,9 @@ class Part(NamedTuple):
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {
+        name: value for name, value in os.environ.items() if not LIBRARY_VARIABLES.fullmatch(name)
+    }
 
 
 def _restore_environment(variables: dict[str, str]) -> None:
@@ -44,9 +50,7 @@ def _umask() -> int:
 
 
 def _handlers() -> dict[signal.Signals, Any]:
-    """Return the handlers but that of SIGALRM, which pytest-timeout takes back after a failure."""
-    numbers = set(signal.Signals) - {signal.SIGALRM}
-    return {number: signal.getsignal(number) for number in numbers}
+    return {number: signal.getsignal(number) for number in set(signal.Signals) - LIBRARY_SIGNALS}
 
 
 def _restore_handlers(handlers: dict[signal.Signals, Any]) -> None:
