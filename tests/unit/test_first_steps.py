@@ -11,6 +11,7 @@ from stepscope.host.usage import CgroupMemory
 from stepscope.memory.batch_headroom import StepMemory, TrainingDevice, report
 from stepscope.watch import memory_probe
 from stepscope.watch.memory_probe import StepMemoryProbe
+from tests.support.python_programs import run_python
 from trainer.config_validation import TrainDevice
 from trainer.memory_estimate import estimate
 
@@ -100,3 +101,30 @@ def test_the_hosts_memory_ends_at_the_limit_of_the_container(
     assert StepMemoryProbe(3, lambda: None)._device(None).free == 4096
     host = estimate.free_memory(TrainDevice(id="cpu", name="CPU", memory_total=GIB))
     assert (host.bytes, host.total) == (4096, GIB)
+
+
+BLOCKS = """
+import ctypes, psutil
+from stepscope.watch.memory_probe import StepMemoryProbe
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+StepMemoryProbe(2, lambda: None).start()
+
+def block(kibibytes):
+    made = libc.malloc(kibibytes * 1024)
+    ctypes.memset(made, 1, kibibytes * 1024)
+    return made
+
+libc.free(block(24 * 1024))  # glibc would cache smaller blocks from now on
+large, above = block(20 * 1024), block(100)
+before = psutil.Process().memory_info().rss
+libc.free(large)
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+def test_freed_memory_of_a_step_is_not_part_of_the_next_peak() -> None:
+    done = run_python("-c", BLOCKS)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 19 * 2**20
