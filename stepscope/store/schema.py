@@ -93,7 +93,7 @@ def create(path: Path) -> sqlite3.Connection:
 
 
 def delete(path: Path) -> None:
-    """Delete a closed store, with the files that remain beside it on a full disk."""
+    """Delete a closed store; on a full disk its WAL may have stayed."""
     for suffix in MAX_BYTES:
         path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
 
