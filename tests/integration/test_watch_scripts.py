@@ -66,9 +66,9 @@ def test_a_script_without_an_excepthook_has_failed(tmp_path: Path) -> None:
     assert read_run(folder).status is RunStatus.FAILED
 
 
-@pytest.mark.parametrize("ending", ["torch, exception"])
-def test_the_environment_is_known_without_a_step(tmp_path: Path, ending: str) -> None:
-    environment = watched_like_bare(tmp_path, "endings.py", ending).run_json["environment"]
+def test_the_environment_is_known_without_a_step(tmp_path: Path) -> None:
+    ended = watched_like_bare(tmp_path, "endings.py", "torch, exception")
+    environment = ended.run_json["environment"]
     assert environment["torch"] == torch.__version__
     assert environment["threads"] is not None
 
