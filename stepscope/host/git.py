@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 SILENCE_S = 5.0  # Maximum time without a byte, such as on a slow network disk.
 FETCH_SILENCE_S = 300.0  # While git fetches missing objects or large files.
@@ -48,7 +49,7 @@ def git_output(
     *arguments: str,
     fetches: bool = False,
     is_over: Callable[[], bool] = lambda: False,
-) -> Iterator[io.BufferedReader]:
+) -> Iterator[BinaryIO]:
     """Yield the output of a git command; kill git, and what git started, if the block raises.
 
     `fetches` permits a partial clone to fetch what it lacks. Raises GitError if git cannot be
