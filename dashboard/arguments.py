@@ -21,9 +21,9 @@ def take_arguments(argv: Sequence[str]) -> None:
     app are left alone. Ends the program with a sentence for arguments, or sources of the
     environment, that cannot be used.
     """
-    os.environ[datasets.VARIABLE] = str(datasets.data_root())
     if os.path.basename(argv[0]) != APP:
         return
+    os.environ[datasets.VARIABLE] = str(datasets.data_root())
     parser = argparse.ArgumentParser(prog=f"streamlit run {APP} --", allow_abbrev=False)
     parser.add_argument(OPTION, metavar="PATH.py:FUNCTION", help="a workload of your own")
     options = parser.parse_args(argv[1:])

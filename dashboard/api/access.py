@@ -80,12 +80,12 @@ class OwnUserOnly:
             await app(scope, receive, send)
             return
         port = st.get_option("server.port")
-        own, *others = self._addresses(port)
-        for address in others:
-            sys.stderr.write(f"For other users and hosts: {address}\n")
+        addresses = self._addresses(port)
+        if len(addresses) > 1:  # the server is meant for others, too
+            sys.stderr.write("".join(f"With the token: {address}\n" for address in addresses))
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(published_server(port, own))
+                stack.enter_context(published_server(port, addresses[0]))
             except OSError as error:
                 log.warning("The address with the token could not be stored: %s.", error)
             await self._app(scope, receive, send)
@@ -110,8 +110,8 @@ class OwnUserOnly:
             or _equal(request.cookies.get(name), cookie)
             or _equal(request.headers.get("authorization"), f"Bearer {self._token}")
         )
-        given = request.query_params.get("token") if scope.get("method") == "GET" else None
-        if given is not None and (admitted or _equal(given, self._token)):
+        given = request.query_params.getlist("token") if scope.get("method") == "GET" else []
+        if given and (admitted or any(_equal(token, self._token) for token in given)):
             redirection = RedirectResponse(_address_without_token(request), 303)
             if not admitted:  # a browser sends a cookie to every port of the host
                 redirection.set_cookie(name, cookie, httponly=True, samesite="strict")

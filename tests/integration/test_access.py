@@ -66,7 +66,7 @@ def network_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
         folder,
         CUDA_VISIBLE_DEVICES="",
         STREAMLIT_SERVER_ADDRESS="::",
-        STREAMLIT_SERVER_ALLOWED_HOSTS='["localhost", "example.test"]',
+        STREAMLIT_SERVER_ALLOWED_HOSTS="localhost example.test",
     )
     yield made
     stop_server(made)

@@ -53,7 +53,6 @@ def client(runs: Path) -> Iterator[TestClient]:
     """One client for all tests: an st.App starts only once a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSCOPE_RUNS", str(runs))
-        patch.setenv(VARIABLE, str(data_root()))  # as the import of the app sets it
         st.cache_resource.clear()
         served = importlib.import_module("app")
         as_owner = {"Authorization": f"Bearer {served.TOKEN}"}

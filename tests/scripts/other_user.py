@@ -51,6 +51,7 @@ def relay(address: tuple[str, int]) -> None:
 
 def main() -> None:
     uid, host, port, *options = sys.argv[1:]
+    "".encode("idna")  # loaded while the folder of this Python can still be read
     os.setgroups([])
     os.setgid(int(uid))
     os.setuid(int(uid))
