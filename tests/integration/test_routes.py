@@ -28,7 +28,6 @@ from tests.support.commanded_runs import asked, live_run, write
 from tests.support.hostile_folders import record
 from tests.support.killed_runs import killed_run
 from tests.support.ledger_rows import cuda_run
-from trainer.datasets import VARIABLE, data_root
 
 STORES = Path(__file__).parents[1] / "data" / "stores"
 

@@ -59,8 +59,10 @@ def reachable(port: int) -> bool:
 
 @contextmanager
 def delayed(port: int, delay_s: float) -> Iterator[int]:
-    """Yield the port of a proxy that delays each direction by `delay_s`."""
+    """Yield the port of a proxy that delays each direction by `delay_s`, and close it at the end."""
     listener = socket.create_server(("127.0.0.1", 0))
+    connections: list[socket.socket] = []
+    copiers: list[threading.Thread] = []
 
     def copy(source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
@@ -74,11 +76,22 @@ def delayed(port: int, delay_s: float) -> Iterator[int]:
             while True:
                 near, _ = listener.accept()
                 far = socket.create_connection(("127.0.0.1", port))
+                connections.extend((near, far))
                 for pair in ((near, far), (far, near)):
-                    threading.Thread(target=copy, args=pair, daemon=True).start()
+                    copiers.append(threading.Thread(target=copy, args=pair))
+                    copiers[-1].start()
 
-    threading.Thread(target=serve, daemon=True).start()
+    server = threading.Thread(target=serve)
+    server.start()
     try:
         yield int(listener.getsockname()[1])
     finally:
-        listener.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join()
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for copier in copiers:
+            copier.join()
+        for each in (listener, *connections):
+            each.close()

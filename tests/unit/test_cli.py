@@ -211,6 +211,7 @@ def test_invalid_sources_of_the_environment_are_one_sentence(
 ) -> None:
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("became the server"))
     monkeypatch.setenv("STEPSCOPE_SOURCES", sources)
+    monkeypatch.setenv("STEPSCOPE_DATA", "data")  # take_arguments() makes it absolute
     assert main(["ui"]) == 2
     from_ui = capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
