@@ -9,7 +9,7 @@ INSTALL := python -m pip install --quiet --disable-pip-version-check -c constrai
 ARGS   ?=
 # Which tests `make test` takes, such as TESTS=tests/unit
 TESTS  ?= tests/unit tests/app tests/integration
-# Test processes at a time; JOBS=0 runs all tests in one.
+# Test processes at a time: auto is one more than cores, 0 runs all tests in the process of pytest.
 JOBS   ?= auto
 XDIST  := -n $(JOBS) --maxprocesses 8 --dist loadgroup
 # What more to give pytest, such as PYTEST_ARGS=--durations=25
@@ -21,6 +21,9 @@ QUICK  := -m "not slow and not cuda"
 WITH_NODE := PATH=$(CURDIR)/$(BIN):$$PATH
 # The families of tests/families.py that `test-landing` runs whole.
 FAMILIES ?=
+
+# Hundreds of test processes import our modules: with their bytecode, none has to compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run run-simulated install install-test test test-browser test-slow test-landing test-all test-random \
 	coverage explore test-cuda test-cuda-core test-python test-torch lint format bench wheel gpu-report \
