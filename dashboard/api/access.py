@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import html
 import logging
 import os
 import secrets
@@ -27,6 +28,18 @@ log = logging.getLogger(__name__)
 VARIABLE = "STEPSCOPE_TOKEN"
 MIN_TOKEN_CHARS = 16
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
+PROXY_HEADERS = frozenset(
+    {
+        "forwarded",
+        "via",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "x-real-ip",
+    }
+)
+# ESTABLISHED and CLOSE_WAIT, of which the client can still be asked.
+OPEN_STATES = (1, 8)
 ROOT_USER = 0
 REFUSAL = """<!doctype html>
 <html lang="en">
@@ -39,7 +52,18 @@ REFUSAL = """<!doctype html>
 host, or through a proxy.</p>
 <p>Everybody else needs the address that contains the token. On the server's host it is in a file in
 <code>~/.local/state/stepscope/servers/</code>, which only the server's user can read. A server for
-other hosts also prints it at its start.</p>
+other hosts also prints it at its start. <code>STEPSCOPE_TOKEN</code> sets a server's token.</p>
+<p>If you have opened the page with the token before, and come from a link of another site:
+<a href="">open the page</a>.</p>
+"""
+# Not a redirection: after a link of another site, the browser would not send the new cookie.
+ADMISSION = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>Stepscope</title>
+<a href="{address}">Open the page</a>
 """
 
 
@@ -70,7 +94,8 @@ class OwnUserOnly:
         self._token = token
         self._hosts = hosts
         self._origins = origins
-        self._base_path = f"/{st.get_option('server.baseUrlPath')}".rstrip("/")
+        base_path = str(st.get_option("server.baseUrlPath")).strip("/")
+        self._base_path = f"/{base_path}" if base_path else ""
         self._own_connections = WeakSet[Any]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,13 +106,15 @@ class OwnUserOnly:
             return
         port = st.get_option("server.port")
         addresses = self._addresses(port)
-        if len(addresses) > 1:  # the server is meant for others, too
-            sys.stderr.write("".join(f"With the token: {address}\n" for address in addresses))
+        is_for_others = len(addresses) > 1 or st.get_option("server.address") not in LOCAL_HOSTS
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(published_server(port, addresses[0]))
             except OSError as error:
                 log.warning("The address with the token could not be stored: %s.", error)
+                is_for_others = True
+            if is_for_others:
+                sys.stderr.write("".join(f"With the token: {address}\n" for address in addresses))
             await self._app(scope, receive, send)
 
     def _addresses(self, port: int) -> list[str]:
@@ -111,20 +138,21 @@ class OwnUserOnly:
             or _equal(request.headers.get("authorization"), f"Bearer {self._token}")
         )
         given = request.query_params.getlist("token") if scope.get("method") == "GET" else []
-        if given and (admitted or any(_equal(token, self._token) for token in given)):
-            redirection = RedirectResponse(_address_without_token(request), 303)
-            if not admitted:  # a browser sends a cookie to every port of the host
-                redirection.set_cookie(name, cookie, httponly=True, samesite="strict")
-            return redirection
-        if admitted:
-            return None
+        if admitted:  # without a cookie, which a browser would send to every port of the host
+            return RedirectResponse(_address_without_token(request), 303) if given else None
+        if any(_equal(token, self._token) for token in given):
+            page = ADMISSION.format(address=html.escape(_address_without_token(request)))
+            admission = HTMLResponse(page, headers={"Cache-Control": "no-store"})
+            secure = scope["scheme"] == "https"
+            admission.set_cookie(name, cookie, httponly=True, samesite="strict", secure=secure)
+            return admission
         if scope["path"].startswith("/api/"):
             return JSONResponse({"error": "Authorization: must be Bearer and the token."}, 403)
         return HTMLResponse(REFUSAL, 403)
 
     def _is_own(self, request: HTTPConnection, receive: Receive) -> bool:
         """Return True if a process of this user or of root has the connection's other end."""
-        if "x-forwarded-for" in request.headers:  # from a proxy, which everybody may use
+        if not PROXY_HEADERS.isdisjoint(request.headers):  # everybody may use the proxy
             return False
         # uvicorn's protocol. Not `scope["client"]`, which uvicorn takes from a header.
         transport = getattr(getattr(receive, "__self__", None), "transport", None)
@@ -135,10 +163,11 @@ class OwnUserOnly:
         connection = transport.get_extra_info("socket")
         try:
             owner = loopback_owner(connection.getpeername()[:2], connection.getsockname()[:2])
-            connection.getpeername()  # OSError: closed, and the answer may be of its successor
+            state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         except OSError:
             return False
-        if owner not in (ROOT_USER, os.geteuid()):
+        # If it is closed, the answer may be of its successor.
+        if owner not in (ROOT_USER, os.geteuid()) or state not in OPEN_STATES:
             return False
         self._own_connections.add(transport)
         return True

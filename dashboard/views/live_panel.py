@@ -27,7 +27,7 @@ from dashboard.ranks.members import used_gpus
 from dashboard.run_index import RunList
 from dashboard.services import Devices, ServerActivity, Services
 from dashboard.views.memory_snapshots import snapshot_section
-from dashboard.views.parts import connections, practice_command, warning
+from dashboard.views.parts import connections, practice_command, warn_of_unreadable
 from stepscope.common.config_issue import ConfigIssue
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError, RunInfo, read_only_reason
@@ -145,8 +145,7 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     best = found.devices[0]
     st.markdown("#### No run is shown")
     connections(server)
-    for reason in server.unreadable():
-        warning(reason)
+    warn_of_unreadable(server.unreadable())
     if refused is None:
         memory = format_bytes(best.memory_total)
         name = escape_markdown(best.name)

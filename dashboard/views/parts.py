@@ -22,6 +22,7 @@ from trainer.runners.child_process import PROJECT
 
 READING_WIDTH = 820  # px
 TABLE_HEIGHT = 320  # px
+NAMED = 8  # Runs that a text names; it counts the others.
 PLOT_CONFIG: dict[str, Any] = {
     "displaylogo": False,
     "modeBarButtons": [["toImage"]],
@@ -75,6 +76,14 @@ def practice_command() -> str | None:
 def warning(text: str, icon: str = "error") -> None:
     """Draw a warning from text that is not Markdown, except code between backticks."""
     st.warning(code_between_backticks(printable(text)), icon=f":material/{icon}:")
+
+
+def warn_of_unreadable(reasons: Sequence[str]) -> None:
+    """Draw why folders of runs, and runs, cannot be read."""
+    for reason in reasons[:NAMED]:
+        warning(reason)
+    if len(reasons) > NAMED:
+        warning(f"{len(reasons) - NAMED:,} more runs cannot be read.")
 
 
 def table(

@@ -56,7 +56,6 @@ COLUMNS = {
 
 OPTIONAL = ("Kind", "Source", "Pinned", "Energy", "Commit", "Note")
 MAX_OPTIONS = 500  # Metrics and settings that can be chosen as columns.
-NAMED = 8  # Runs that the question names, and unreadable runs that are named.
 SELECTION = "runs_selection"  # Session state: rises when no run is to be ticked any more.
 KEPT = "runs_kept"  # Session state: why runs were not deleted, drawn until the page is left.
 
@@ -74,8 +73,7 @@ def table() -> None:
     with st.spinner("Reading the runs…", show_time=True):
         rows = server.rows()
     unreadable = server.unreadable()
-    for reason in unreadable[:NAMED]:
-        parts.warning(reason)
+    parts.warn_of_unreadable(unreadable)
     if not rows:
         if not unreadable:
             folder = server.runs.absolute()
@@ -229,8 +227,10 @@ def _edit(runs: Sequence[RunInfo]) -> None:
 
 
 def _delete(runs: Sequence[RunInfo]) -> None:
-    lines = [f"- {escape_markdown(read_metadata(run).name)} ({run.id})" for run in runs[:NAMED]]
-    lines += [f"- {len(runs) - NAMED} more"] if len(runs) > NAMED else []
+    lines = [
+        f"- {escape_markdown(read_metadata(run).name)} ({run.id})" for run in runs[: parts.NAMED]
+    ]
+    lines += [f"- {len(runs) - parts.NAMED} more"] if len(runs) > parts.NAMED else []
     count = f"these {len(runs)} runs" if len(runs) > 1 else "this run"
     st.markdown(f"Delete {count} with all files? This cannot be undone.\n" + "\n".join(lines))
     if not st.button(f"Delete {count}", type="primary", key=f"delete_{_key_of(runs)}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -70,6 +71,9 @@ def serve(words: list[str], root: Path) -> int:
     reason = app_process.missing(app_process.PAGE)
     if reason is not None:
         raise CommandError(reason)
+    if root == Path("runs").absolute():  # not named by the user
+        with contextlib.suppress(OSError):  # the page says why it cannot be read
+            root.mkdir(exist_ok=True)
     # The server runs in another folder, where a relative path would be wrong.
     data = os.path.abspath(os.environ.get("STEPSCOPE_DATA") or "data")
     variables = {"STEPSCOPE_RUNS": str(root.resolve()), "STEPSCOPE_DATA": data}

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 SILENCE_S = 5.0  # Maximum time without a byte, such as on a slow network disk.
 FETCH_SILENCE_S = 300.0  # While git fetches missing objects or large files.
+END_S = 0.5  # Maximum time from the end of the output of a git that has failed to its exit.
 _ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 
@@ -59,7 +59,7 @@ def git_output(
     environment = os.environ | _ENVIRONMENT
     if not fetches:
         environment["GIT_NO_LAZY_FETCH"] = "1"
-    with tempfile.TemporaryFile() as errors:
+    with open(os.memfd_create("git"), "w+b") as errors:  # a disk may be full
         try:
             process = subprocess.Popen(
                 [*_GIT, *arguments],
@@ -71,7 +71,10 @@ def git_output(
                 start_new_session=True,  # Ctrl-C belongs to the caller; no terminal to prompt in
             )
         except OSError as error:
-            raise GitError(f"git cannot be started ({error.strerror}): install git") from None
+            text = f"git cannot be started ({error.strerror}: {error.filename})"
+            raise GitError(
+                text if str(error.filename) == str(cwd) else f"{text}: install git"
+            ) from None
         with process:
             assert process.stdout is not None
             pipe = process.stdout.fileno()
@@ -79,14 +82,20 @@ def git_output(
                 with io.BufferedReader(_Output(pipe, silence_s, is_over)) as output:
                     yield output
                     output.read()  # the rest, without which git would end by SIGPIPE
-                code = process.wait(silence_s)
+                process.wait(silence_s)
             except BaseException as error:
+                if not isinstance(error, GitError | subprocess.TimeoutExpired):
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(END_S)
+                code = process.poll()
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
                     raise GitError(f"git does not end within {silence_s:g} s") from None
-                raise
-        if code:
+                if isinstance(error, GitError) or code is None or code <= 0:
+                    raise
+                # The block failed because the output ended too early: the reason is git's.
+        if process.returncode:
             errors.seek(0)
             reason = errors.read(1000).decode(errors="replace").strip().partition("\n")[0]
-            raise GitError(reason or f"git {arguments[0]}: exit code {code}")
+            raise GitError(reason or f"git {arguments[0]}: exit code {process.returncode}")

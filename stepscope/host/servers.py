@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import psutil
+from typing import TextIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,39 +19,40 @@ class RunningServer:
 
     url: str
     pid: int
-    pid_started: float
 
 
 def running_servers() -> list[RunningServer]:
     """Return the running servers of this user on this host; remove the files of ended ones."""
     servers = []
     for path in servers_folder().glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # another process writes it
-            server = RunningServer(**json.loads(path.read_text()))
-            if _is_running(server):
-                servers.append(server)
-            else:
+        # Incomplete: another process writes it.
+        with contextlib.suppress(OSError, ValueError, TypeError), path.open("r+") as file:
+            server = RunningServer(**json.load(file))
+            if _take(file):
                 path.unlink()
+            else:
+                servers.append(server)
     return servers
 
 
 @contextlib.contextmanager
 def published_server(port: int, url: str) -> Iterator[None]:
-    """Keep a file of this process's server during the block. Raises OSError."""
-    folder, pid = servers_folder(), os.getpid()
+    """Keep a locked file of this process's server during the block. Raises OSError."""
+    folder = servers_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     running_servers()  # removes the files of servers that were killed
     path = folder / f"{port}.json"
     path.unlink(missing_ok=True)
-    server = RunningServer(url, pid, psutil.Process(pid).create_time())
     # Exclusively: a planted link never receives the token.
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(asdict(server), file)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+        _take(file)
+        json.dump(asdict(RunningServer(url, os.getpid())), file)
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def servers_folder() -> Path:
@@ -60,8 +61,10 @@ def servers_folder() -> Path:
     return Path(state) / "stepscope" / "servers" / socket.gethostname()
 
 
-def _is_running(server: RunningServer) -> bool:
+def _take(file: TextIO) -> bool:
+    """Lock a file until it is closed, or the process ends; return False if another has it."""
     try:
-        return bool(psutil.Process(server.pid).create_time() == server.pid_started)
-    except psutil.Error:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         return False
+    return True

@@ -28,8 +28,8 @@ def loopback_owner(local: Address, remote: Address) -> int | None:
     """Return the user id of the process whose socket `local` is connected to `remote`.
 
     Returns None for an address that is not loopback, for a socket that its process has closed, and
-    for UNKNOWN_USER. Takes 20 us, 10 ms where netlink is refused. Raises OSError if /proc cannot be
-    read either.
+    for UNKNOWN_USER. Takes 20 us, and 10 ms where netlink is refused or has no such socket. Raises
+    OSError if /proc cannot be read either.
     """
     local_ip, remote_ip = _loopback_ip(local[0]), _loopback_ip(remote[0])
     if local_ip is None or remote_ip is None:

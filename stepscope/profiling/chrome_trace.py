@@ -28,7 +28,7 @@ _SPACES = b" " * 32 + bytes(range(32, 256))
 _INVALID = re.compile(
     rb"(\\\\|\\uD[89AB]\w\w\\uD[C-F]\w\w)"  # valid: a backslash, and a surrogate pair
     rb"|\\uD[89A-F]\w\w"
-    rb"|(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])",
+    rb"|(?<![^:,\[\s])-?(?:nan|inf(?:inity)?)(?=\s*(?:[,}\]]|\Z))",  # also at the chunk's ends
     re.IGNORECASE,
 )
 """Half surrogate pairs and numbers that are invalid in JSON, which torch writes nevertheless."""

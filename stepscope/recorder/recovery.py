@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import Collection
 from contextlib import closing, suppress
 from pathlib import Path
@@ -23,7 +24,9 @@ log = logging.getLogger(__name__)
 
 LIVE = tuple(status for status in RunStatus if status.live)
 
-_logged: set[tuple[Path, int]] = set()
+RETRY_S = 10.0  # Pause after a failure, as a page calls `recover_ended` twice a second.
+_failed: dict[tuple[Path, int], float] = {}
+"""Monotonic time of the last failure, by folder and rank."""
 
 
 def recover_ended(run: RunInfo) -> int:
@@ -32,12 +35,15 @@ def recover_ended(run: RunInfo) -> int:
         return 0
     gained = 0
     for number in dict.fromkeys(numbers_with(run.folder, "(?:ring|sqlite-journal)")):
+        rank = run.folder, number
+        if time.monotonic() - _failed.get(rank, -RETRY_S) < RETRY_S:
+            continue
         try:
             gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            if (run.folder, number) not in _logged:  # a page calls this twice a second
+            if rank not in _failed:
                 log.warning("%s: the last rows could not be stored: %s", run.id, error)
-            _logged.add((run.folder, number))
+            _failed[rank] = time.monotonic()
     return gained
 
 

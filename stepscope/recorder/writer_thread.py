@@ -146,7 +146,7 @@ class WriterThread:
                 self._log_once("the writer failed and retries", error, traceback=True)
                 self._ended = last_try
                 self._closing.wait(RETRY_S)
-        self._ballast.unlink(missing_ok=True)
+        self._remove_ballast()
         self._store.close()
         self._sleeper.close()
         if self.ring.waiting() <= 0:
@@ -201,6 +201,7 @@ class WriterThread:
                 self.run_json["problem"] = None
                 with contextlib.suppress(OSError):  # the reserve is left
                     self._fill_ballast()
+                    self._store.saves_space = self._ballast.stat().st_size < BALLAST_BYTES
             if not everything and len(self._queue) < BATCH_LIMIT:
                 break  # each commit costs a millisecond of a core that the training may need
         return False
@@ -211,7 +212,8 @@ class WriterThread:
         self._queue = deque(queued)
         events = [item for item in queued if not isinstance(item, Sample)]
         self._store_rows(self.ring.pending(everything=True, most=0), events)
-        most = BATCH_LIMIT
+        # A smaller batch may fit on a full disk; for a locked store each try waits some seconds.
+        most = BATCH_LIMIT if self._store.saves_space else 0
         while most >= MIN_BATCH and (self._queue or self.ring.waiting() > 0):
             rows = self.ring.pending(everything=True, most=most)
             if not self._store_rows(rows, list(itertools.islice(self._queue, most))):
@@ -222,7 +224,7 @@ class WriterThread:
         if unstored and self.ring.reason is None:
             self.run_json["problem"] = (
                 f"{unstored:,} rows are not in the store ({self._failure}) but in "
-                f"{self.ring.path.name}. Free disk space, then open the run on this host."
+                f"{self.ring.path.name}. Remove the cause, then open the run on this host."
             )
             log.warning("stepscope: %s", self.run_json["problem"])
         else:
@@ -244,7 +246,8 @@ class WriterThread:
         except Exception as error:  # noqa: BLE001 - the later rows must be stored
             if _is_temporary(error):
                 self._note_problem(error)
-                self._store.save_space()
+                if not _is_locked(error):
+                    self._store.save_space()
                 return False
             block, lost = join([]), len(rows.slots) + len(batch)
             self._lost += lost
@@ -355,7 +358,7 @@ class WriterThread:
             self.run_json.update(self._progress(), dropped=self.dropped)
             run_json = dict(self.run_json)
         if durable:  # the end of the run
-            self._ballast.unlink(missing_ok=True)
+            self._remove_ballast()
         try:
             write_run_json(self.folder, run_json, self._json, durable=durable)
         except OSError as error:
@@ -385,6 +388,16 @@ class WriterThread:
             atomic_write(self._ballast, random, durable=False)
         except OSError:
             atomic_write(self._ballast, random[:RESERVE_BYTES], durable=False)
+
+    def _remove_ballast(self) -> None:
+        with contextlib.suppress(OSError):  # the end of the run is still written
+            self._ballast.unlink(missing_ok=True)
+
+
+def _is_locked(error: Exception) -> bool:
+    """Return True if another connection has locked the store."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # without the extension
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _is_temporary(error: Exception) -> bool:

@@ -100,6 +100,7 @@ def check_readable(root: Path) -> None:
     """Raise RunError if a folder of runs cannot be read, or is missing and not the default."""
     try:
         os.scandir(root).close()
+        os.stat(f"{root}/.")  # PermissionError: its files cannot be opened
     except FileNotFoundError:
         if root != Path("runs").absolute():
             text = f"runs: no folder {root}. Correct the path, or record the first run there."

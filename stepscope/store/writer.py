@@ -56,7 +56,7 @@ class StoreWriter:
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
         self._commits = 0
-        self._saves_space = False
+        self.saves_space = False
         self._connection = schema.open_writable(path) if reopen else schema.create(path)
         if reopen:
             try:
@@ -89,7 +89,7 @@ class StoreWriter:
                 self._connection.execute("ROLLBACK")
             raise
         self._commits += 1
-        if self._saves_space:
+        if self.saves_space:
             self.save_space()
         elif self._commits % CHECKPOINT_COMMITS == 0:
             # PASSIVE waits for no reader. It may fail on a full disk; the commit stays valid.
@@ -98,7 +98,7 @@ class StoreWriter:
 
     def save_space(self) -> None:
         """Empty the WAL now and after each commit, for a full disk. Waits for no reader."""
-        self._saves_space = True
+        self.saves_space = True
         with suppress(sqlite3.Error):  # no space for new pages of the file either
             self._connection.execute("PRAGMA busy_timeout = 0")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

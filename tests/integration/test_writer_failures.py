@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 
 from stepscope.recorder import writer_thread
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.writer_thread import WriterThread
-from stepscope.run import RunStatus
-from stepscope.store import StoreError, StoreReader, schema
+from stepscope.recorder.recovery import recover_ended
+from stepscope.recorder.writer_thread import BALLAST, WriterThread
+from stepscope.run import RunStatus, read_run
+from stepscope.store import STORE_NAME, StoreError, StoreReader, schema
 from stepscope.store.blocks import Sample
 from stepscope.store.reader import send_command
 from tests.support.run_values import steps_and_losses
@@ -80,6 +83,43 @@ def test_an_internal_error_is_logged_once_and_retried_after_a_pause(
     assert texts(tmp_path) == ["here"]
     errors = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
     assert [message.endswith("RuntimeError: a mistake") for message in errors] == [True]
+
+
+def test_the_end_is_recorded_if_the_reserve_cannot_be_removed(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    recorder.log_step({"train/loss": 1.0})
+    (tmp_path / BALLAST).unlink()
+    (tmp_path / BALLAST).mkdir()
+    recorder.close(RunStatus.FAILED, "A reason.")
+    run = read_run(tmp_path)
+    assert (run.status, run.reason) == (RunStatus.FAILED, "A reason.")
+    assert not (tmp_path / "rank0.ring").exists()
+
+
+def test_the_end_of_a_locked_store_is_tried_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try waits for the lock."""
+    monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.01)
+    tries = []
+    store_rows = WriterThread._store_rows
+
+    def count(self: WriterThread, *args: Any) -> bool:
+        tries.append(1)
+        return store_rows(self, *args)
+
+    recorder = Recorder(tmp_path, name="test")
+    wait_until((tmp_path / STORE_NAME).exists)
+    with closing(sqlite3.connect(tmp_path / STORE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for step in range(1000):
+            recorder.log(step, {"train/loss": 1.0})
+        monkeypatch.setattr(WriterThread, "_store_rows", count)
+        recorder.close(RunStatus.FINISHED)
+    assert 0 < len(tries) <= 4
+    run = read_run(tmp_path)
+    assert (run.status, "locked" in (run.run_json["problem"] or "")) == (RunStatus.FINISHED, True)
+    assert recover_ended(run) == 1000
 
 
 def test_a_failing_callback_loses_no_command(

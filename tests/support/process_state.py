@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-LIBRARY_THREADS = re.compile("AnyIO worker thread")
+LIBRARY_THREADS = re.compile(r"AnyIO worker thread|asyncio_\d+")
 """Names of threads that a library keeps for its next caller."""
 LIBRARY_VARIABLES = re.compile("PYTEST_CURRENT_TEST|TORCHINDUCTOR_.*|TRITON_.*|KMP_.*")
 """Variables that pytest changes, and that torch's compiler and scikit-learn set at first use."""

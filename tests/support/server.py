@@ -45,6 +45,7 @@ def start_server(
     """
     port, log = free_port(), folder / "server.log"
     assert port is not None
+    (folder / "runs").mkdir(exist_ok=True)
     environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs")} | variables
     with log.open("wb") as output:
         options = ["--server.headless", "true", "--server.port", str(port)]

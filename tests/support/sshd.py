@@ -59,7 +59,7 @@ def reachable(port: int) -> bool:
 
 @contextmanager
 def delayed(port: int, delay_s: float) -> Iterator[int]:
-    """Yield the port of a proxy that delays each direction by `delay_s`, and close it at the end."""
+    """Yield the port of a proxy that delays each direction by `delay_s`."""
     listener = socket.create_server(("127.0.0.1", 0))
     connections: list[socket.socket] = []
     copiers: list[threading.Thread] = []

@@ -103,6 +103,20 @@ def test_a_git_that_waits_is_ended_and_may_not_prompt(
     wait_until(lambda: not is_running(int(pid)))
 
 
+def test_the_reason_of_git_is_told(top: Path, tmp_path: Path) -> None:
+    with pytest.raises(RevisionError, match=r"fatal: .*0{40}"):
+        unpack("0" * 40, top, tmp_path / "tree", [])
+    with pytest.raises(RevisionError, match=str(tmp_path / "none")) as failed:
+        resolve("first", tmp_path / "none")
+    assert "install git" not in str(failed.value)
+
+
+def test_a_full_disk_fails_no_run(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc"])
+    assert environment(None, None, top)["commit"] == git(top, "rev-parse", "HEAD")
+
+
 def test_two_revisions_are_not_combined(top: Path) -> None:
     arms = (variant("rev:first"), variant("rev:main"), variant("tf32"))
     plan = ScriptPlan(script=script_command("train.py", [], is_module=False), arms=arms)

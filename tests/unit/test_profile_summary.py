@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from stepscope.profiling import summary_name, trace_name
+from stepscope.profiling import chrome_trace, summary_name, trace_name
 from stepscope.profiling.chrome_trace import ChromeTrace
 from stepscope.profiling.summary import (
     BYTES_LIMIT,
@@ -189,9 +189,13 @@ def test_what_is_odd_in_a_trace_is_passed_over() -> None:
         '{"ph": "X", "cat": "odd", "ts": 1, "dur": 1, "args": {"bandwidth": inf}}',
         r'{"ph": "X", "cat": "odd", "name": "\\\\\\ud83d", "ts": 1, "tid": 1}',
         r'{"ph": "i", "name": "\udc00\ud83d\ude00", "ts": 1, "tid": 1}',
+        '{"ph": "X", "cat": "odd", "ts": 1, "dur":\nNaN\n, "tid": 1}',
     ],
 )
-def test_an_event_that_is_no_json_costs_no_other_event(event: str) -> None:
+def test_an_event_that_is_no_json_costs_no_other_event(
+    monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    monkeypatch.setattr(chrome_trace, "_CHUNK_BYTES", 1)  # each line is a chunk
     rest = json.dumps([*STEP, op("a: NaN", 900, 1, 1), op("\\ud83d \U0001f600", 910, 1, 1)])
     trace = ChromeTrace(io.BytesIO(f'{{"traceEvents": [{event}, {rest[1:]}}}'.encode()))
     names = [operator.name for operator in operators(trace)]

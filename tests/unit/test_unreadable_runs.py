@@ -80,12 +80,13 @@ def test_a_missing_default_folder_has_no_runs_yet(
     assert str(root / "runs") in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("mode", [0, 0o444])
 def test_a_run_that_cannot_be_entered_is_named_beside_the_others(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: int
 ) -> None:
     runs = root / "runs"
     denied = make_run(runs, "denied", status="finished")
-    denied.chmod(0)
+    denied.chmod(mode)
     monkeypatch.setenv("STEPSCOPE_RUNS", str(runs))
     with not_root():
         assert main(["runs"]) == 1
