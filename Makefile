@@ -9,7 +9,7 @@ INSTALL := python -m pip install --quiet --disable-pip-version-check -c constrai
 ARGS   ?=
 # Which tests `make test` takes, such as TESTS=tests/unit
 TESTS  ?= tests/unit tests/app tests/integration
-# Test processes at a time: auto is one more than cores, 0 runs all tests in the process of pytest.
+# Test processes at a time: auto is one a core, 0 runs all tests in the process of pytest.
 JOBS   ?= auto
 XDIST  := -n $(JOBS) --maxprocesses 8 --dist loadgroup
 # What more to give pytest, such as PYTEST_ARGS=--durations=25
@@ -63,7 +63,9 @@ format: install-test node_modules/.installed
 	$(BIN)/ruff format .
 	$(WITH_NODE) npm run --silent prettier -- --write
 
-# Unit, app and fast integration tests; lint beside them, its output at the end.
+# Unit, app and fast integration tests; lint beside them, its output at the end. One process more than cores, as many
+# of these tests wait for other processes.
+test: JOBS = $(shell expr $$(nproc) + 1)
 test: install-test
 	@make --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; failed=0; \
 	$(BIN)/python $(PYTEST) $(QUICK) $(TESTS) || failed=1; \

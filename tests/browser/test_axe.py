@@ -37,7 +37,7 @@ def unfold_all(page: Page) -> None:
             summary.click()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_no_page_has_a_violation(browser: Browser, server: Server) -> None:
     write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
     with window(browser) as page:

@@ -221,8 +221,9 @@ def test_a_script_from_the_form_to_the_copied_patch(
     button(page, "Start sweep").click()
     button(page, "Stop").click()
     button(page, "Resume").click()  # with the command in memory
-    expect(button(page, "Stop")).to_have_count(0, timeout=400_000)
-    assert json.loads((folder_of(server) / "sweep.json").read_text())["status"] == "finished"
+    sweep = folder_of(server) / "sweep.json"
+    wait_until(lambda: json.loads(sweep.read_text())["status"] == "finished", page, 400)
+    expect(button(page, "Stop")).to_have_count(0)
     (folder_of(server) / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
     page.reload()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

@@ -310,8 +310,9 @@ def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:
     "options", ["", "--steps 1 x.py", "--steps 1e9 x.py", "/nowhere.py", "--steps 3 --workload gpt"]
 )
 def test_wrong_usage_of_the_script_command(
-    options: str, capsys: pytest.CaptureFixture[str]
+    options: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # the command adds the script's folder
     try:
         code: object = script_main(options.split())
     except SystemExit as error:  # of argparse

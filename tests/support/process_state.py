@@ -15,10 +15,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-LIBRARY_THREADS = re.compile(r"AnyIO worker thread|asyncio_\d+")
+LIBRARY_THREADS = re.compile(
+    r"AnyIO worker thread|asyncio_\d+|tqdm_monitor|ThreadPoolExecutor-\d+_\d+"
+)
 """Names of threads that a library keeps for its next caller."""
-LIBRARY_VARIABLES = re.compile("PYTEST_CURRENT_TEST|TORCHINDUCTOR_.*|TRITON_.*|KMP_.*")
-"""Variables that pytest changes, and that torch's compiler and scikit-learn set at first use."""
+LIBRARY_VARIABLES = re.compile(
+    "PYTEST_CURRENT_TEST|_?TORCHINDUCTOR_.*|TRITON_.*|KMP_.*|PYTORCH_NVML_BASED_CUDA_CHECK"
+)
+"""Variables that pytest changes, and that torch's compiler, scikit-learn and Lightning set."""
 LIBRARY_SIGNALS = {signal.SIGALRM, signal.SIGCHLD}
 """pytest-timeout takes its handler back after a failure, and torch's DataLoader keeps one."""
 MAX_WAIT_S = 5.0
@@ -43,6 +47,11 @@ def _restore_environment(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
+def _search_path() -> list[str]:
+    """Return sys.path without the folder that setuptools adds for its own imports."""
+    return [folder for folder in sys.path if not folder.endswith("setuptools/_vendor")]
+
+
 def _umask() -> int:
     """Return the umask. `os.umask` would change it for the other threads."""
     status = Path("/proc/self/status").read_text("ascii")
@@ -61,7 +70,7 @@ def _restore_handlers(handlers: dict[signal.Signals, Any]) -> None:
 
 PARTS = {
     "os.environ": Part(_environment, _restore_environment),
-    "sys.path": Part(sys.path.copy, lambda path: sys.path.__setitem__(slice(None), path)),
+    "sys.path": Part(_search_path, lambda path: sys.path.__setitem__(slice(None), path)),
     "working folder": Part(os.getcwd, os.chdir),
     "umask": Part(_umask, os.umask),
     "signal handlers": Part(_handlers, _restore_handlers),

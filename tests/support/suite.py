@@ -57,12 +57,6 @@ def pytest_timeout_cancel_timer() -> Iterator[None]:
     return (yield)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one worker more than cores, as many tests wait for processes and connections."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 @functools.cache
 def _shares_fixtures(file: Path) -> bool:
     """Return True if the tests of a file share a fixture, which only one worker is to set up."""
