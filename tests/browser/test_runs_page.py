@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 from stepscope.run import read_run
 from stepscope.run.metadata import read_metadata
 from tests.support.app_page import record
-from tests.support.browser_page import TRAINS_MS, run_folder, start
+from tests.support.browser_page import run_folder, start
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
@@ -31,8 +31,7 @@ def test_a_finished_built_in_run_is_deleted_while_another_tab_shows_it(
     server: Server, open_page: Callable[..., Page]
 ) -> None:
     reader = open_page("/?epochs=1", expected="404")
-    start(reader)
-    expect(reader.get_by_test_id("status")).to_contain_text("Finished", timeout=TRAINS_MS)
+    start(reader, "Finished")
     folder = run_folder(server)
     assert read_run(folder).run_json["pid"] == server.process.pid
     page = open_page("/runs", expected="404")
