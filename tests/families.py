@@ -159,6 +159,11 @@ SLOW = {
         files=("browser/test_axe.py", "browser/test_alerts_page.py"),
         core=("browser/test_axe.py::test_an_example_opens_by_one_click_and_then_by_its_address",),
     ),
+    "suite": Family(
+        paths=("tests/conftest.py", "tests/support/", "constraints.txt"),
+        files=("integration/test_suite.py",),
+        core=("integration/test_suite.py::test_a_hang_in_c_ends_with_the_stack_of_its_thread",),
+    ),
 }
 """Real jobs of several processes, sweeps, frameworks, lessons and all pages at once: 5 % of the
 tests and more than half of the time."""

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.jobs import started
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (
     *("-p", "tests.support.suite", "-p", "tests.support.process_state"),
