@@ -44,6 +44,7 @@ ROOT_USER = 0
 REFUSAL = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
 <meta name="viewport" content="width=device-width">
 <title>Stepscope: no access</title>
 <body style="font: 16px/1.5 sans-serif; max-width: 40em; margin: 3em auto; padding: 0 1em">
@@ -60,6 +61,7 @@ other hosts also prints it at its start. <code>STEPSCOPE_TOKEN</code> sets a ser
 ADMISSION = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={address}">
 <title>Stepscope</title>
