@@ -56,6 +56,8 @@ def foreign_page() -> Iterator[str]:
     """Serve an empty page of another origin, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 1  # s: Chromium opens a spare connection, which would keep its thread
+
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
@@ -95,7 +97,7 @@ def test_a_page_of_another_origin_changes_and_reads_nothing(
 @needs_root
 def test_a_browser_of_another_user_needs_the_token_once(browser: Browser, server: Server) -> None:
     """Its requests reach the server over the socket of another user."""
-    record(server.runs, "one")
+    record(server.runs, "admitted")
     port = int(server.url.rpartition(":")[2])
     (token,) = (
         known.url.rpartition("=")[2]
@@ -115,12 +117,12 @@ def test_a_browser_of_another_user_needs_the_token_once(browser: Browser, server
         assert tab.context.cookies() == []
         with foreign_page() as address:
             tab.goto(address.replace("localhost", "127.0.0.1"))  # another site
-            tab.evaluate("(url) => { location.href = url; }", f"{url}/?run=one&token={token}")
-            tab.wait_for_url(f"{url}/?run=one**")
+            tab.evaluate("(url) => { location.href = url; }", f"{url}/?run=admitted&token={token}")
+            tab.wait_for_url(f"{url}/?run=admitted**")
         expect(tab.get_by_text("Finished").first).to_be_visible()
         expect(tab.locator(".js-plotly-plot").first).to_be_visible()
         assert "token" not in tab.url
-        assert "run=one" in tab.url
+        assert "run=admitted" in tab.url
         (cookie,) = [
             each for each in tab.context.cookies() if each["name"].startswith("stepscope-token")
         ]
