@@ -20,15 +20,14 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import to_json, to_text
 from stepscope.common.secrets import with_hidden_secrets
 from stepscope.distributed.rendezvous import announce, find_place
 from stepscope.host.environment import in_notebook, running_folder, running_name
 from stepscope.profiling.phase_ranges import DATA, span
-from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.ring import WIDTH, RingBuffer, RowLayout
-from stepscope.recorder.rows import NAME_LIMIT, RATES, SAMPLES
+from stepscope.recorder.recorder import MAX_NAME_CHARS, Recorder
+from stepscope.recorder.ring import WIDTH, RowLayout
+from stepscope.recorder.rows import RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
@@ -65,9 +64,8 @@ class Tracker:
         self._layouts: dict[tuple[str, ...], RowLayout] = {}
         """Ring layouts by the names given to `step`."""
         self._tensor: type[Any] | None = None
-        # Attributes read in every step, to avoid nested attribute access.
+        # Read in every step, to avoid nested attribute access.
         self._recorder: Any = session.recorder if session is not None else None
-        self._ring: RingBuffer | None = None
         self._pid = os.getpid()
         self._errors_before = _errors()
         self._measuring = False
@@ -95,21 +93,16 @@ class Tracker:
         `val/loss`. The mapping `values` has full names such as `val/accuracy`. `samples` and
         `tokens` are the counts of this step, recorded as samples and tokens per second.
         """
-        layout, ring = self._layouts.get(tuple(metrics)), self._ring
-        # Below its gate the ring takes rows directly: no command and no GPU tensor is pending, the
-        # ring has free slots, and this is not a forked child.
-        if layout is None or ring is None or ring.last >= ring.gate or values is not None:
+        layout = self._layouts.get(tuple(metrics))
+        if layout is None or values is not None:
             return self._step(values, metrics)
         numbers: Collection[float] = metrics.values()
         for value in numbers:
             if type(value) is not float:
                 numbers = self._host_numbers(numbers)
                 break
-        if not numbers:
+        if not numbers or not self._recorder.record_next_step(layout, numbers):
             return self._step(values, metrics)
-        recorder = self._recorder
-        recorder.step = step = recorder.step + 1
-        ring.put(layout, elapsed() + clock.offset, step, numbers)
         return None
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
@@ -269,11 +262,11 @@ class Tracker:
         # An epoch also updates the recorder. A name with the value None has no key.
         if "epoch" in names or not 0 < len(keys) == len(names) <= WIDTH:
             return
-        if not all(key.isascii() and len(key) <= NAME_LIMIT for key in keys):
+        if not all(key.isascii() and len(key) <= MAX_NAME_CHARS for key in keys):
             return  # the recorder changes the name
         layout = recorder.ring.layout(keys, True)
         if layout is not None:
-            self._layouts[names], self._ring = layout, recorder.ring
+            self._layouts[names] = layout
             self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
 
 

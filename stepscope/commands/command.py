@@ -53,22 +53,21 @@ def parse_args(args: str) -> dict[str, Any]:
 class LocalCommandQueue:
     """Commands of a single-process run, executed at the next step boundary.
 
-    `close_gate` is called after a command is queued, `open_gate` after the last one is taken.
+    `request_boundary` is called after a command is queued.
     """
 
-    def __init__(self, close_gate: Callable[[], None], open_gate: Callable[[], None]) -> None:
+    def __init__(self, request_boundary: Callable[[], None]) -> None:
         self._queue: deque[Command] = deque()
         self.waiting: Collection[object] = self._queue
         """Not empty when a boundary has to take commands."""
         self._came = threading.Event()
-        self._close_gate = close_gate
-        self._open_gate = open_gate
+        self._request_boundary = request_boundary
 
     def offer(self, command: Command) -> None:
         """Queue a command for the next boundary. Thread-safe."""
         self._queue.append(command)
         self._came.set()
-        self._close_gate()
+        self._request_boundary()
 
     def take(self) -> list[Command]:
         """Return the commands queued since the last call; without one it takes about 50 ns."""
@@ -76,16 +75,13 @@ class LocalCommandQueue:
             return []
         # Cleared before emptying: a command queued in between sets it again.
         self._came.clear()
-        taken = [self._queue.popleft() for _ in range(len(self._queue))]
-        if not self._queue:
-            self._open_gate()
-        return taken
+        return [self._queue.popleft() for _ in range(len(self._queue))]
 
     def put_back(self, commands: Sequence[Command]) -> None:
         """Keep commands for the next boundary."""
         if commands:
             self._queue.extendleft(reversed(commands))
-            self._close_gate()
+            self._request_boundary()
 
     def wait(self, timeout_s: float) -> list[Command]:
         """Return the commands that are queued within `timeout_s`."""

@@ -90,7 +90,10 @@ class JobCommands(Participant):
         network = is_network_filesystem(watched)
         timeout_s = NETWORK_VOTE_TIMEOUT_S if network else VOTE_TIMEOUT_S
         super().__init__(
-            lambda: recorder.step, lead=lead, flag=recorder.want_boundary, vote_timeout_s=timeout_s
+            lambda: recorder.step,
+            lead=lead,
+            flag=recorder.request_command,
+            vote_timeout_s=timeout_s,
         )
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
         self._written: RankReport | None = None

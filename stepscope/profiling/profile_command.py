@@ -151,7 +151,7 @@ class ProfileCommand:
     def leave(self) -> None:
         """Record that the next step begins now."""
         self._left_s = time.perf_counter()
-        self.recorder.want_boundary()
+        self.recorder.request_reading()
 
     def interrupt(self, reason: str) -> None:
         """End a recording in progress early, for this reason."""

@@ -2,15 +2,20 @@
 
 Rows of steps go into a memory-mapped ring, samples and events into a queue; a writer thread moves
 both into the run folder. Only the constructor raises; only `close` waits for the disk.
+
+The usual step is one call of `record_next_step`, which checks a single set, `boundary_requests`.
+Each thread adds and removes only its own request, so no thread can undo another's.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +24,18 @@ from stepscope.commands.command import CommandName as CommandName
 from stepscope.commands.command import LocalCommandQueue, parse_args
 from stepscope.commands.job_commands import JobCommands
 from stepscope.common.clock import clock, elapsed
-from stepscope.common.json_values import to_json, to_text
+from stepscope.common.json_values import first_line, to_json, to_text
 from stepscope.metrics import Stream
-from stepscope.recorder.cuda_readback import MetricRow, keep_for_good
-from stepscope.recorder.rows import RESTART, RowWriter, TimedRow
+from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow, keep_for_good
+from stepscope.recorder.ring import WIDTH, RowLayout
+from stepscope.recorder.rows import RESTART, TimedRow
 from stepscope.recorder.writer_thread import Look, Saw, WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
 
 log = logging.getLogger(__name__)
 
+MAX_NAME_CHARS = 500  # of a metric
 STEP_LIMIT = 2**53  # larger steps are inexact in the store, which has 64-bit floats
 RECENT_S = 30.0  # maximum age of samples kept in memory, for the analysis of a failure
 SLURM = {
@@ -38,6 +45,18 @@ SLURM = {
     "node_list": "SLURM_JOB_NODELIST",
 }
 SETTLE_S = 2.0  # timeout for values on a GPU at the end of a run
+
+
+class BoundaryRequest(Enum):
+    """What a step needs besides its row of numbers."""
+
+    COMMAND = auto()
+    READING = auto()
+    """The sampler, or a profile, needs the training thread."""
+    READBACK = auto()
+    """Rows wait for values on a GPU: a later row must not overtake them."""
+    CLOSED = auto()
+    """The run has ended, or this is a forked child: nothing is recorded. Never removed."""
 
 
 class Recorder:
@@ -73,9 +92,8 @@ class Recorder:
             run_json["world_size"] = ranks
         self.signs = 0  # rises with work other than steps, such as a validation batch
         self._on_command = on_command
-        self.commands: LocalCommandQueue | JobCommands = LocalCommandQueue(
-            self.want_boundary, self._open_gate
-        )
+        self.boundary_requests: set[BoundaryRequest] = set()
+        self.commands: LocalCommandQueue | JobCommands = LocalCommandQueue(self.request_command)
         # Read in every step of a script, where a property would double the cost.
         self.command_waiting: Collection[object] = self.commands.waiting
         """Non-empty while `commands` wait for a step boundary."""
@@ -85,11 +103,13 @@ class Recorder:
         """Samples and tokens of the current step by key; see `count`."""
         self.also_dropped: Callable[[], int] = int
         """Returns the number of rows with missing values in the owner's own GPU readback."""
-        self._rows = RowWriter(self._open_gate)
+        self._readback: CudaScalarReadback | None = None  # None before the first value on a GPU
+        self._readback_lock = threading.RLock()  # a signal handler may come in the middle
+        self._refused: set[str] = set()  # metrics whose values are no numbers
         self._writer = WriterThread(
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
-        self.ring = self._rows.ring = self._writer.ring
+        self.ring = self._writer.ring
         self.job: JobCommands | None = None  # Commands of a job of several ranks.
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
@@ -101,43 +121,38 @@ class Recorder:
         self.commands = self.job
         self.command_waiting = self.job.waiting
 
+    def record_next_step(self, layout: RowLayout, numbers: Collection[float]) -> bool:
+        """Record the next step; return False, without recording, if it needs `log_step`."""
+        if self.boundary_requests:
+            return False
+        self.step = step = self.step + 1
+        self.ring.put(layout, elapsed() + clock.offset, step, numbers)
+        return True
+
+    def log_step(self, values: Mapping[str, Any]) -> None:
+        """Increment the step and record its metrics, with step time and rates."""
+        self.step += 1
+        self.boundary_requests.discard(BoundaryRequest.READING)  # the boundary follows
+        self._record(self.step, clock.now(), values, TimedRow())
+
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
 
         Values are numbers, tensors of one element, or None. Never waits for a tensor on a GPU: its
         row is recorded some steps later.
         """
+        now = clock.now()
         try:
-            if type(step) is not int:
-                step = int(step)  # such as numpy's
+            step = int(step)  # such as numpy's
             if not -STEP_LIMIT < step < STEP_LIMIT:
                 raise ValueError("the step is too large")
-            now, ring = elapsed() + clock.offset, self.ring
             if ts is not None and 0 < float(ts) < now:
                 now = float(ts)
-            self.step = step
-            if ring.last < ring.gate and values:
-                for value in values.values():
-                    if type(value) is not float:
-                        break
-                else:  # fast path for the common row: watched scripts log at every step
-                    layout = ring.layout(tuple(values), False)
-                    if layout is not None:
-                        ring.put(layout, now, step, values.values())
-                        return
-            if not self._closed:
-                self._rows.record(step, now, values, MetricRow())
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._rows.refuse("step", error)
-
-    def log_step(self, values: Mapping[str, Any]) -> None:
-        """Increment the step and record its metrics, with step time and rates."""
-        self.step += 1
-        try:
-            if not self._closed:
-                self._rows.record(self.step, clock.now(), values, TimedRow())
-        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._rows.refuse("step", error)
+            self._refuse("step", error)
+            return
+        self.step = step
+        self._record(step, now, values, MetricRow())
 
     def count(self, key: str, number: Any) -> None:
         """Add a number, or a tensor on a GPU, to the samples or tokens of the current step."""
@@ -148,7 +163,7 @@ class Recorder:
             number = number.detach().double() if on_gpu else float(number)
             self.counts[key] = self.counts.get(key, 0.0) + number
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._rows.refuse(key, error)
+            self._refuse(key, error)
 
     def take_counts(self) -> dict[str, Any]:
         """Return and reset the counts of the current step."""
@@ -157,11 +172,17 @@ class Recorder:
 
     def restart_clock(self) -> None:
         """Exclude the time since the last `log_step`, such as a pause, from the step time."""
-        self._rows.record(self.step, clock.now(), {RESTART: 0.0}, TimedRow())
+        self._record(self.step, clock.now(), {RESTART: 0.0}, TimedRow())
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait for pending tensors and record their rows; after `timeout_s`, without values."""
-        self._rows.settle(timeout_s)
+        if self._readback is None or not self._readback_lock.acquire(timeout=timeout_s or -1):
+            return
+        try:
+            self._readback.flush(timeout_s)
+        finally:
+            self._readback_lock.release()
+        self._remove_requests()
 
     def sample(self, values: MetricValues) -> None:
         """Record one sample of process, host and allocator."""
@@ -183,10 +204,13 @@ class Recorder:
                 self._describe(run_json)
         self._writer.wake()
 
-    def want_boundary(self) -> None:
-        """Force the slow path at the next step boundary. Thread-safe."""
-        if self.ring.gate >= 0:
-            self.ring.gate = -1
+    def request_command(self) -> None:
+        """Make the next step check for commands. Thread-safe; call after `commands` have one."""
+        self.boundary_requests.add(BoundaryRequest.COMMAND)
+
+    def request_reading(self) -> None:
+        """Make the next step serve the sampler and profiles. Thread-safe."""
+        self.boundary_requests.add(BoundaryRequest.READING)
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
@@ -217,6 +241,7 @@ class Recorder:
             if self._closed:
                 return
             self._closed = True
+        self.boundary_requests.add(BoundaryRequest.CLOSED)
         self.settle(SETTLE_S)  # a hanging GPU must not block the exit
         with self._writer.run_json_lock:
             self._describe({"status": status, "reason": reason, "ended": clock.now()})
@@ -226,8 +251,9 @@ class Recorder:
     def leave(self) -> None:
         """Detach a forked child from the parent's files."""
         self._closed = True
-        keep_for_good(self._rows.late)  # its memory on a GPU belongs to the parent
-        self._rows.late = None
+        self.boundary_requests.add(BoundaryRequest.CLOSED)
+        keep_for_good(self._readback)  # its memory on a GPU belongs to the parent
+        self._readback = None
         if self.job is not None:
             self.job.abandon()
         self._writer.leave()
@@ -235,11 +261,90 @@ class Recorder:
     def _describe(self, run_json: Mapping[str, Any]) -> None:
         self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
 
-    def _open_gate(self) -> None:
-        if not self.command_waiting and not self._rows.late:
-            self.ring.gate = self.ring.end
+    def _record(self, step: int, ts: float, values: Mapping[str, Any], row: MetricRow) -> None:
+        """Put a row into the ring, now or when its tensors on a GPU have been copied."""
+        if self._closed:
+            return
+        try:
+            self._put_values(step, ts, values, row)
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse("step", error)
+        if self.boundary_requests:
+            self._remove_requests()
+
+    def _put_values(self, step: int, ts: float, values: Mapping[str, Any], row: MetricRow) -> None:
+        tensors: dict[str, Any] = {}
+        for key, value in values.items():
+            if type(key) is not str or not key.isascii() or len(key) > MAX_NAME_CHARS:
+                key = to_text(key)[:MAX_NAME_CHARS]
+            if type(value) is float:
+                row[key] = value
+            elif value is not None:
+                self._add_value(key, value, row, tensors)
+        if tensors or self._readback:
+            with self._readback_lock:
+                self._read_back(step, ts, row, tensors)
+        else:
+            self._put_row(step, ts, row)
+
+    def _read_back(self, step: int, ts: float, row: MetricRow, tensors: dict[str, Any]) -> None:
+        """Put the rows whose values have arrived, and queue the copies of this row."""
+        if self._readback is None:
+            self._readback = CudaScalarReadback(self._put_row)
+        self._readback.poll()
+        self._readback.put(step, ts, row, tensors)
+        self.boundary_requests.add(BoundaryRequest.READBACK)
+
+    def _add_value(
+        self, key: str, value: Any, row: MetricRow, tensors: dict[str, Any] | None = None
+    ) -> None:
+        """Add a value to the row, or to `tensors` if it is on a GPU."""
+        try:
+            is_scalar_on_gpu = getattr(value, "is_cuda", False) and value.numel() == 1
+            if is_scalar_on_gpu and tensors is not None:
+                tensors[key] = value
+            elif not is_scalar_on_gpu:
+                row[key] = float(value.item() if hasattr(value, "item") else value)
+        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+            self._refuse(key, error)
+
+    def _put_row(self, step: int, ts: float, row: MetricRow) -> None:
+        """Put a row of numbers into the ring: several slots for a wide row."""
+        if not row and not isinstance(row, TimedRow):
+            return
+        keys = tuple(row)
+        layout = self.ring.layout(keys, isinstance(row, TimedRow)) if len(keys) <= WIDTH else None
+        if layout is not None:
+            self.ring.put(layout, ts, step, row.values())
+            return
+        # One slot per metric if the header is full of combinations.
+        size = WIDTH if len(keys) > WIDTH else 1
+        if size >= len(keys):
+            self._refuse(", ".join(keys), ValueError("too many different names"))
+            return
+        for start in range(0, len(keys), size):
+            part = {key: row[key] for key in keys[start : start + size]}
+            self._put_row(step, ts, type(row)(part))
+
+    def _refuse(self, key: str, error: Exception) -> None:
+        """Log once that values of a metric cannot be recorded."""
+        if key not in self._refused:
+            self._refused.add(key)
+            log.warning(
+                "stepscope: %s: must be a number or a tensor of one element (%s); omitted from now "
+                "on, without another warning",
+                key[:100],
+                first_line(error),
+            )
+
+    def _remove_requests(self) -> None:
+        """Remove the training thread's requests that are served."""
+        if not self._readback:
+            self.boundary_requests.discard(BoundaryRequest.READBACK)
+        if not self.command_waiting:
+            self.boundary_requests.discard(BoundaryRequest.COMMAND)
             if self.command_waiting:  # a command has arrived since the check
-                self.ring.gate = -1
+                self.boundary_requests.add(BoundaryRequest.COMMAND)
 
     def _put_sample(self, stream: str, source: str, values: MetricValues) -> None:
         row = MetricRow()
@@ -248,9 +353,9 @@ class Recorder:
                 if type(value) is float or value is None:
                     row[key if type(key) is str and key.isascii() else to_text(key)] = value
                 else:
-                    self._rows.read(to_text(key), value, row, {})
+                    self._add_value(to_text(key), value, row)
         except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
-            self._rows.refuse("sample", error)
+            self._refuse("sample", error)
         sample = Sample(stream, source, clock.now(), self.step, row)
         self._put(sample)
         recent = self.recent
@@ -263,8 +368,9 @@ class Recorder:
             self._writer.put(item)
 
     def _progress(self) -> dict[str, Any]:
-        late, dropped = self._rows.late, self.also_dropped()
-        dropped += late.dropped if late is not None else 0
+        dropped = self.also_dropped()
+        if self._readback is not None:
+            dropped += self._readback.dropped
         return {"step": self.step, "epoch": self.epoch, "dropped_values": dropped}
 
     def _offer(self, command_id: int, name: str, args: str) -> None:

@@ -74,10 +74,7 @@ class RingBuffer:
         self.dropped = 0  # rows refused because the ring was full
         self.lost = 0  # slots that were claimed and never written
         self.last = -1  # number of the newest row; approximate while several threads write
-        self.gate = self.end = SLOTS - MARGIN
-        """`end` is the first row without a free slot. `gate` is an earlier value of `end`, or -1
-        while a command, a tensor on a GPU or the end of the run needs the slow path, which alone
-        raises it: the writer thread could undo a simultaneous -1."""
+        self.end = SLOTS - MARGIN  # number of the first row without a free slot
         self.drained = 0  # rows before this number are in the store
         self._final: int | None = None
         """The exact end after `stop`: `last` may fall in a race of two threads."""
@@ -152,13 +149,13 @@ class RingBuffer:
 
     def stop(self) -> None:
         """Accept no more rows; all claimed ones are `pending` now."""
-        self.gate = self.end = -1
+        self.end = -1
         if self._final is None:
             self._final, _ = self.claim()
 
     def leave(self) -> None:
         """Detach a forked child from the parent's ring and its lock."""
-        self.gate = self.end = -1
+        self.end = -1
         self._header_used = HEADER_BYTES  # a new layout would be written over the parent's
         if self._lock is not None:
             os.close(self._lock)

@@ -1,25 +1,18 @@
-"""Write rows into the ring, and convert its slots, with step times, into blocks."""
+"""Convert the slots of the ring, with step times and rates, into blocks."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.common.json_values import first_line, to_text
-from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow
-from stepscope.recorder.ring import WIDTH, RingBuffer, Slots
+from stepscope.recorder.cuda_readback import MetricRow
+from stepscope.recorder.ring import Slots
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import Event, Floats, missing, recorded
 
-log = logging.getLogger(__name__)
-
-NAME_LIMIT = 500  # maximum number of characters kept of a metric's name
 STEP_TIME = "perf/step_time"
 SAMPLES = "perf/samples"
 RATE = "perf/samples_per_sec"
@@ -126,89 +119,3 @@ def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
 
 class TimedRow(MetricRow):
     """Row of one step: the writer computes its step time."""
-
-
-class RowWriter:
-    """Puts rows into the ring; omits values that are no numbers, and logs each such name once."""
-
-    ring: RingBuffer  # set by the owner before the first row; the writer thread creates it
-
-    def __init__(self, open_gate: Callable[[], None]) -> None:
-        self._open_gate = open_gate
-        self.late: CudaScalarReadback | None = None
-        """Rows pending for values on a GPU; None before the first."""
-        self._late_lock = threading.RLock()  # a signal handler may come in the middle
-        self._refused: set[str] = set()
-
-    def record(self, step: int, ts: float, values: Mapping[str, Any], row: MetricRow) -> None:
-        """Put a row into the ring, now or when its tensors on a GPU have been copied."""
-        tensors: dict[str, Any] = {}
-        for key, value in values.items():
-            if type(key) is not str or not key.isascii() or len(key) > NAME_LIMIT:
-                key = to_text(key)[:NAME_LIMIT]
-            if type(value) is float:
-                row[key] = value
-            elif value is not None:
-                self.read(key, value, row, tensors)
-        if not tensors and not self.late:
-            self.put(step, ts, row)
-            if self.ring.gate < self.ring.end:
-                self._open_gate()
-            return
-        with self._late_lock:
-            if self.late is None:
-                self.late = CudaScalarReadback(self.put)
-            self.late.poll()
-            self.late.put(step, ts, row, tensors)
-        # The fast path must not overtake the pending rows.
-        self.ring.gate = -1
-
-    def read(self, key: str, value: Any, row: MetricRow, tensors: dict[str, Any]) -> None:
-        """Put a value into the row, or into `tensors` if it is on a GPU."""
-        try:
-            if getattr(value, "is_cuda", False) and value.numel() == 1:
-                tensors[key] = value
-            else:
-                row[key] = float(value.item() if hasattr(value, "item") else value)
-        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self.refuse(key, error)
-
-    def refuse(self, key: str, error: Exception) -> None:
-        """Log once that values of a metric cannot be recorded."""
-        if key not in self._refused:
-            self._refused.add(key)
-            log.warning(
-                "stepscope: %s: must be a number or a tensor of one element (%s); omitted from now "
-                "on, without another warning",
-                key[:100],
-                first_line(error),
-            )
-
-    def put(self, step: int, ts: float, row: MetricRow) -> None:
-        """Put a row of plain numbers into the ring."""
-        timed = isinstance(row, TimedRow)
-        if not row and not timed:
-            return
-        keys = tuple(row)
-        layout = self.ring.layout(keys, timed) if len(keys) <= WIDTH else None
-        if layout is not None:
-            self.ring.put(layout, ts, step, row.values())
-            return
-        # Several slots for a wide row; one per metric if the header is full of combinations.
-        size = WIDTH if len(keys) > WIDTH else 1
-        if size >= len(keys):
-            self.refuse(", ".join(keys), ValueError("too many different names"))
-            return
-        for start in range(0, len(keys), size):
-            part = {key: row[key] for key in keys[start : start + size]}
-            self.put(step, ts, type(row)(part))
-
-    def settle(self, timeout_s: float | None) -> None:
-        """Wait for the values on GPUs and put their rows; after `timeout_s`, without values."""
-        late = self.late
-        if late is not None and self._late_lock.acquire(timeout=timeout_s or -1):
-            try:
-                late.flush(timeout_s)
-            finally:
-                self._late_lock.release()
-            self._open_gate()

@@ -135,7 +135,7 @@ class Sampler:
         values |= self._sharing.take_own()
         values |= self.readings.collectives.take()
         if self.readings.wanted:
-            self._recorder.want_boundary()
+            self._recorder.request_reading()
         if self._cost_s is not None:
             values["sampler/cost"] = self._cost_s
         self._recorder.sample(values)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.recorder import writer_thread
-from stepscope.recorder.recorder import CommandName, Recorder
+from stepscope.recorder.recorder import BoundaryRequest, Command, CommandName, Recorder
 from stepscope.recorder.writer_thread import BALLAST, WriterThread
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader
@@ -205,3 +205,42 @@ def test_the_writer_may_run_before_the_recorder_is_complete(
     monkeypatch.setattr(threading.Thread, "start", start_and_wait)
     Recorder(tmp_path, name="slow").close(RunStatus.FINISHED)
     assert not caplog.records
+
+
+class InterleavedRequests(set[BoundaryRequest]):
+    """Requests of a recorder to which a command is sent just before a request is removed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self.is_sent = False
+
+    def discard(self, request: BoundaryRequest) -> None:
+        if request is BoundaryRequest.COMMAND and not self.is_sent:
+            self.is_sent = True
+            self._recorder.commands.offer(Command(1, CommandName.MARK, {}))
+        super().discard(request)
+
+
+def test_a_command_that_comes_while_requests_are_removed_is_seen_by_the_next_step(
+    tmp_path: Path,
+) -> None:
+    recorder = Recorder(tmp_path, name="test")
+    layout = recorder.ring.layout(("train/loss",), True)
+    assert layout is not None
+    try:
+        assert recorder.record_next_step(layout, [1.0])
+        recorder.request_command()
+        recorder.boundary_requests = requests = InterleavedRequests(recorder)
+        recorder.request_command()
+        assert not recorder.record_next_step(layout, [2.0]), "the step has more to do"
+        recorder.log_step({"train/loss": 2.0})
+        assert requests.is_sent
+        assert not recorder.record_next_step(layout, [3.0]), "a command waits"
+        assert [command.name for command in recorder.commands.take()] == [CommandName.MARK]
+        recorder.log_step({"train/loss": 3.0})
+        assert recorder.record_next_step(layout, [4.0])
+    finally:
+        recorder.close(RunStatus.FINISHED)
+    assert not recorder.record_next_step(layout, [5.0])
+    assert steps_of(tmp_path) == 4

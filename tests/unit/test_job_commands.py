@@ -35,7 +35,7 @@ class FakeRecorder:
         self.over = threading.Event()
         self.texts: list[str] = []
 
-    def want_boundary(self) -> None:
+    def request_command(self) -> None:
         self.flagged.set()
 
     def describe(self, **run_json: Any) -> None:

@@ -80,37 +80,6 @@ def test_it_wraps_around_and_a_full_ring_drops_new_rows(ring: RingBuffer) -> Non
     assert steps(ring) == [7]
 
 
-class InterleavedRing(RingBuffer):
-    """A ring whose gate is closed by another thread right after it is next read or written."""
-
-    closes = False
-    _gate = 0
-
-    @property
-    def gate(self) -> int:
-        gate = self._gate
-        if self.closes:
-            self._gate = -1
-        return gate
-
-    @gate.setter
-    def gate(self, gate: int) -> None:
-        self._gate = gate
-
-
-def test_a_release_does_not_reopen_a_gate_that_a_command_closes_meanwhile(tmp_path: Path) -> None:
-    ring = InterleavedRing(tmp_path / "rank0.ring")
-    try:
-        fill(ring, 1, 4)
-        rows = ring.pending()
-        ring.closes = True
-        ring.release(rows)
-        assert ring.gate in (-1, SLOTS - MARGIN), "never raised"
-        assert ring.gate == -1
-    finally:
-        ring.close()
-
-
 def test_a_claimed_slot_blocks_for_a_second(
     ring: RingBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

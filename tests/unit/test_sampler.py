@@ -49,7 +49,7 @@ class FakeRecorder:
     def describe(self, **run_info: Any) -> None:
         self.run_json.append(run_info)
 
-    def want_boundary(self) -> None:
+    def request_reading(self) -> None:
         self.boundaries_wanted += 1
 
     def capabilities(self) -> list[dict[str, Any]]:

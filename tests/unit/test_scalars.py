@@ -269,7 +269,7 @@ def test_a_forked_child_frees_no_memory_of_the_device(
     recorder = Recorder(tmp_path, name="fork")
     monkeypatch.setattr(recorder._writer, "leave", lambda: None)  # its thread lives on here
     recorder.log_step({"train/loss": OnGpu(1.0)})
-    reader = weakref.ref(recorder._rows.late)
+    reader = weakref.ref(recorder._readback)
     assert reader() is not None
     try:
         recorder.leave()  # what a child does first
