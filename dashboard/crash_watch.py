@@ -1,4 +1,4 @@
-"""Alerts each crashed run once, whether or not a page is open."""
+"""Stores the last rows of killed runs and alerts crashes, whether or not a page is open."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import threading
 from dashboard.run_index import RunIndex
 from stepscope.alerts.monitor import tell_crash
 from stepscope.alerts.settings import AlertSettings, load
+from stepscope.recorder.recovery import ranks_with_unstored_rows, recover_ended
 from stepscope.run import RunInfo, RunStatus, restart_expected
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
+CLOSED_S = 5.0  # age of the heartbeat of an ended run at which its writer has closed the store
 
 
 class CrashWatch:
@@ -22,6 +24,7 @@ class CrashWatch:
     def __init__(self, index: RunIndex) -> None:
         self._index = index
         self._known: set[str] = set()
+        self._stored: set[str] = set()  # ended runs without unstored rows
         self._logged: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
@@ -38,11 +41,15 @@ class CrashWatch:
     def look(self) -> list[str]:
         """Alert runs that crashed since the last call; return the ids of alerted runs.
 
-        A crash whose alert fails is tried again by the next call.
+        Also stores the last rows of ended runs. What fails is tried again by the next call.
         """
+        runs = self._index.recent(PERIOD_S / 2).runs
+        for run in runs:
+            if run.id not in self._stored and not run.status.live:
+                self._store_last_rows(run)
         crashed = [
             run
-            for run in self._index.recent(PERIOD_S / 2).runs
+            for run in runs
             if run.status is RunStatus.CRASHED
             and run.id not in self._known
             and not restart_expected(run)
@@ -53,6 +60,13 @@ class CrashWatch:
         for text in settings.problems:
             self._warn("stepscope: alerts: %s", text)
         return [run.id for run in crashed if self._alert(run, settings)]
+
+    def _store_last_rows(self, run: RunInfo) -> None:
+        """Store the rows that a killed process had not stored; no page writes them."""
+        if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
+            recover_ended(run)
+            if not ranks_with_unstored_rows(run):
+                self._stored.add(run.id)
 
     def _alert(self, run: RunInfo, settings: AlertSettings) -> bool:
         """Alert the crash of a run; return True if it had to be alerted."""

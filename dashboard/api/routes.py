@@ -33,7 +33,6 @@ from dashboard.run_look import RunLook
 from dashboard.sources import source_state
 from dashboard.verdicts import as_json, rank_verdict
 from stepscope.distributed.hangs.job_state import Hang
-from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreError, StoreReader
 from stepscope.store.reader import Axis
@@ -42,8 +41,6 @@ Answer = dict[str, Any]
 T = TypeVar("T")
 # For addresses that contain a version.
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
-CLOSED_S = 5.0
-"""Age of the heartbeat after which an ended run has closed its files."""
 SWEEP_AGE_S = 1.0  # cached state of a running sweep
 AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
@@ -91,8 +88,6 @@ def get_series(request: Request) -> Answer:
     if not after.isdecimal() or len(after) > 15:
         raise ValueError(f"events: must be an event id, got {after[:40]!r}.")
     run = read_run(folder)
-    if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
-        recover_ended(run)  # rows that a killed process had not stored
     token: Answer = {
         "page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))
     }

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 LIVE = tuple(status for status in RunStatus if status.live)
 
-RETRY_S = 10.0  # Pause after a failure, as a page calls `recover_ended` twice a second.
+RETRY_S = 10.0  # Pause after a failure, as the server calls `recover_ended` every few seconds.
 _failed: dict[tuple[Path, int], float] = {}
 """Monotonic time of the last failure, by folder and rank."""
 
@@ -34,7 +34,7 @@ def recover_ended(run: RunInfo) -> int:
     if run.status.live or not is_own(run):
         return 0
     gained = 0
-    for number in dict.fromkeys(numbers_with(run.folder, "(?:ring|sqlite-journal)")):
+    for number in ranks_with_unstored_rows(run):
         rank = run.folder, number
         if time.monotonic() - _failed.get(rank, -RETRY_S) < RETRY_S:
             continue
@@ -45,6 +45,11 @@ def recover_ended(run: RunInfo) -> int:
                 log.warning("%s: the last rows could not be stored: %s", run.id, error)
             _failed[rank] = time.monotonic()
     return gained
+
+
+def ranks_with_unstored_rows(run: RunInfo) -> list[int]:
+    """Return the ranks whose ring or incomplete transaction is left in the run folder."""
+    return list(dict.fromkeys(numbers_with(run.folder, "(?:ring|sqlite-journal)")))
 
 
 def recover(folder: Path, rank: int = 0) -> int:

@@ -20,6 +20,8 @@ import streamlit as st
 from starlette.testclient import TestClient
 
 from dashboard import live_chart, services
+from dashboard.crash_watch import CrashWatch
+from dashboard.run_index import RunIndex
 from stepscope.run import STALE_S, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from stepscope.store.schema import SCHEMA_VERSION
@@ -129,14 +131,24 @@ def test_the_machine_is_served_with_or_without_a_gpu(client: TestClient) -> None
     assert (absent.status_code, "GPU-absent" in absent.json()["error"]) == (404, True)
 
 
-def test_a_killed_run_is_served_to_its_last_step(client: TestClient, runs: Path) -> None:
-    (runs / "killed").mkdir()
-    told = killed_run(runs / "killed")
+def test_the_server_stores_the_last_rows_of_a_killed_run_and_no_answer_writes(
+    client: TestClient, runs: Path
+) -> None:
+    folder = runs / "killed"
+    folder.mkdir()
+    told = killed_run(folder)
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.glob("*[!m]")}  # without -shm
+
+    before = files()
     body = client.get("/api/series", params={"run": "killed"}).json()
-    assert body["status"] == "crashed"
+    assert (body["status"], files()) == ("crashed", before)
+    CrashWatch(RunIndex(runs)).look()
+    body = client.get("/api/series", params={"run": "killed"}).json()
     assert body["progress"]["step"] >= told
     assert body["series"]["steps"]["end"] == body["progress"]["step"]
-    assert not (runs / "killed" / "rank0.ring").exists()
+    assert not (folder / "rank0.ring").exists()
 
 
 def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) -> None:
