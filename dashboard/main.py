@@ -35,7 +35,6 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
     for path, page, tab in (
         ("memory", "run", "memory"),
         ("devices", "hardware", "gpus"),
-        ("communication", "hardware", "collectives"),
     ):
         target = functools.partial(redirect, page, tab)
         pages.append(st.Page(target, title=path, url_path=path, visibility="hidden"))

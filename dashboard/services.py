@@ -51,7 +51,6 @@ from stepscope.run import (
     runs_root,
 )
 from stepscope.session import stop as force
-from trainer.collectives.measurement import Measurement
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.runners import RunHandle, start
@@ -62,7 +61,7 @@ from trainer.runners.torchrun import TorchrunRun
 log = logging.getLogger(__name__)
 
 PACKAGES = {"torch": "PyTorch", "sklearn": "scikit-learn", "scipy": "scipy", "PIL": "pillow"}
-"""What built-in training, the Lab, the lessons and Collectives import, and the names for pip."""
+"""What built-in training, the Lab and the lessons import, and the names for pip."""
 INSTALL_TRAIN = "pip install torch scikit-learn scipy pillow"
 STOP_TIMEOUT_S = 4.0
 JOB_STOP_TIMEOUT_S = 9.0
@@ -106,7 +105,6 @@ class ServerActivity(StrEnum):
     RUN = "run"
     SWEEP = "sweep"
     LESSON = "lesson"
-    COLLECTIVES = "collectives"
     ESTIMATE = "estimate"
     BATCH_SIZE_FINDER = "batch size finder"
 
@@ -114,7 +112,6 @@ class ServerActivity(StrEnum):
 PAGES = {  # The page that starts and stops an activity, by default Run.
     ServerActivity.SWEEP: "Lab",
     ServerActivity.LESSON: "Learn",
-    ServerActivity.COLLECTIVES: "Hardware",
 }
 SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}  # an estimate needs no GPU
 
@@ -165,7 +162,6 @@ class Services:
         self._catalogs = [RunCatalog(root, is_mirror=root in mirrors) for root in self.roots]
         self.lessons: ChildRuns[LessonRun] = ChildRuns()
         self.estimates: ChildRuns[PredictionRun] = ChildRuns()
-        self.collectives: ChildRuns[Measurement] = ChildRuns()
         self.stragglers = RunLook(judged_run, "the ranks cannot be compared")
         self.verdicts = Verdicts(self.stragglers)
         self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
@@ -233,8 +229,6 @@ class Services:
             yield activity.SWEEP, f"The sweep {sweep} is measuring."
         if (lesson := self.lessons.running()) is not None:
             yield activity.LESSON, f"The lesson “{lesson.lesson.title}” is running."
-        if self.collectives.running() is not None:
-            yield activity.COLLECTIVES, "A measurement of collectives is running."
         if (estimate := self.estimates.running()) is not None:
             kind = activity.BATCH_SIZE_FINDER if estimate.largest else activity.ESTIMATE
             doing = "A batch size search" if estimate.largest else "A memory estimate"
@@ -339,7 +333,6 @@ class Services:
         with self._closing:
             self.lessons.close()
             self.estimates.close()
-            self.collectives.close()
             with self._lock:
                 active, self._active = self._active, None
             patience_s = JOB_STOP_TIMEOUT_S if isinstance(active, TorchrunRun) else STOP_TIMEOUT_S

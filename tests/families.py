@@ -43,7 +43,11 @@ SLOW = {
     ),
     "stragglers": Family(
         paths=("stepscope/distributed/", "dashboard/ranks/"),
-        files=("integration/test_stragglers.py", "browser/test_ranks_page.py"),
+        files=(
+            "integration/test_stragglers.py",
+            "integration/test_collectives_recorded.py",
+            "browser/test_ranks_page.py",
+        ),
         core=(
             "integration/test_stragglers.py::test_the_page_tells_it_before_what_a_rank_waits_for",
         ),
@@ -66,14 +70,6 @@ SLOW = {
         core=(
             "integration/test_parallel.py::"
             "test_a_checkpoint_within_an_epoch_has_the_batch_norm_of_rank_0",
-        ),
-    ),
-    "collectives": Family(
-        paths=("trainer/collectives/",),
-        files=("integration/test_collectives_measured.py",),
-        core=(
-            "integration/test_collectives_measured.py::"
-            "test_the_command_measures_each_operation_and_size",
         ),
     ),
     "watch": Family(

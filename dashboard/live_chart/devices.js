@@ -1,4 +1,4 @@
-// The GPUs tab: the machine, a card per GPU, and below the open card its details.
+// The Hardware page: the machine, a card per GPU, and below the open card its details.
 
 import { button, el, loadPlotly, morph, mounting, parts, render } from "./dom.js";
 import { setAttribute, setChildren, setText, showText } from "./dom.js";

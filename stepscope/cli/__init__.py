@@ -38,7 +38,6 @@ COMMANDS = {
     "exporter": "serve metrics of this machine's GPUs and of live runs to Prometheus",
     "lab": "measure which settings make training faster on this machine",
     "tune": "find the settings that make a training script faster, and print the patch",
-    "collectives": "measure collectives between this machine's GPUs or processes",
     "sample-data": "write 1,797 real digits as image files, data for the workload images",
     "doctor": "check this machine: what works, what is missing, and why",
     "ui": "open the dashboard on this machine's runs",
@@ -49,7 +48,6 @@ EXAMPLES, `add_options(parser)` and `run(options, root)`."""
 
 PROGRAMS = {
     "lab": "trainer.lab",
-    "collectives": "trainer.collectives",
     "sample-data": "trainer.workloads.digit_images",
 }
 """Commands that become a program of the dashboard's training, which has its own options."""

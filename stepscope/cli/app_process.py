@@ -19,7 +19,6 @@ PAGE = ("streamlit", "plotly")
 NEEDS = {
     "trainer.lab": ("torch", "scipy"),
     "trainer.memory_estimate": ("torch", "scipy"),
-    "trainer.collectives": ("torch",),
     "trainer.workloads.digit_images": ("torch", "sklearn", "PIL"),
 }
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}

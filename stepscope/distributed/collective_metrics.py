@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepscope.common.clock import clock
-from stepscope.common.formatting import three_digits
 from stepscope.distributed import rank_and_size
 from stepscope.distributed.flight_recorder import FlightRecorderDump, dumps, parsed
-from stepscope.gpu.device_info import DeviceProperties
 
 log = logging.getLogger(__name__)
 
@@ -66,53 +64,6 @@ def algorithm_bytes(operation: str, input_bytes: int, output_bytes: int) -> int:
     # One rank has the whole array after all_gather and gather, and before all others.
     grows = _NAMES.get(operation, operation) in (ALL_GATHER, "gather")
     return output_bytes if grows else input_bytes
-
-
-LANE_BYTES_PER_S = {
-    3: 8e9 * 128 / 130 / 8,
-    4: 16e9 * 128 / 130 / 8,
-    5: 32e9 * 128 / 130 / 8,
-    6: 64e9 * 242 / 256 / 8,
-}
-"""Bytes/s of one PCIe lane each way by generation: transfers per second times the fraction of data
-in the line code, PCI-SIG's base specifications (https://pcisig.com/faq), with packet headers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interconnect:
-    """The fastest connection of a GPU to others of its host, and its bytes/s each way."""
-
-    name: str
-    bytes_per_s: float
-
-
-def link_of(facts: DeviceProperties) -> Interconnect | None:
-    """Return a GPU's interconnect: NVLink, assumed to reach every GPU, or PCIe; None if unknown.
-
-    PCIe counts at its maximum, because an idle GPU lowers it.
-    """
-    if facts.nvlinks:
-        if facts.nvlink_speed is None:
-            return None
-        name = "1 NVLink" if facts.nvlinks == 1 else f"{facts.nvlinks} NVLinks"
-        return Interconnect(name, facts.nvlinks * facts.nvlink_speed)
-    generation, width = facts.pcie_max_gen or 0, facts.pcie_max_width
-    if generation not in LANE_BYTES_PER_S or not width:
-        return None
-    return Interconnect(
-        f"PCIe {generation} with {width} lanes", LANE_BYTES_PER_S[generation] * width
-    )
-
-
-def rate_text(bytes_per_s: float) -> str:
-    """Return a bandwidth in GB/s of 1e9, as in nccl-tests and data sheets, or in MB/s.
-
-    >>> rate_text(450e9), rate_text(31.51e9), rate_text(1.234e9), rate_text(2.5e6)
-    ('450 GB/s', '31.5 GB/s', '1.23 GB/s', '2.50 MB/s')
-    """
-    if 0 < bytes_per_s < 0.1e9:
-        return f"{three_digits(bytes_per_s / 1e6)} MB/s"
-    return f"{three_digits(bytes_per_s / 1e9)} GB/s"
 
 
 REST = 500  # Time until the next reading as a multiple of this one's CPU time: 0.2% of a core.

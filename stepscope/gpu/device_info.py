@@ -1,8 +1,7 @@
-"""Static properties of a GPU: name, limits, thresholds, interconnect and MIG mode."""
+"""Static properties of a GPU: name, limits, thresholds, PCIe link and MIG mode."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,11 +9,9 @@ import pynvml
 
 from stepscope.common.formatting import printable
 from stepscope.gpu.nvml_device import static
-from stepscope.gpu.nvml_queries import field_number
 
 _NAMES = "Kepler Maxwell Pascal Volta Turing Ampere Ada Hopper Blackwell"
 ARCHITECTURES = dict(enumerate(_NAMES.split(), 2)) | {13: "Rubin"}  # NVML_DEVICE_ARCH_* (nvml.h).
-LINK_SPEEDS = (90, 164)  # nvml.h: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON; newer GPUs: _GET_SPEED.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,7 @@ class DeviceProperties(DeviceInfo):
 
     Bytes, watts, °C and MHz. `power_limit` is the enforced limit, `pcie_gen` and `pcie_width` the
     current values, which an idle GPU lowers. `parent_uuid` and `mig_profile` ("1g.10gb") are those
-    of an instance. `nvlinks` counts active NVLinks, `nvlink_speed` is bytes/s of one per direction.
+    of an instance.
     """
 
     pci_bus_id: str | None
@@ -59,17 +56,14 @@ class DeviceProperties(DeviceInfo):
     pcie_max_width: int | None
     parent_uuid: str | None
     mig_profile: str | None
-    nvlinks: int | None = None
-    nvlink_speed: float | None = None
 
 
 def describe(handle: Any, info: DeviceInfo) -> DeviceProperties:
-    """Query all properties: about 20 calls, and 1 per NVLink.
+    """Query all properties: about 20 calls.
 
     On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
     """
     pci = static(pynvml.nvmlDeviceGetPciInfo, handle)
-    nvlinks = _nvlinks(handle)
     return DeviceProperties(
         **asdict(info),
         pci_bus_id=None if pci is None else pci.busId,
@@ -88,8 +82,6 @@ def describe(handle: Any, info: DeviceInfo) -> DeviceProperties:
         pcie_max_width=static(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         parent_uuid=parent_uuid(handle) if info.uuid.startswith("MIG-") else None,
         mig_profile=profile(info.name),
-        nvlinks=nvlinks,
-        nvlink_speed=_nvlink_speed(handle) if nvlinks else None,
     )
 
 
@@ -108,20 +100,6 @@ def parent_uuid(handle: Any) -> str | None:
     parent = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
     uuid: str | None = None if parent is None else static(pynvml.nvmlDeviceGetUUID, parent)
     return uuid
-
-
-def _nvlinks(handle: Any) -> int | None:
-    """Return the number of active NVLinks; None if NVML does not report them."""
-    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    states = (static(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in links)
-    known = list(itertools.takewhile(lambda state: state is not None, states))
-    return known.count(pynvml.NVML_FEATURE_ENABLED) if known else None
-
-
-def _nvlink_speed(handle: Any) -> float | None:
-    """Return bytes/s of one link per direction; None if the driver does not report them."""
-    speeds = (static(field_number, handle, number) for number in LINK_SPEEDS)
-    return next((megabytes * 1e6 for megabytes in speeds if megabytes), None)
 
 
 def _threshold(handle: Any, which: int) -> float | None:

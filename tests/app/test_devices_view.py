@@ -1,4 +1,4 @@
-"""The GPUs tab of the Hardware page: without a GPU, and with several."""
+"""The Hardware page: without a GPU, and with several."""
 
 from __future__ import annotations
 

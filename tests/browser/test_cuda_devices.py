@@ -84,7 +84,7 @@ def test_every_gpu_has_a_card_and_all_are_seen_at_once(
     browser: Browser, server: Server, other: tuple[int, int]
 ) -> None:
     with window(browser) as page:
-        page.goto(f"{server.url}/hardware?tab=gpus")
+        page.goto(f"{server.url}/hardware")
         expect(card(page, 0)).to_be_visible()
         boxes = [one.bounding_box() for one in page.locator("article").all()]
         assert len(boxes) >= 1

@@ -1,4 +1,4 @@
-"""The GPUs tab without a GPU, and with made-up answers of a machine with many GPUs.
+"""The Hardware page without a GPU, and with made-up answers of a machine with many GPUs.
 
 The made-up answers are those of the server for the GPUs of tests/support/fake_machine.py.
 """
@@ -25,11 +25,11 @@ EVIL = "<img src=x onerror='window.pwned = 1'>"
 
 @contextmanager
 def tab(browser: Browser, server: Server, width: int, found: list[Gpu]) -> Iterator[Page]:
-    """Open the tab with these GPUs; it must be neither wider than its window nor violate axe."""
+    """Open the page with these GPUs; it must be neither wider than its window nor violate axe."""
     with window(browser, width) as page:
         if found:
             answers(page, found)
-        page.goto(f"{server.url}/hardware?tab=gpus")
+        page.goto(f"{server.url}/hardware")
         expect(page.get_by_test_id("host")).to_contain_text("PyTorch")
         yield page
         assert wide(page, "[data-testid=devices] *", ".dv-scroll") == []

@@ -88,7 +88,6 @@ class FakeGpu:
     remapped: tuple[int, int, int, int] = (2, 1, 1, 0)
     replays: int = 4
     link: tuple[int, int] = (4, 8)
-    nvlinks: tuple[int, ...] = ()
     processes: list[FakeProcess] = field(default_factory=list)
     activity: dict[int, float] = field(default_factory=dict)
     parent: str | None = None
@@ -157,13 +156,6 @@ class FakeNvml:
 
     def _hand_out(self, gpu: FakeGpu, handle: Any) -> None:
         ctypes.c_void_p.from_buffer(handle._obj).value = self.gpus.index(gpu) + 1
-
-    def _nvmlDeviceGetNvLinkState(self, gpu: FakeGpu, link: int, state: Any) -> int:
-        if link >= len(gpu.nvlinks):
-            no_link = pynvml.NVML_ERROR_INVALID_ARGUMENT
-            return int(no_link if gpu.nvlinks else pynvml.NVML_ERROR_NOT_SUPPORTED)
-        state._obj.value = gpu.nvlinks[link]
-        return 0
 
     def _nvmlInitWithFlags(self, flags: int) -> None: ...
 

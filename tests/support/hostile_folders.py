@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import sqlite3
 import time
 import zlib
@@ -23,13 +22,12 @@ from stepscope.run import RunStatus, process_identity
 ROOT = Path(__file__).resolve().parents[2]
 RUN, OTHER = "20261122-061500-victim-ab12", "20261122-061400-bystander-cd34"
 SWEEP = "20261122-061500-digits-mlp-ab12"
-COLLECTIVES = "20261122-061500-gloo-2-000"
 SPARSE_BYTES = 30 * 2**30
 JSON_BYTES = 20 * 2**20
 
 
 def make_runs(root: Path) -> None:
-    """Write a run of two ranks that was killed, an intact run, a sweep, and a measurement."""
+    """Write a run of two ranks that was killed, an intact run, and a sweep."""
     killed = root / RUN
     record(killed)
     record(root / OTHER)
@@ -62,9 +60,6 @@ def make_runs(root: Path) -> None:
     (lab / "sweep.json").write_text(json.dumps(sweep))
     (lab / "plan.json").write_text(json.dumps({"schema": 1, **sweep["plan"]}))
     (lab / "samples.jsonl").write_text('{"round": 0}\n')
-    (root / "collectives").mkdir()
-    measured = {"host": socket.gethostname(), "rows": [{}]}
-    (root / "collectives" / f"{COLLECTIVES}.json").write_text(json.dumps(measured))
 
 
 def record(folder: Path) -> None:
@@ -88,9 +83,8 @@ agreement/answers/rank0.json crash-told ballast
 FILES = (
     *(f"{RUN}/{name}" for name in _RUN_FILES.split()),
     *(f"lab/{SWEEP}/{name}" for name in ("sweep.json", "plan.json", "samples.jsonl", "lock")),
-    f"collectives/{COLLECTIVES}.json",
 )
-FOLDERS = (RUN, f"{RUN}/agreement", f"lab/{SWEEP}", "lab", "collectives")
+FOLDERS = (RUN, f"{RUN}/agreement", f"lab/{SWEEP}", "lab")
 STORES = (f"{RUN}/rank0.sqlite", f"{RUN}/rank1.sqlite")
 JSON_FILES = tuple(name for name in FILES if name.endswith(".json") and "summary" not in name)
 

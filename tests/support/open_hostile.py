@@ -40,13 +40,12 @@ from stepscope.memory.snapshots.open_snapshot import kept_summary
 from stepscope.recorder.recovery import note_end, recover_ended
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
-from tests.support.hostile_folders import COLLECTIVES, OTHER, RUN, SWEEP
-from trainer.collectives.measurement import ResultError, read_result
+from tests.support.hostile_folders import OTHER, RUN, SWEEP
 from trainer.error_messages import RunFailedError
 from trainer.training.checkpoint import read_checkpoint
 
 AS_OWNER = {"Authorization": f"Bearer {TOKEN}"}
-REFUSALS = (RunError, StoreError, SweepError, ResultError, RunFailedError, SnapshotError)
+REFUSALS = (RunError, StoreError, SweepError, RunFailedError, SnapshotError)
 """What an operation may raise: each is one sentence."""
 ROUTES = (
     "/api/runs",
@@ -92,7 +91,6 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "sweeps", lambda: Sweeps(root, root / "examples").list_sweeps()
     yield "sweep", lambda: read_sweep(sweep_folder(root, SWEEP))
     yield "plan", lambda: read_plan(sweep_folder(root, SWEEP))
-    yield "collectives", lambda: read_result(root, COLLECTIVES)
 
 
 def _get(client: TestClient, route: str) -> None:

@@ -1,40 +1,10 @@
-"""Bandwidths of collectives, and of the links between GPUs."""
+"""Size and bus bandwidth of collectives."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from stepscope.distributed.collective_metrics import (
-    Interconnect,
-    algorithm_bytes,
-    bus_factor,
-    link_of,
-)
-from tests.support.fake_machine import facts, info
-
-GPU = facts(info(), nvlinks=0, nvlink_speed=None, pcie_max_gen=5, pcie_max_width=16)
-
-
-def test_nvlink_counts_all_links_that_are_up() -> None:
-    h100 = replace(GPU, nvlinks=18, nvlink_speed=26_562e6)
-    assert link_of(h100) == Interconnect("18 NVLinks", 18 * 26_562e6)
-    assert link_of(replace(h100, nvlinks=1)) == Interconnect("1 NVLink", 26_562e6)
-    assert link_of(replace(h100, nvlink_speed=None)) is None, "not PCIe"
-
-
-@pytest.mark.parametrize(
-    ("generation", "width", "gigabytes"),
-    # The usual figures for one direction, such as 31.5 GB/s for PCIe 4.0 x16.
-    [(3, 16, 15.75), (4, 16, 31.5), (5, 8, 31.5), (6, 16, 121.0)],
-)
-def test_pcie_by_generation_and_width(generation: int, width: int, gigabytes: float) -> None:
-    link = link_of(replace(GPU, pcie_max_gen=generation, pcie_max_width=width))
-    assert link is not None
-    assert link.bytes_per_s == pytest.approx(gigabytes * 1e9, rel=0.002)
-    for unknown in ({"pcie_max_gen": 9}, {"pcie_max_gen": None}, {"pcie_max_width": None}):
-        assert link_of(replace(GPU, **unknown)) is None
+from stepscope.distributed.collective_metrics import algorithm_bytes, bus_factor
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,6 @@ from stepscope.run import (
 )
 from stepscope.store import StoreWriter, store_name
 from tests.support.unprivileged import NOBODY, not_root, reachable_folder
-from trainer.collectives.measurement import ResultError, read_result
 from trainer.config import checkpoints
 from trainer.runners.job_outcome import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes
@@ -110,9 +109,6 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
     assert Run(run).metrics == ()
     notices = make_special(run / "agreement" / "notices.json", kind)
     assert read_file(notices, list[Proposal]) is None
-    make_special(tmp_path / "collectives" / "one.json", kind)
-    with pytest.raises(ResultError):
-        read_result(tmp_path, "one")
     assert "secret" not in log_text(make_special(run / "worker.log", kind))
     assert "secret" not in (tail(run / "worker.log") or "")
     for read, name in ((read_sweep, "sweep.json"), (read_plan, "plan.json")):

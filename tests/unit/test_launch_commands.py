@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from torch.distributed.run import config_from_args, parse_args
 
-from trainer.collectives.measurement import CollectivePlan, measuring_arguments
 from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
 from trainer.lessons import LESSONS
 from trainer.runners.torchrun import (
@@ -112,7 +111,6 @@ def test_bash_and_shellcheck_accept_the_script(device: str, tmp_path: Path) -> N
 
 ON_ONE_MACHINE = {
     "job": torchrun_arguments(replace(job(), num_nodes=1), ODD),
-    "collectives": measuring_arguments(CollectivePlan()),
     # Without Python's own "-m torch.distributed.run".
     "lesson": next(lesson for lesson in LESSONS if lesson.ranks > 1).arguments[2:],
 }

@@ -73,23 +73,6 @@ def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
     assert (facts.mig, facts.parent_uuid, facts.mig_profile) == (False, None, None)
 
 
-NVLINKS: list[Any] = [
-    ((1, 1, 0, 1), {90: 26_562}, (3, 26_562e6)),
-    ((1,), {164: 53_125}, (1, 53_125e6)),  # a newer field
-    ((1, 1), {}, (2, None)),
-    ((), {}, (None, None)),
-]
-
-
-@pytest.mark.parametrize(("links", "fields", "expected"), NVLINKS)
-def test_nvlinks_that_are_up_and_their_speed(
-    source: NvmlSource, gpu: FakeGpu, links: Any, fields: dict[int, float], expected: Any
-) -> None:
-    gpu.nvlinks, gpu.fields = links, gpu.fields | fields
-    facts = facts_of(source)
-    assert (facts.nvlinks, facts.nvlink_speed) == expected
-
-
 def test_missing_facts_are_none_and_a_lost_gpu_keeps_the_last(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu
 ) -> None:

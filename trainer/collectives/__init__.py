@@ -1,1 +1,0 @@
-"""Benchmark of this machine's collectives: `python -m trainer.collectives`."""
