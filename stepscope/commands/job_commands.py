@@ -68,6 +68,8 @@ class JobCommands(Participant):
     run executes a withdrawn command without the other ranks. Raises OSError.
     """
 
+    is_shared = True
+
     def __init__(
         self,
         recorder: Recorder,
@@ -97,7 +99,7 @@ class JobCommands(Participant):
         )
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
         self._written: RankReport | None = None
-        self.finished: set[int] = set()  # ids of the commands with a result on this rank
+        self._finished: set[int] = set()  # ids of the commands with a result on this rank
         self._stop_proposed = self._stop_forwarded = self._stop_refused = False
         self._wanted_stop: str | None = None
         self._next_stop_poll_s = 0.0
@@ -121,6 +123,10 @@ class JobCommands(Participant):
         self._came.clear()
         return self.take()
 
+    def note_result(self, command_id: int) -> None:
+        """Record that a command has a result on this rank."""
+        self._finished.add(command_id)
+
     def want_stop(self, reason: str) -> None:
         """Request a stop of all ranks from rank 0. Thread-safe."""
         self._wanted_stop = reason
@@ -141,7 +147,7 @@ class JobCommands(Participant):
         self._coordinator.withdraw("the run has ended")
         self._write_notices()
         for before, command in unserved:
-            if command.id not in self.finished:  # a Stop may act without a boundary
+            if command.id not in self._finished:  # a Stop may act without a boundary
                 text = f"{command.label}: the run ended before {before}"
                 self._recorder.finish(command, text, ok=False)
 

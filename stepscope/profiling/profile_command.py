@@ -115,7 +115,7 @@ class ProfileCommand:
         In a job it begins once the previous one is written. Ranks finish that at different times,
         and all must have the same result.
         """
-        if self._profile is not None and self.recorder.job is not None:
+        if self._profile is not None and self.recorder.commands.is_shared:
             self._next.append(command)
             return
         wanted = command.args.get("steps", STEPS)

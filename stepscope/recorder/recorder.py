@@ -21,8 +21,7 @@ from typing import Any
 
 from stepscope.commands.command import Command as Command
 from stepscope.commands.command import CommandName as CommandName
-from stepscope.commands.command import LocalCommandQueue, parse_args
-from stepscope.commands.job_commands import JobCommands
+from stepscope.commands.command import CommandQueue, LocalCommandQueue, parse_args
 from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import first_line, to_json, to_text
 from stepscope.metrics import Stream
@@ -62,10 +61,9 @@ class BoundaryRequest(Enum):
 class Recorder:
     """Records one rank of one run into `folder`; does nothing in a forked child. Thread-safe.
 
-    `on_command` is called with each command in the writer thread, before the loop takes it. If
-    several `ranks` share the folder, all take a command at the same step (`lead`: see
-    `Participant`). Raises StoreError or OSError if the folder cannot be set up; no later call
-    raises.
+    `on_command` is called with each command in the writer thread, before the loop takes it.
+    `ranks` is the number of ranks that share the folder. Raises StoreError or OSError if the folder
+    cannot be set up; no later call raises.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class Recorder:
         rank: int = 0,
         on_command: Callable[[Command], None] = lambda _command: None,
         ranks: int = 1,
-        lead: int = 1,
     ) -> None:
         self._closed = False
         if all(recorder._closed for recorder in list(_open_recorders)):
@@ -91,12 +88,8 @@ class Recorder:
         if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
         self.signs = 0  # rises with work other than steps, such as a validation batch
-        self._on_command = on_command
         self.boundary_requests: set[BoundaryRequest] = set()
-        self.commands: LocalCommandQueue | JobCommands = LocalCommandQueue(self.request_command)
-        # Read in every step of a script, where a property would double the cost.
-        self.command_waiting: Collection[object] = self.commands.waiting
-        """Non-empty while `commands` wait for a step boundary."""
+        self.take_commands_from(LocalCommandQueue(self.request_command, on_command))
         self.recent: deque[Sample] = deque()
         """Samples of the last RECENT_S seconds, oldest first; copy before iterating."""
         self.counts: dict[str, Any] = {}
@@ -110,16 +103,14 @@ class Recorder:
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._writer.ring
-        self.job: JobCommands | None = None  # Commands of a job of several ranks.
-        if ranks > 1:
-            self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
 
-    def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
-        """Take commands in step with all `ranks`; only before the first step. Raises OSError."""
-        self.job = JobCommands(self, rank, ranks, lead=lead, on_command=self._on_command)
-        self.commands = self.job
-        self.command_waiting = self.job.waiting
+    def take_commands_from(self, commands: CommandQueue) -> None:
+        """Set the queue of commands; only before the first step."""
+        self.commands = commands
+        # Read in every step of a script, where a property would double the cost.
+        self.command_waiting: Collection[object] = commands.waiting
+        """Non-empty while `commands` wait for a step boundary."""
 
     def record_next_step(self, layout: RowLayout, numbers: Collection[float]) -> bool:
         """Record the next step; return False, without recording, if it needs `log_step`."""
@@ -215,8 +206,7 @@ class Recorder:
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
         ended = CommandResult(command.id, "done" if ok else "refused", clock.now(), text)
-        if self.job is not None:
-            self.job.finished.add(command.id)
+        self.commands.note_result(command.id)
         self._put(ended)
         self.event(command.name, text, **{"ok": ok, "command_id": command.id, **data})
 
@@ -235,8 +225,8 @@ class Recorder:
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
         """Write the pending rows and the final status; idempotent."""
-        if self.job is not None and not self._closed:
-            self.job.close()
+        if not self._closed:
+            self.commands.close()
         with self._writer.run_json_lock:  # other threads' entries come before, or are dropped
             if self._closed:
                 return
@@ -254,8 +244,7 @@ class Recorder:
         self.boundary_requests.add(BoundaryRequest.CLOSED)
         keep_for_good(self._readback)  # its memory on a GPU belongs to the parent
         self._readback = None
-        if self.job is not None:
-            self.job.abandon()
+        self.commands.abandon()
         self._writer.leave()
 
     def _describe(self, run_json: Mapping[str, Any]) -> None:
@@ -379,11 +368,6 @@ class Recorder:
         except (ValueError, TypeError) as error:
             self._put(CommandResult(command_id, "refused", clock.now(), f"not a command: {error}"))
             return
-        if self.job is None:
-            try:
-                self._on_command(command)
-            except Exception:
-                log.exception("stepscope: a command could not be announced")
         self.commands.offer(command)
 
 

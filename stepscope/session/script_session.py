@@ -70,7 +70,7 @@ class ScriptSession(Session):
     def join_job(self, place: RankContext) -> None:
         """Join a distributed job of the script, before the first step only. Raises OSError."""
         if place.sharing > 1:
-            self.recorder.join_job(place.number, place.sharing, lead=1)
+            self.share_commands(place.sharing, lead=1)
             self._stopper.grace_s = JOB_GRACE_S
         self._take_place(place)
 
@@ -78,8 +78,8 @@ class ScriptSession(Session):
         self.world_size = place.world_size
         self._leads_job = place.local_rank == 0 and place.world_size > 1
         self.recorder.describe(**place.described())
-        if self.recorder.job is not None:
-            self.recorder.job.on_withdrawn = self._stopper.without_boundary
+        if self.job is not None:
+            self.job.on_withdrawn = self._stopper.without_boundary
         self._waiting = self.recorder.command_waiting
 
     def _set_up(self, sample: bool, *, first_here: bool) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 from stepscope.alerts import settings as alert_settings
 from stepscope.alerts.monitor import AlertMonitor
 from stepscope.bottleneck.step_window import setup_of
+from stepscope.commands.command import Command
+from stepscope.commands.job_commands import JobCommands
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
@@ -49,21 +51,36 @@ class Session:
     """One run of this process: a recorder, and on request a sampler and a command server.
 
     `folder` exists. `rank` is the folder rank of this process. `code` is a folder whose git commit
-    is recorded. `options` are those of `Recorder`. Raises OSError or StoreError.
+    is recorded. If several `ranks` share the folder, all take a command at the same step (`lead`:
+    see `Participant`). `options` are those of `Recorder`. Raises OSError or StoreError.
     """
 
     sampler: Sampler  # Set by `sample`.
 
     def __init__(
-        self, folder: Path, *, rank: int = 0, code: Path | None = None, **options: Any
+        self,
+        folder: Path,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        lead: int = 1,
+        code: Path | None = None,
+        on_command: Callable[[Command], None] = lambda _command: None,
+        **options: Any,
     ) -> None:
         folder = folder.absolute()  # a script may change its working directory
         try:
-            self.recorder = Recorder(folder, rank=rank, **options)
+            self.recorder = Recorder(
+                folder, rank=rank, ranks=ranks, on_command=on_command, **options
+            )
         except (OSError, StoreError):
             with suppress(OSError):  # the files of another rank, or of an earlier run
                 folder.rmdir()
             raise
+        self._on_command = on_command
+        self.job: JobCommands | None = None  # commands of a job of several ranks
+        if ranks > 1:
+            self.share_commands(ranks, lead)
         self.alerts = AlertMonitor(
             alert_settings.load(), folder, rank=rank, signs=lambda: self.recorder.signs
         )
@@ -78,6 +95,13 @@ class Session:
         self.oom = OomObserver(self.recorder, rank, first_count())
         self.recorder.describe(oom_kills=self.oom.first_kills)
         self._at_close.callback(self.oom.close)
+
+    def share_commands(self, ranks: int, lead: int) -> None:
+        """Take commands in step with all `ranks`; only before the first step. Raises OSError."""
+        self.job = JobCommands(
+            self.recorder, self.recorder.number, ranks, lead=lead, on_command=self._on_command
+        )
+        self.recorder.take_commands_from(self.job)
 
     def sample(
         self,
@@ -140,9 +164,9 @@ class Session:
         self.recorder.describe(commands=server.supported_commands())
         # A weak reference: the handlers hold the model, which is freed before the session.
         alive = weakref.ref(server)
-        job, recorder = self.recorder.job, self.recorder
-        if job is not None:
-            job.step = lambda: recorder.step if (found := alive()) is None else found.step()
+        recorder = self.recorder
+        if self.job is not None:
+            self.job.step = lambda: recorder.step if (found := alive()) is None else found.step()
         self.alerts.busy = lambda: (found := alive()) is not None and found.busy
         self.hang.busy = self.alerts.busy
         return server

@@ -20,8 +20,8 @@ class FakeRecorder:
 
     folder: Path = field(default_factory=Path)
     number: int = 0
-    job: object = None
-    """Anything else: the run has several ranks."""
+    is_shared: bool = False
+    """True: the run has several ranks."""
     step: int = 0
     epoch: int = 0
     rows: list[tuple[int, dict[str, float | None]]] = field(default_factory=list)

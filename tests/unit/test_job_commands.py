@@ -56,7 +56,7 @@ class Rank:
         )
 
     def serve(self, command: Command) -> None:
-        self.commands.finished.add(command.id)
+        self.commands.note_result(command.id)
         self.recorder.finish(command, f"served {command.id}")
 
     def train_until_served(self) -> tuple[int, list[Command]]:

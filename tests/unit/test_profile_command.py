@@ -314,7 +314,7 @@ def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
 
 def test_in_a_job_the_next_profile_waits_for_the_files_of_the_one_before(bench: Bench) -> None:
     """Another rank may be ready with them by now: a refusal would be this rank's alone."""
-    bench.recorder.job = object()
+    bench.recorder.is_shared = True
     bench.writer.code = None  # still writing
     bench.ask(steps=1)
     bench.train(profile_command.BEFORE_STEPS + 1)
@@ -333,7 +333,7 @@ def test_in_a_job_the_next_profile_waits_for_the_files_of_the_one_before(bench: 
 
 
 def test_the_end_of_a_job_answers_the_profiles_that_wait(bench: Bench) -> None:
-    bench.recorder.job = object()
+    bench.recorder.is_shared = True
     bench.ask()
     bench.ask()
     bench.server.close()

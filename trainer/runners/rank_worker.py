@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from stepscope.commands.job_commands import JobCommands
 from stepscope.common.files import open_for_append
 from stepscope.distributed.rendezvous import LauncherEnv, launch
 from stepscope.recorder.recorder import CommandName, Recorder
@@ -101,8 +102,8 @@ class ShutdownListener:
     def _send_stop(self, recorder: Recorder, reason: str) -> None:
         """Send the Stop command to all ranks, from another node through rank 0."""
         if self._place.rank != 0:
-            if recorder.job is not None:
-                recorder.job.want_stop(reason)
+            if isinstance(recorder.commands, JobCommands):
+                recorder.commands.want_stop(reason)
             return
         try:
             send_command(recorder.folder, CommandName.STOP, {"reason": reason})
