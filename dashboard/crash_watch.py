@@ -10,7 +10,7 @@ from dashboard.run_index import RunIndex
 from stepscope.alerts.monitor import tell_crash
 from stepscope.alerts.settings import AlertSettings, load
 from stepscope.recorder.recovery import ranks_with_unstored_rows, recover_ended
-from stepscope.run import RunInfo, RunStatus, restart_expected
+from stepscope.run import RunInfo, RunStatus
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,7 @@ class CrashWatch:
         crashed = [
             run
             for run in runs
-            if run.status is RunStatus.CRASHED
-            and run.id not in self._known
-            and not restart_expected(run)
+            if run.status is RunStatus.CRASHED and run.id not in self._known
         ]
         if not crashed:
             return []

@@ -52,12 +52,12 @@ def _ended_by(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis 
 def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIssue | None:
     """Return a smaller batch for a built-in run that memory ended, or why there is none.
 
-    Returns None for any other run, and if torchrun restarted it.
+    Returns None for any other run.
     """
     settings = run.run_json.get("config")
-    if "restarted_as" in run.run_json or settings is None:
+    if settings is None or run_kind(run) is not RunKind.TRAINER:
         return None
-    if run.status is not RunStatus.FAILED or run_kind(run) is not RunKind.TRAINER:
+    if run.status is not RunStatus.FAILED:
         return None
     found = _ended_by(run)
     if found is None:

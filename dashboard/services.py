@@ -43,7 +43,6 @@ from stepscope.remote.source import RemoteSource, sources_from_environment
 from stepscope.run import (
     RunError,
     RunInfo,
-    RunStatus,
     own_ranks,
     read_run,
     run_folder,
@@ -55,7 +54,6 @@ from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.runners import RunHandle, start
 from trainer.runners.child_process import PROJECT, LessonRun, PredictionRun
-from trainer.runners.job_outcome import JobOutcome, note_job_end
 from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)
@@ -246,7 +244,7 @@ class Services:
             return None
         folder = active.folder
         try:
-            live = read_run(folder).status.live or active.goes_on()
+            live = read_run(folder).status.live
         except RunError as error:
             live = True
             if isinstance(error.__cause__, FileNotFoundError) and not folder.exists():
@@ -322,10 +320,10 @@ class Services:
         active = self._active
         if active is None or active.folder.name != run.id or not active.alive():
             return force.end_job(run)
-        if active.stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
+        if active.stop(force.TERM_S):
             return "Force stop: the run has stopped."
-        reason = "ended by force from the page: SIGTERM, then SIGKILL"
-        note_job_end(active.folder, JobOutcome(RunStatus.STOPPED, reason))
+        if isinstance(active, TorchrunRun):
+            active.note_stopped("Ended by force from the page: SIGTERM, then SIGKILL.")
         return "Force stop: the ranks did not exit and were killed."
 
     def close(self) -> None:

@@ -140,8 +140,6 @@ class RunConfig:
     runner: Runner = Runner.THREAD
     strategy: Strategy = Strategy.NONE
     devices_per_node: int = 1  # batch_size is the micro-batch of one device
-    num_nodes: int = 1  # above 1 the user starts one command per node
-    max_restarts: int = 0  # restarts of all ranks by torchrun after a failure
     no_sync: bool = True  # gradients are averaged once per optimizer step, not per micro-batch
     static_graph: bool = False  # ddp: the same parameters get gradients in every step
     gradient_as_bucket_view: bool = False  # ddp: gradients are views of the buckets
@@ -200,7 +198,7 @@ class RunConfig:
     @property
     def world_size(self) -> int:
         """Number of ranks; DataParallel has one."""
-        return self.devices_per_node * self.num_nodes if self.distributed else 1
+        return self.devices_per_node if self.distributed else 1
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -263,8 +261,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_classes": (2, 10_000),
     "dropout": (0.0, 0.9),
     "devices_per_node": (1, 64),
-    "num_nodes": (1, 1024),
-    "max_restarts": (0, 100),
     "bucket_cap_mb": (1, 1024),
 }
 

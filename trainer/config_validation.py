@@ -61,12 +61,6 @@ def reads(workload: Workload, field: str) -> bool:
 
 
 _OF_AMPERE = (Precision.TF32, Precision.BF16, Precision.PURE_BF16)
-NODES_BY_HAND = ConfigIssue(
-    "num_nodes",
-    "each node starts its own part of the job",
-    "Run the command shown below the header on every node, or set Nodes to 1",
-)
-"""Disables Start for several nodes; `validate` accepts them, as ranks started by hand use it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,11 +266,6 @@ def _copy_problems(config: RunConfig) -> Iterator[ConfigIssue]:
         yield ConfigIssue("dataset_on_device", reason, "Switch it off")
 
 
-def start_problem(config: RunConfig) -> ConfigIssue | None:
-    """Return the issue that disables Start for a valid configuration; None if there is none."""
-    return NODES_BY_HAND if config.distributed and config.num_nodes > 1 else None
-
-
 def cores_note(config: RunConfig, cores: int) -> str | None:
     """Return a warning if the ranks of a CPU job share its `cores` cores; None otherwise."""
     if not config.distributed or config.device != "cpu" or config.devices_per_node <= cores:
@@ -324,8 +313,7 @@ def _ranks(config: RunConfig, gpus: int | None) -> Iterator[ConfigIssue]:
         yield ConfigIssue("runner", "torchrun is only for DDP and FSDP2", "Set runner to process")
     if gpus is None or config.strategy is Strategy.NONE:
         return
-    one_node = config.num_nodes == 1 or config.strategy is Strategy.DP
-    if one_node and config.devices_per_node > gpus:
+    if config.devices_per_node > gpus:
         reason = f"each rank needs its own GPU, and PyTorch can use {gpus} here"
         yield ConfigIssue("devices_per_node", reason, f"Lower devices_per_node to {max(1, gpus)}")
     if config.cuda_graphs:

@@ -124,20 +124,10 @@ _PARALLEL = {
         "step. Small models do not gain, as ranks wait for each other.",
     ),
     "devices_per_node": (
-        "Devices per node",
-        "Devices per node, one process each (DataParallel: one process); on a CPU the processes "
-        "share the cores. More devices mean more samples per step: epochs get shorter, but the "
-        "loss may not fall as fast.",
-    ),
-    "num_nodes": (
-        "Nodes",
-        "Nodes that train together, each with the same number of devices. Above 1, you start one "
-        "command per node. The network between nodes is much slower than the links within one.",
-    ),
-    "max_restarts": (
-        "Max restarts",
-        "How often torchrun may restart all ranks from the newest checkpoint after one dies. Does "
-        "not help if the failure recurs, for example out of memory.",
+        "Devices",
+        "Devices of this machine, one process each (DataParallel: one process); on a CPU the "
+        "processes share the cores. More devices mean more samples per step: epochs get shorter, "
+        "but the loss may not fall as fast.",
     ),
     "no_sync": (
         "no_sync",

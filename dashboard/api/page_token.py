@@ -16,7 +16,7 @@ from stepscope.store import STORE_NAME
 
 _FACTS = (
     *("kind", "device", "devices", "optimizers", "custom", "commands", "capabilities"),
-    *("total_steps", "world_size", "restart_of", "restarted_as", "job_end"),
+    *("total_steps", "world_size"),
 )
 
 

@@ -6,19 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
 from dashboard.charts.run_view import KINDS, NAME_LENGTH, run_kind, run_name
-from dashboard.format import escape_markdown, note
 from dashboard.run_index import RunList
 from dashboard.services import Services
 from stepscope.common.formatting import format_duration, printable
-from stepscope.run import RunInfo, is_local, is_run_id, read_only_reason, restart_expected
+from stepscope.run import RunInfo, is_local, is_run_id, read_only_reason
 
 RUN = "run"
-WATCHED = "watched_live"  # Session state: the run that this page has shown while it was live.
 _CHOSEN = "run_chosen"
 _ENDED = "run_ended_when_shown"
 _NO_ROOTS: Mapping[Path, str | None] = {}
@@ -63,56 +60,6 @@ def newest_live(runs: Sequence[RunInfo]) -> str | None:
     here = [run for run in runs if run.status.live and is_local(run)]
     newest = max(here, key=lambda run: (read_only_reason(run) is None, run.created), default=None)
     return None if newest is None else newest.id
-
-
-def next_attempt(run: RunInfo) -> str | None:
-    """Return the attempt to show instead of this one, from now on; None to stay."""
-    state = st.session_state
-    if run.status.live or restart_expected(run):
-        state[WATCHED] = run.id
-    later = _named(run, "restarted_as")
-    if later is None or state.get(WATCHED) != run.id:
-        return None
-    state[RUN] = state[WATCHED] = later
-    return later
-
-
-def attempts(run: RunInfo) -> None:
-    """Draw the number of a distributed run's attempt, and buttons for its neighbors."""
-    before, after = _named(run, "restart_of"), _named(run, "restarted_as")
-    sentence = restart_sentence(run.run_json)
-    if restart_expected(run):
-        note("restart_alt", "torchrun is about to restart all ranks.")
-    if before is None and after is None:
-        return
-    if sentence is None and after is not None:
-        sentence = "torchrun restarted all ranks, in a new run."
-    with st.container(horizontal=True, vertical_alignment="center", key="attempts"):
-        if sentence is not None:
-            st.caption(f":material/restart_alt: {escape_markdown(sentence)}", width="stretch")
-        for name, label in ((before, "Previous"), (after, "Next")):
-            if name is not None:
-                about = "Each attempt is recorded as its own run."
-                more: Any = {"type": "tertiary", "help": about, "on_click": choose, "args": (name,)}
-                st.button(f"{label} attempt", key=f"attempt_{label.lower()}", **more)
-
-
-def restart_sentence(run_json: dict[str, Any]) -> str | None:
-    """Return the cause of a restart and its first step; None for a first attempt. Pure."""
-    restart = run_json.get("restart") or {}
-    if type(restart.get("number")) is not int:
-        return None
-    number, limit = restart["number"], restart.get("of")
-    of = f" of {limit}" if type(limit) is int and limit else ""
-    step = (run_json.get("resumed") or restart).get("step")
-    where = f"resumed after step {step:,}" if type(step) is int else "starting from scratch"
-    cause = printable(str(restart.get("cause") or "a rank failed"))[:300]
-    return f"Restart {number}{of}: {cause}; {where}."
-
-
-def _named(run: RunInfo, entry: str) -> str | None:
-    name = run.run_json.get(entry)
-    return name if isinstance(name, str) and is_run_id(name) else None
 
 
 def labels(

@@ -50,7 +50,7 @@ GROUPS: dict[str, tuple[str, ...]] = {  # the fields of each group
         "activation_checkpointing",
     ),
     "Data loading": ("num_workers", "pin_memory", "non_blocking", "dataset_on_device"),
-    "Distributed": ("strategy", "devices_per_node", "num_nodes", "max_restarts"),
+    "Distributed": ("strategy", "devices_per_node"),
     "Advanced": (
         *("deterministic", "nan_policy", "set_to_none"),
         *("prefetch_factor", "persistent_workers", "copy_stream"),
@@ -112,8 +112,6 @@ def _has_effect(name: str, config: fields.RunConfig) -> bool:
     shards = strategy is fields.Strategy.FSDP
     of_strategy = dict.fromkeys(of_ddp, strategy is fields.Strategy.DDP) | {
         "devices_per_node": strategy is not fields.Strategy.NONE,
-        "num_nodes": distributed,
-        "max_restarts": distributed,
         "reshard_after_forward": shards,
         "cpu_offload": shards and (on_gpu or config.cpu_offload),
         "no_sync": distributed and config.gradient_accumulation_steps > 1,

@@ -1,12 +1,8 @@
-"""Panels above the run for the sidebar's settings: the last estimate, and commands by hand."""
+"""The panel above the run with the last memory estimate of the sidebar's settings."""
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -17,14 +13,11 @@ from dashboard.services import ServerActivity, Services
 from dashboard.views.parts import table
 from stepscope.common.formatting import format_bytes
 from stepscope.host.child_process import ChildState
-from stepscope.run import RunError, folder_name
+from stepscope.run import RunError
 from trainer.config import RunConfig
-from trainer.runners import torchrun as commands
-from trainer.runners.child_process import PROJECT, PredictionRun
+from trainer.runners.child_process import PredictionRun
 
-# Keys of the session state.
-ERROR = "fit_error"  # A sentence that the panel shows once.
-FOLDER = "launch_folder"  # The folder of the next launch.
+ERROR = "fit_error"  # Key of the session state: a sentence that the panel shows once.
 NAMES = {
     "inputs": "Batches and data",
     "temporary": "Temporary (backward, optimizer)",
@@ -170,46 +163,3 @@ def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
         text = f"Use batch size {recommended:,}"
         use: Any = {"on_click": take_proposal, "args": (setting,)}
         st.button(text, key="fit_use", icon=":material/tune:", **use)
-
-
-def launch_panel(server: Services, config: RunConfig) -> None:
-    """Draw the commands for settings of several ranks; nothing for others."""
-    if not config.distributed:
-        return
-    several = config.num_nodes > 1
-    title = "Launch on several nodes" if several else "Launch from a terminal"
-    with st.expander(title, icon=":material/terminal:", expanded=several, key="launch"):
-        about = "Host name or address the other nodes can reach."
-        host = st.text_input("First node", socket.gethostname(), key="launch_host", help=about)
-        try:
-            variables = commands.rank_variables(config, os.cpu_count() or 1) | commands.inherited()
-            launch = commands.LaunchSpec(
-                config=config,
-                folder=_folder(server, config),
-                project=PROJECT,
-                host=host.strip(),
-                environment=variables,
-            )
-            command, script = commands.machine_command(launch), commands.slurm_script(launch)
-        except ValueError as error:
-            st.error(str(error), icon=":material/error:")
-            return
-        nodes = f"each of the {config.num_nodes} nodes" if several else "the node"
-        st.markdown(f"Run this on {nodes} within a few minutes:")
-        st.code(command, language="bash", wrap_lines=True)
-        st.markdown("Or save this as `job.sbatch` and submit it with `sbatch job.sbatch`:")
-        st.code(script, language="bash", wrap_lines=True)
-        st.caption(
-            f"All nodes need this program in `{launch.project}` and the folder "
-            f"`{launch.folder.parent}` on shared storage. The run then appears in the list with "
-            "all its ranks."
-        )
-
-
-def _folder(server: Services, config: RunConfig) -> Path:
-    """Return the folder of the next launch: a new one for each workload, and once it exists."""
-    state = st.session_state
-    known, slug = state.get(FOLDER), str(config.workload).replace("_", "-")
-    if known is None or (server.runs / known).exists() or f"-{slug}-" not in known:
-        state[FOLDER] = folder_name(time.time(), config.workload, os.urandom(4).hex())
-    return server.runs.absolute() / str(state[FOLDER])

@@ -9,18 +9,17 @@ from dashboard.api.page_token import page_token
 from dashboard.charts.run_view import run_kind, run_name
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_refusal
-from dashboard.controls.run_picker import attempts, next_attempt, picked_run
+from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live
-from dashboard.views.new_run_panels import estimate_buttons, estimate_panel, launch_panel
+from dashboard.views.new_run_panels import estimate_buttons, estimate_panel
 from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_tabs import details_tab, logs_tab, profile_section, ranks_tab
 from stepscope.run import RunError, RunKind, read_run
 from stepscope.run.metadata import read_metadata
 from trainer.config import checkpoints
-from trainer.config_validation import start_problem
 
 server = services.get()
 found = devices(server)
@@ -30,9 +29,6 @@ picked = picked_run(server, listing)
 run, trouble = None, None
 try:
     run = read_run(server.folder(picked)) if picked else None
-    later = next_attempt(run) if run is not None else None
-    if later is not None:
-        picked, run = later, read_run(server.folder(later))
 except RunError as error:
     trouble = str(error)
 if run is not None and run.folder.parent == server.examples:
@@ -44,9 +40,7 @@ form = controls.sidebar(
     found, checkpoints(server.runs), run_name(run) if run is not None and foreign else None
 )
 config, problems = form.config, form.problems
-by_hand = start_problem(config)
-to_start = problems if by_hand is None else (*problems, by_hand)
-refused = start_refusal(server.busy_reason(ServerActivity.RUN), to_start)
+refused = start_refusal(server.busy_reason(ServerActivity.RUN), problems)
 if not problems:
     with form.estimate:
         estimate_buttons(server, config)
@@ -56,7 +50,7 @@ if start_button(
     "Start run", refused, text, form.start, type=kind, width="stretch", key="start_run"
 ):
     st.session_state[live.START] = True
-live.start_if_requested(server, config, to_start)
+live.start_if_requested(server, config, problems)
 
 for problem in link_problems:
     st.warning(f"Part of the link was ignored: {problem}", icon=":material/link_off:")
@@ -84,11 +78,7 @@ if applied is not None:
 if run is not None and (noted := read_metadata(run).note):
     note("inventory_2", escape_markdown(noted))
 estimate_panel(server, config)
-if not problems:
-    launch_panel(server, config)
 simulated_badge(server, run)
-if run is not None:
-    attempts(run)
 live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:
     live.welcome(server, found, refused)

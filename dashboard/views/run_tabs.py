@@ -23,6 +23,7 @@ from dashboard.run_files import ProfileFiles, file_content, profile_summary, pro
 from dashboard.views import parts
 from dashboard.views.live_panel import APPLIED, ERROR
 from stepscope.common.config_issue import ConfigError
+from stepscope.common.files import modified_ns
 from stepscope.common.formatting import format_bytes
 from stepscope.profiling.summary import ProfileSummary
 from stepscope.profiling.trace_stats import FlameGraph
@@ -32,7 +33,6 @@ from stepscope.run import RunInfo, RunKind, rank_file
 from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers
 from trainer.config import RunConfig
-from trainer.runners.restart_attempts import newest_checkpoint
 from trainer.runners.weights import read_weights
 
 OUTPUT = "output.log"
@@ -198,8 +198,9 @@ def _checkpoints(run: RunInfo, names: list[str]) -> None:
 
 
 def _resume(run: RunInfo) -> None:
-    checkpoint = newest_checkpoint(run.folder) or run.folder / "best.pt"
-    resume_from = f"{run.id}/{checkpoint.name}"
+    saved = (*run.folder.glob("last.pt"), *run.folder.glob("step-*.pt"))  # best.pt may be old
+    newest = max(saved, key=modified_ns, default=run.folder / "best.pt")
+    resume_from = f"{run.id}/{newest.name}"
     try:
         config = RunConfig.from_dict({**run.run_json["config"], "resume_from": resume_from})
     except (ConfigError, KeyError, TypeError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder, modified_ns, open_regular_file
-from stepscope.run.folder import RunError, fatal_signal, process_of, user_name, was_terminated
+from stepscope.run.folder import RunError, fatal_signal, user_name, was_terminated
 from stepscope.run.metadata import known_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
@@ -130,14 +130,9 @@ def read_run(folder: Path) -> RunInfo:
     if status is RunStatus.CRASHED:
         process = "The training process"
         reason = _crashed(folder, own.run_json, 0, process, f"{process} is")
-    if (own.run_json.get("world_size") or 1) != 1:
-        end = own.run_json.get("job_end")  # written by the launcher of the ranks
-        if end is not None and not status.live:
-            status, reason, number = RunStatus(end["status"]), end["reason"], end["rank"]
-            rank = number
-        elif not status.live:
-            status, reason, cause = _end_of_all(folder, [own, *readable_ranks(folder, 1)], reason)
-            number, rank = cause.number, cause.rank
+    if (own.run_json.get("world_size") or 1) != 1 and not status.live:
+        status, reason, cause = _end_of_all(folder, [own, *readable_ranks(folder, 1)], reason)
+        number, rank = cause.number, cause.rank
     return RunInfo(folder, status, reason, own.age_s, own.run_json, number, rank)
 
 
@@ -150,19 +145,6 @@ def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
     except UNREADABLE:
         own = {}
     return {key: run.run_json.get(key) for key in ("kind", "config", "environment")} | own
-
-
-def restart_expected(run: RunInfo) -> bool:
-    """Return True if torchrun, of this host and user, will restart all ranks of a run."""
-    torchrun = run.run_json.get("torchrun")
-    return (
-        run.status in (RunStatus.FAILED, RunStatus.CRASHED)
-        and torchrun is not None
-        and is_own(run)
-        and torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
-        and "restarted_as" not in run.run_json
-        and process_of(torchrun) is not None
-    )
 
 
 def own_ranks(run: RunInfo) -> Iterator[RankMetadata]:

@@ -141,8 +141,7 @@ def merged(run_json: Mapping[str, Any], notes: RunNotes, run_id: str) -> RunMeta
 def _own_group(run_json: Mapping[str, Any], run_id: str) -> str | None:
     """Return the group of the attempts of a restarted job, or of a Slurm array; else None."""
     first = re.sub(r"-restart[0-9]+$", "", run_id)
-    restarts = _as(int, dict_of(run_json.get("torchrun")).get("max_restarts")) or 0
-    if first != run_id or "restarted_as" in run_json or restarts > 0:
+    if first != run_id:
         return first
     array = dict_of(run_json.get("slurm")).get("array_job_id")
     return f"Slurm array {array}"[:MAX_LABEL] if array else None

@@ -131,32 +131,28 @@ def _types() -> Mapping[str, Any]:
     moment_s = Annotated[float, meta(ge=0, lt=_LAST_S)]
     fields = {
         _Text: "name note reason kind host user device problem dropped_reason pid_namespace "
-        "folder_of restarted_as data flops_reason peak_reason",
+        "folder_of data flops_reason peak_reason",
         rank: "rank local_rank",
         count: "pid step epoch epochs total_steps steps_per_epoch first_step local_world_size "
         "dropped dropped_values batch_size parameters device_memory",
         number: "pid_started paused_s flops_per_step peak_flops",
         moment_s: "created heartbeat ended stop_asked",
-        dict[str, Any]: "config environment capabilities script restart resumed fit oom_kills "
+        dict[str, Any]: "config environment capabilities script resumed fit oom_kills "
         "gpu_processes slurm",
         list[_Text]: "commands custom optimizers",
         list[dict[str, Any]]: "devices",
         list[Any]: "compute_capability tags",
     }
-    end = [("rank", rank), ("status", RunStatus), ("reason", _Text)]
     # Of another host's run, written by `stepscope.remote.mirror`.
     mirror = [("source", _Text), ("age_s", moment_s), ("alive", bool | None)]
     mirror += [("received", moment_s), ("reason", _Text | None)]
-    restarts = [("max_restarts", count, 0), ("restarts", count, 0)]
     return {name: kind for kind, names in fields.items() for name in names.split()} | {
         "status": RunStatus,
         "world_size": Annotated[int, meta(ge=1, le=RANKS_LIMIT)],
         # A clock without a battery begins in 1970.
         "wall_offset_s": Annotated[float, meta(gt=-(2**32), lt=2**32)],
         "failure": msgspec.defstruct("Failure", [("ts", moment_s), ("reason", _Text | None, None)]),
-        "job_end": msgspec.defstruct("JobEnd", end),
         "mirror": msgspec.defstruct("MirrorFacts", mirror),
-        "torchrun": msgspec.defstruct("Torchrun", restarts),
         "settings": Annotated[list[AppliedSetting], meta(max_length=_SETTINGS_LIMIT)],
     }
 

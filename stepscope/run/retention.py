@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.common.files import is_own_folder, open_regular_file, try_lock
-from stepscope.run.folder import RunError, is_here, is_in, is_run_id, process_of, user_name
+from stepscope.run.folder import RunError, is_here, is_in, is_run_id, user_name
 from stepscope.run.info import RunInfo, read_run
 from stepscope.run.metadata import read_notes
 from stepscope.run.rank_info import (
@@ -116,14 +116,6 @@ def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> st
         # The process, such as a server, may go on after its run.
         if _is_locked(run.folder / f"rank{rank.number}.ring"):
             return "its last rows are being written. Try again"
-    torchrun = run.run_json.get("torchrun")
-    if torchrun is not None:
-        # Each restart reads the settings and checkpoints of the earlier attempts.
-        if (process := process_of(torchrun)) is not None:
-            return f"its torchrun, process {process.pid}, is alive"
-        left = torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
-        if left and not is_here(torchrun) and run.status in (RunStatus.FAILED, RunStatus.CRASHED):
-            return f"torchrun on {torchrun.get('host')} may restart it"
     try:
         notes = read_notes(run.folder)
     except RunError as error:

@@ -47,7 +47,6 @@ LAUNCHERS = {
     "accelerate-launch",
     "accelerate.commands.launch",
     "accelerate.commands.accelerate_cli",
-    "trainer.runners.agent",
 }
 """Programs and modules that start the ranks and exit with them."""
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"

@@ -92,7 +92,7 @@ def ranks_below(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        rank = "trainer.runners.rank_worker" in words and "trainer.runners.agent" not in words
+        rank = "trainer.runners.rank_worker" in words and "torch.distributed.run" not in words
         if rank and str(folder) in " ".join(words):
             found.append(process)
     return found

@@ -110,7 +110,6 @@ def test_a_job_that_ignores_sigterm_reads_as_ended_by_force(
     folder = server.runs / "20260101-000000-job"
     folder.mkdir(parents=True)
     job = TorchrunRun.__new__(TorchrunRun)
-    job._max_restarts = 0
     ChildRun.__init__(job, folder, ["-c", IGNORES_SIGTERM])
     wait_until(lambda: (folder / WORKER_LOG).read_text() == "ready\n")
     told = {"created": 1.0, "status": "running", "heartbeat": time.time(), "world_size": 2}

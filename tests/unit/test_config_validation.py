@@ -18,7 +18,6 @@ from trainer.config_validation import (
     choice_problem,
     cores_note,
     epoch_problem,
-    start_problem,
     step_sentence,
     validate,
 )
@@ -205,13 +204,12 @@ def job(strategy: Strategy, device: str = GPU.id, **changes: Any) -> RunConfig:
     )
 
 
-UNUSED = {"cpu_offload": True, "time_collectives": True, "static_graph": True, "num_nodes": 4}
+UNUSED = {"cpu_offload": True, "time_collectives": True, "static_graph": True}
 SGD = {"optimizer": "sgd"}
 JOBS: list[tuple[RunConfig, dict[str, str]]] = [
     *((job(strategy, device), {}) for strategy in (DDP, FSDP) for device in ("cpu", GPU.id)),
     (job(DDP, devices_per_node=3), {"devices_per_node": "PyTorch can use 2 here."}),
     (job(DDP, "cpu", devices_per_node=8), {}),
-    (job(DDP, devices_per_node=8, num_nodes=2), {}),  # other nodes may have more GPUs
     (job(DDP, **SGD), {}),
     (job(FSDP, **SGD), {"optimizer_impl": "no fused SGD", "optimizer": "no fused SGD"}),
     (job(FSDP, **SGD, optimizer_impl="for-loop"), {}),
@@ -242,11 +240,9 @@ def test_several_devices(config: RunConfig, words: dict[str, str]) -> None:
         assert text in issues[field]
 
 
-def test_data_parallel_on_a_cpu_and_several_nodes_name_the_way_out() -> None:
+def test_data_parallel_on_a_cpu_names_the_way_out() -> None:
     issues = {issue.field: str(issue) for issue in validate(job(DP, "cpu"), [CPU])}
     assert "Choose DDP on a CPU, or a GPU." in issues["strategy"]
-    assert start_problem(job(DDP, num_nodes=2)) is not None
-    assert start_problem(job(DDP)) is None
 
 
 def test_ranks_that_share_cores_have_a_note() -> None:
@@ -257,7 +253,7 @@ def test_ranks_that_share_cores_have_a_note() -> None:
 
 def test_a_step_is_what_all_devices_take() -> None:
     assert step_sentence(job(NONE)) is None
-    text = step_sentence(job(DDP, batch_size=64, gradient_accumulation_steps=4, num_nodes=3))
+    text = step_sentence(job(DDP, batch_size=64, gradient_accumulation_steps=4, devices_per_node=6))
     factors = "64 × 6 ranks × 4 batches"
     advice = "You may have to rescale the learning rate."
     assert text == f"Each step uses 1,536 samples: {factors}. {advice}"

@@ -73,9 +73,7 @@ def test_what_each_rank_of_a_machine_keeps_has_to_fit_for_all(
     bytes_of_all = 10 * (4 + 8)  # a float and an int64 a sample
     free = SimpleNamespace(available=4 * bytes_of_all - 1)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
-    three = RunConfig(
-        dataset_on_device=True, strategy=Strategy.DDP, devices_per_node=3, num_nodes=2
-    )
+    three = RunConfig(dataset_on_device=True, strategy=Strategy.DDP, devices_per_node=3)
     make_loader(split(), three, CpuAccelerator())
     four = RunConfig(dataset_on_device=True, strategy=Strategy.DDP, devices_per_node=4)
     said = "takes 120 B in each of 4 processes, but only 479 B of host memory"

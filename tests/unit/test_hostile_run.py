@@ -58,7 +58,7 @@ from stepscope.run import (
 from stepscope.store import StoreWriter, store_name
 from tests.support.unprivileged import NOBODY, not_root, reachable_folder
 from trainer.config import checkpoints
-from trainer.runners.job_outcome import log_text
+from trainer.runners.child_process import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes
 from trainer.training.distributed_checkpoint import METADATA, read_list
 

@@ -121,19 +121,6 @@ LIVE: dict[str, dict[str, Any]] = {
     "crashed-elsewhere": {"status": "running", "host": "node7", "heartbeat": 1.0},
     "crashed-in-a-container": {"status": "running", "pid_namespace": "x/1", "heartbeat": 1.0},
     "other-user": {"user": "ada"},
-    "torchrun-restarts": {
-        "status": "failed",
-        "torchrun": process_identity() | {"max_restarts": 3, "restarts": 0},
-    },
-    "torchrun-has-restarted": {
-        "status": "failed",
-        "restarted_as": "x-restart1",
-        "torchrun": process_identity() | {"max_restarts": 3, "restarts": 0},
-    },
-    "torchrun-elsewhere": {
-        "status": "failed",
-        "torchrun": {"host": "node7", **GONE, "max_restarts": 3, "restarts": 2},
-    },
 }
 
 
@@ -142,9 +129,6 @@ def test_a_run_that_may_be_live_is_never_deleted(runs: Path, name: str) -> None:
     folder = ended(runs, name, **LIVE[name])
     ended(runs, "crashed-here", status="running", heartbeat=1.0)
     ended(runs, "finished-elsewhere", host="node7")
-    last = {"host": "node7", **GONE, "max_restarts": 3, "restarts": 3}
-    ended(runs, "last-restart-elsewhere", status="failed", torchrun=last)
-    ended(runs, "torchrun-gone", status="failed", torchrun=process_identity() | last | GONE)
     long_ago = time.time() - 50 * DAY_S
     for path in runs.glob("*/run.json"):
         os.utime(path, (long_ago, long_ago))

@@ -298,4 +298,4 @@ def with_devices(plan: WorkloadPlan, devices: Sequence[TrainDevice]) -> Workload
 
 
 def _devices(config: RunConfig) -> int:
-    return 1 if config.strategy is Strategy.NONE else config.devices_per_node * config.num_nodes
+    return 1 if config.strategy is Strategy.NONE else config.devices_per_node

@@ -81,8 +81,6 @@ def _scaling(config: RunConfig, devices: Devices) -> Choice:
         config,
         strategy=Strategy.NONE,
         devices_per_node=1,
-        num_nodes=1,
-        max_restarts=0,
         runner=Runner.THREAD,
         cuda_graphs=False,
         num_threads=1 if on_cpu else config.num_threads,

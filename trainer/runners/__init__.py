@@ -37,10 +37,6 @@ class ThreadRun:
         """Return True until the run has written its last row."""
         return self._thread.is_alive()
 
-    def goes_on(self) -> bool:
-        """Return True if torchrun is about to restart a failed job; always False here."""
-        return False
-
     def stop(self, timeout_s: float) -> bool:
         """Stop the run at its next step boundary; return False after a timeout."""
         self._stop.set()
@@ -70,7 +66,7 @@ class ThreadRun:
 
 
 RunHandle = ThreadRun | ProcessRun | TorchrunRun
-"""A run started by this process; the `folder` of a TorchrunRun changes with each restart."""
+"""A run started by this process."""
 
 
 def start(config: RunConfig, root: Path) -> RunHandle:

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.common.files import open_for_append
+from stepscope.common.files import open_for_append, read_tail
 from stepscope.host.child_process import Child, ChildOutput, ChildProcess, ChildState
 from stepscope.recorder.recorder import first_run_json
 from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunKind, RunStatus, read_run, write_run_json
 from trainer.config import RunConfig
 from trainer.lessons import Lesson
-from trainer.runners.job_outcome import log_text
 
 log = logging.getLogger(__name__)
 
 ESTIMATE_LIMIT_S = 600.0
 PROJECT = Path(__file__).resolve().parents[2]
 WORKER_LOG = "worker.log"  # output of the training process, or of torchrun
+LOG_BYTES = 200_000  # end of an output that is searched for an error
 SHUT_DOWN = "The server was shut down while the run was busy; an unfinished checkpoint is lost"
 
 
@@ -109,7 +109,7 @@ class ChildRun(ChildProcess):
     """A run in a child process that writes its output to worker.log. Methods: see ThreadRun."""
 
     def __init__(self, folder: Path, arguments: Sequence[str], **options: Any) -> None:
-        self._first = folder.resolve()
+        self.folder = folder.resolve()
         command = [sys.executable, *arguments]
         with open(open_for_append(folder / WORKER_LOG, truncate=True), "wb") as log_file:
             super().__init__(
@@ -117,15 +117,8 @@ class ChildRun(ChildProcess):
             )
         self._waiter.start()
 
-    @property
-    def folder(self) -> Path:
-        return self._first
-
     def alive(self) -> bool:
         return self._waiter.is_alive()
-
-    def goes_on(self) -> bool:
-        return False
 
     def stop(self, timeout_s: float) -> bool:
         self._stopping = True
@@ -143,10 +136,10 @@ class ChildRun(ChildProcess):
         self._kill_group()
 
     def _wait(self) -> None:
-        code = self._process.wait()
+        self._note_end(self._process.wait())
         if self._process.stdin is not None:
+            # Last: to ranks that still run, a closed stdin is the end of the server.
             self._process.stdin.close()
-        self._note_end(code)
 
     def _note_end(self, code: int) -> None:
         """Record the end of the process in run.json, unless the run has done so."""
@@ -173,11 +166,11 @@ class ProcessRun(ChildRun):
             not_started(self.folder, reason)
 
 
-def write_pending(folder: Path, config: RunConfig, reason: str, **more: Any) -> None:
+def write_pending(folder: Path, config: RunConfig, reason: str) -> None:
     """Write the run.json that is valid until the recorder of the run writes its own."""
     first = first_run_json(config.workload, RunKind.TRAINER, config.to_dict(), rank=0)
     now = time.time()  # the clock of this long-lived process may differ by now
-    write_run_json(folder, first | {"created": now, "heartbeat": now, "reason": reason, **more})
+    write_run_json(folder, first | {"created": now, "heartbeat": now, "reason": reason})
 
 
 def not_started(folder: Path, reason: str | None = None) -> None:
@@ -185,6 +178,14 @@ def not_started(folder: Path, reason: str | None = None) -> None:
     status = RunStatus.STOPPED if reason is None else RunStatus.FAILED
     text = reason or "Stopped before training began."
     note_end(folder, status, text, instead_of=(RunStatus.PENDING,))
+
+
+def log_text(path: Path) -> str:
+    """Return the end of an output; empty if it cannot be read."""
+    try:
+        return read_tail(path, LOG_BYTES)
+    except OSError:
+        return ""
 
 
 def last_step(folder: Path) -> int:

@@ -101,7 +101,7 @@ def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.devi
     if ranks.world_size != config.world_size or "MASTER_ADDR" not in os.environ:
         raise RunFailedError(
             f"devices_per_node: the settings are for {config.world_size} processes, got "
-            f"{ranks.world_size}. Start devices_per_node × num_nodes processes with torchrun."
+            f"{ranks.world_size}. Start devices_per_node processes with torchrun."
         )
     if device.type == "cpu":
         dist.init_process_group("gloo")
