@@ -48,9 +48,7 @@ class CrashWatch:
             if run.id not in self._stored and not run.status.live:
                 self._store_last_rows(run)
         crashed = [
-            run
-            for run in runs
-            if run.status is RunStatus.CRASHED and run.id not in self._known
+            run for run in runs if run.status is RunStatus.CRASHED and run.id not in self._known
         ]
         if not crashed:
             return []

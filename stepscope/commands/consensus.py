@@ -52,11 +52,9 @@ class RankReport(msgspec.Struct):
     """State that a rank publishes for rank 0.
 
     `answers` are the votes by command id: the first steps at which the rank can execute a command.
-    `stop` is the reason of a requested stop of all ranks.
     """
 
     answers: dict[int, int] = {}
-    stop: str | None = None
 
 
 class Coordinator:

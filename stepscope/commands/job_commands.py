@@ -35,8 +35,6 @@ from stepscope.common.files import (
 from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
 from stepscope.run.rank_info import find_rank
-from stepscope.store import StoreError
-from stepscope.store.reader import send_command
 
 if TYPE_CHECKING:
     from stepscope.recorder.recorder import Recorder
@@ -47,7 +45,6 @@ POLL_S = 0.25
 """Interval of reading while a command is pending, or if changes of a file are not reported."""
 IDLE_S = 3600.0
 NETWORK_VOTE_TIMEOUT_S = 30.0  # A network disk shows a change some seconds later.
-STOP_POLL_S = 2.0  # Interval of reading the other ranks' stop requests over a network disk.
 JOIN_S = 2.0
 MAX_FILE_BYTES = 2**20
 T = TypeVar("T")
@@ -100,9 +97,7 @@ class JobCommands(Participant):
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
         self._written: RankReport | None = None
         self._finished: set[int] = set()  # ids of the commands with a result on this rank
-        self._stop_proposed = self._stop_forwarded = self._stop_refused = False
-        self._wanted_stop: str | None = None
-        self._next_stop_poll_s = 0.0
+        self._stop_proposed = False
         self._came = threading.Event()
         self._closing = False
         self._failed = False
@@ -126,11 +121,6 @@ class JobCommands(Participant):
     def note_result(self, command_id: int) -> None:
         """Record that a command has a result on this rank."""
         self._finished.add(command_id)
-
-    def want_stop(self, reason: str) -> None:
-        """Request a stop of all ranks from rank 0. Thread-safe."""
-        self._wanted_stop = reason
-        self._wake()
 
     def close(self) -> None:
         """End the protocol, and withdraw the commands that were not executed."""
@@ -163,7 +153,7 @@ class JobCommands(Participant):
                 else:
                     self._coordinate()
                 self._write_report()
-                busy = bool(self._coordinator.open) or self._stop_refused
+                busy = bool(self._coordinator.open)
             except Exception:  # the protocol would end with this thread
                 if not self._failed:
                     log.exception("stepscope: the ranks may not agree on a command")
@@ -174,7 +164,6 @@ class JobCommands(Participant):
 
     def _coordinate(self) -> None:
         coordinator, now_s = self._coordinator, time.monotonic()
-        self._forward_stop(now_s)
         if coordinator.propose(now_s):
             self._publish(coordinator.proposals, coordinator.paused_at)
         self._handle(coordinator.proposals)
@@ -192,25 +181,6 @@ class JobCommands(Participant):
             self._coordinator.proposals, self._coordinator.paused_at = proposals, paused_at
             self._coordinator.withdraw("the disk refuses the files of the agreement")
             self._write_notices()
-
-    def _forward_stop(self, now_s: float) -> None:
-        """Send Stop as the page does if another rank requests a stop, until the store takes it."""
-        if self._stop_forwarded or now_s < self._next_stop_poll_s:
-            return
-        self._next_stop_poll_s = now_s + (0.0 if self._is_notified else STOP_POLL_S)
-        stops = (self._report(number).stop for number in range(1, self._ranks))
-        reason = next(filter(None, stops), None)
-        if reason is None:
-            return
-        try:
-            if not self._stop_proposed:
-                send_command(self._folder, CommandName.STOP, {"reason": reason})
-        except StoreError as error:
-            if not self._stop_refused:
-                log.warning("stepscope: Stop of another rank has to wait: %s", error)
-            self._stop_refused = True
-        else:
-            self._stop_forwarded, self._stop_refused = True, False
 
     def _votes(self) -> tuple[dict[int, dict[int, int]], dict[int, str]]:
         """Return the participating ranks' votes, and the reasons of the ranks that are gone."""
@@ -270,7 +240,7 @@ class JobCommands(Participant):
 
     def _write_report(self) -> None:
         """Replace this rank's file if the report has changed."""
-        report = RankReport(dict(self.votes), self._wanted_stop)
+        report = RankReport(dict(self.votes))
         is_new = bool(self._number) and report != self._written
         if is_new and self._write(self._report_path(self._number), report):
             self._written = report

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +16,6 @@ from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import ProposalState
 from stepscope.commands.job_commands import JobCommands
 from stepscope.recorder.recorder import Recorder
-from stepscope.store import STORE_NAME, StoreWriter
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 20.0
@@ -122,31 +118,6 @@ def test_a_decision_that_the_disk_refuses_is_withdrawn(
     (text,) = ranks[0].recorder.texts
     assert text.endswith("the disk refuses the files of the agreement")
     wait_until(lambda: not any(rank.commands.waiting for rank in ranks), PATIENCE_S)
-
-
-def test_a_stop_of_another_rank_waits_for_a_locked_store(ranks: list[Rank]) -> None:
-    folder = ranks[0].recorder.folder
-    StoreWriter(folder / STORE_NAME).close()
-    asked = threading.Event()
-
-    def is_refused(record: logging.LogRecord) -> bool:
-        asked.set()
-        return False
-
-    log = logging.getLogger(job_commands.__name__)
-    log.addFilter(is_refused)
-    try:
-        with closing(sqlite3.connect(folder / STORE_NAME, isolation_level=None)) as store:
-            store.execute("BEGIN EXCLUSIVE")
-            ranks[1].commands.want_stop("Stopped by SIGTERM.")
-            assert asked.wait(PATIENCE_S)
-            store.execute("ROLLBACK")
-            found = "SELECT name, args FROM commands"
-            wait_until(lambda: store.execute(found).fetchall(), PATIENCE_S)
-            ((name, args),) = store.execute(found).fetchall()
-    finally:
-        log.removeFilter(is_refused)
-    assert (name, json.loads(args)) == (CommandName.STOP, {"reason": "Stopped by SIGTERM."})
 
 
 def test_the_end_of_number_0_withdraws_what_is_open(ranks: list[Rank]) -> None:
