@@ -56,7 +56,7 @@ def main() -> int:
         functools.partial(open_source, reader="page"), pause=lambda seconds: None
     )
     machine.arm(True)
-    view = machine.look()
+    view = machine.poll()
     if view.reason is not None:
         report.say(f"Nothing to measure: {view.reason}")
         return 1

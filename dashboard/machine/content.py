@@ -205,7 +205,9 @@ def details(
         "uuid": device.info.uuid,
         "title": f"GPU {device.info.nvml_index}",
         "name": device.info.name,
-        "signs": [{"level": sign.level.value, "text": sign.text} for sign in device.health.signs]
+        "signs": [
+            {"level": issue.level.value, "text": issue.text} for issue in device.health.issues
+        ]
         or [{"level": device.health.level.value, "text": device.health.text}],
         "difference": DIFFERENCE,
         "groups": [

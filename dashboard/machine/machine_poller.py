@@ -122,7 +122,7 @@ class MachinePoller:
     def _look_once(self) -> None:
         view, error = self._view, None
         try:
-            view = self._machine.look()
+            view = self._machine.poll()
         except Exception as failure:  # shown on the page; the next reading may succeed
             error = f"The GPUs could not be read: {type(failure).__name__}: {failure}"
             if self._error is None:

@@ -183,7 +183,7 @@ def _clocks(device: DeviceState) -> Iterator[str]:
 
 
 def _health(device: DeviceState, width: int) -> list[str]:
-    others = [sign.text for sign in device.health.signs if sign.text not in device.health.text]
+    others = [issue.text for issue in device.health.issues if issue.text not in device.health.text]
     lines = []
     for text in (device.health.text, *others):
         lines += wrapped(text.split(" "), width - 6, separator=" ")
@@ -271,10 +271,10 @@ def show(
     try:
         call_driver(lambda: machine.arm(True), SILENT_S)
         try:
-            call_driver(machine.look, SILENT_S)
+            call_driver(machine.poll, SILENT_S)
             sleep(FIRST_WAIT_S)
             while True:
-                write(call_driver(machine.look, SILENT_S))
+                write(call_driver(machine.poll, SILENT_S))
                 if watch_s is None:
                     return 0
                 sleep(watch_s)

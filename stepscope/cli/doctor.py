@@ -28,10 +28,9 @@ from stepscope.cli import call_driver
 from stepscope.cli.app_process import PAGE, missing
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.device_info import DeviceInfo
-from stepscope.gpu.machine_monitor import torch_version
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource, open_source
-from stepscope.host.environment import SUPPORTED, unsupported
+from stepscope.host.environment import SUPPORTED, installed_torch, unsupported
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
@@ -167,7 +166,7 @@ def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> GpuProbe:
 
 def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:
     """Import torch in a child process and return its properties; None if not installed."""
-    version, command = torch_version(), [python, "-c", _ASK_TORCH]
+    version, command = installed_torch(), [python, "-c", _ASK_TORCH]
     if version is None:
         return None
     try:

@@ -63,8 +63,8 @@ HELP = {
     "gpu_ecc_errors_total": "Memory errors since driver load that ECC has found.",
     "gpu_fan_speed_ratio": "Requested fan speed, as a share of its maximum; may exceed 1.",
     "gpu_memory_reserved_bytes": "Device memory that the driver keeps, not part of that in use.",
-    "gpu_pcie_transmit_bytes_per_second": "From the GPU over PCIe, mean of 0.2 s before a scrape.",
-    "gpu_pcie_receive_bytes_per_second": "To the GPU over PCIe, mean of 0.2 s before a scrape.",
+    "gpu_pcie_transmit_bytes_per_second": "From the GPU over PCIe, mean since the last reading.",
+    "gpu_pcie_receive_bytes_per_second": "To the GPU over PCIe, mean since the last reading.",
     "run_mfu_ratio": "Model FLOP/s as a share of the GPU's dense peak for the run's precision.",
     "run_process_cpu_ratio": "CPU time per wall time, without workers; 1 is one core.",
 }
@@ -207,7 +207,7 @@ class _MachinePoll:
 
     def _look(self) -> None:
         try:
-            self._state = self._machine.look()
+            self._state = self._machine.poll()
         except Exception:  # shown as stepscope_up 0; the next reading may succeed
             log.warning("stepscope exporter: the GPUs could not be read", exc_info=True)
 

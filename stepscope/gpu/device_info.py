@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pynvml
 
 from stepscope.common.formatting import printable
-from stepscope.gpu.nvml_device import static
+from stepscope.gpu.nvml_device import call_or_none
 
-_NAMES = "Kepler Maxwell Pascal Volta Turing Ampere Ada Hopper Blackwell"
-ARCHITECTURES = dict(enumerate(_NAMES.split(), 2)) | {13: "Rubin"}  # NVML_DEVICE_ARCH_* (nvml.h).
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
+"""NVML_DEVICE_ARCH_* (nvml.h)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +59,6 @@ class DeviceProperties(DeviceInfo):
     power_limit_default: float | None
     temp_slowdown: float | None
     temp_shutdown: float | None
-    temp_max_operating: float | None
     max_sm_clock: float | None
     max_mem_clock: float | None
     pcie_gen: int | None
@@ -58,34 +69,43 @@ class DeviceProperties(DeviceInfo):
     mig_profile: str | None
 
 
-def describe(handle: Any, info: DeviceInfo) -> DeviceProperties:
+def properties(handle: Any, info: DeviceInfo) -> DeviceProperties:
     """Query all properties: about 20 calls.
 
     On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
     """
-    pci = static(pynvml.nvmlDeviceGetPciInfo, handle)
+    divided = is_divided(handle)
+    if divided is not None:
+        info = replace(info, mig=divided)
+    pci = call_or_none(pynvml.nvmlDeviceGetPciInfo, handle)
     return DeviceProperties(
         **asdict(info),
         pci_bus_id=None if pci is None else pci.busId,
-        architecture=ARCHITECTURES.get(static(pynvml.nvmlDeviceGetArchitecture, handle)),
+        architecture=ARCHITECTURES.get(call_or_none(pynvml.nvmlDeviceGetArchitecture, handle)),
         cuda_version=_cuda_version(),
-        power_limit=_watts(static(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        power_limit_default=_watts(static(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
+        power_limit=_watts(handle, pynvml.nvmlDeviceGetEnforcedPowerLimit),
+        power_limit_default=_watts(handle, pynvml.nvmlDeviceGetPowerManagementDefaultLimit),
         temp_slowdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         temp_shutdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
-        temp_max_operating=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
-        max_sm_clock=static(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        max_mem_clock=static(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        pcie_gen=static(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        pcie_width=static(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        pcie_max_gen=static(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        pcie_max_width=static(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        max_sm_clock=call_or_none(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        max_mem_clock=call_or_none(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        pcie_gen=call_or_none(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_width=call_or_none(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_max_gen=call_or_none(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        pcie_max_width=call_or_none(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         parent_uuid=parent_uuid(handle) if info.uuid.startswith("MIG-") else None,
         mig_profile=profile(info.name),
     )
 
 
-def _watts(milliwatts: int | None) -> float | None:
+def is_divided(handle: Any) -> bool | None:
+    """Return True for a GPU in MIG mode; None if the driver does not report the mode."""
+    mode = call_or_none(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if mode is None else bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _watts(handle: Any, call: Callable[[Any], int]) -> float | None:
+    milliwatts = call_or_none(call, handle)
     return None if milliwatts is None else milliwatts / 1e3
 
 
@@ -97,16 +117,16 @@ def profile(name: str) -> str | None:
 
 def parent_uuid(handle: Any) -> str | None:
     """Return the UUID of the GPU of a MIG instance; None if the driver does not report it."""
-    parent = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
-    uuid: str | None = None if parent is None else static(pynvml.nvmlDeviceGetUUID, parent)
+    parent = call_or_none(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+    uuid: str | None = None if parent is None else call_or_none(pynvml.nvmlDeviceGetUUID, parent)
     return uuid
 
 
 def _threshold(handle: Any, which: int) -> float | None:
     """Return a temperature threshold; None if missing, for which NVML may return 0."""
-    return static(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None
+    return call_or_none(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None
 
 
 def _cuda_version() -> str | None:
-    number = static(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    number = call_or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     return f"{number // 1000}.{number % 1000 // 10}" if number else None

@@ -5,35 +5,30 @@ Reading disturbs other readers, such as a DCGM exporter, so GPM is disabled by d
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import math
 from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, NvmlDevice, driver_errors
-from stepscope.gpu.nvml_queries import FASTEST
+from stepscope.gpu.nvml_device import NOT_BY_GPU, NOT_UNDER_WSL, PERMISSION, NvmlDevice
+from stepscope.gpu.nvml_queries import BYTES_PER_SECOND, PERCENT
 from stepscope.gpu.nvml_reader import ONE_READING
-
-log = logging.getLogger(__name__)
 
 MIB = 2**20
 MIN_INTERVAL_S = 0.1  # Between two samples (nvml.h).
 
-METRICS: dict[int, tuple[str, float]] = {
-    2: ("gpu/sm_active", 1.0),
-    3: ("gpu/sm_occupancy", 1.0),
-    5: ("gpu/tensor_active", 1.0),
-    10: ("gpu/dram_active", 1.0),
-    20: ("gpu/pcie_tx", MIB),
-    21: ("gpu/pcie_rx", MIB),
-    60: ("gpu/nvlink_rx", MIB),
-    61: ("gpu/nvlink_tx", MIB),
+METRICS = {
+    2: "gpu/sm_active",
+    3: "gpu/sm_occupancy",
+    5: "gpu/tensor_active",
+    10: "gpu/dram_active",
+    20: "gpu/pcie_tx",
+    21: "gpu/pcie_rx",
+    60: "gpu/nvlink_rx",
+    61: "gpu/nvlink_tx",
 }
-"""NVML_GPM_METRIC_* -> metric key and factor to stored units; NVML has percent or MiB/s."""
+"""NVML_GPM_METRIC_* -> metric key; NVML has percent, and MiB/s of links."""
 SHARES = ("gpu/sm_active", "gpu/sm_occupancy", "gpu/tensor_active", "gpu/dram_active")
-"""Metrics that only GPM has. For the rates of NVLink byte counters are preferred."""
+"""Metrics that only GPM has, in percent."""
 
 ONLY_ROOT = (
     "permission: this driver lets only administrators read the activity counters "
@@ -41,107 +36,90 @@ ONLY_ROOT = (
 )
 NOT_ARMED = "read only while it is shown or recorded"
 BEFORE_HOPPER = "not supported on this GPU (Hopper and newer have it)"
+_REASONS = {PERMISSION: ONLY_ROOT, NOT_BY_GPU: BEFORE_HOPPER, NOT_UNDER_WSL: BEFORE_HOPPER}
 
 
 class GpmReader:
-    """Reads the activity of one GPU or MIG instance; the first failure disables the reader."""
+    """Reads the activity of one GPU or MIG instance."""
 
-    def __init__(self, gpu: NvmlDevice) -> None:
-        self._gpu = gpu
-        self._opened = gpu.library.opened
-        self._off: str | None = None
+    def __init__(self, device: NvmlDevice) -> None:
+        self._device = device
+        self._calls = (self._sample,)
         self._query: Any = None
-        self._target: tuple[Any, int | None] = (None, None)
         self._buffers: list[Any] = []  # Two samples, written alternately.
+        self._initialization = 0
         self._sampled_at: float | None = None
-        self.given: frozenset[str] = frozenset()  # The metrics of the latest response.
+        self.given: frozenset[str] = frozenset()  # The metrics of the latest result.
 
     def read(self) -> dict[str, float]:
         """Return the means since the last call; {} without a sample at least 0.1 s old."""
-        if self._off is not None or self._gpu.handle is None:
+        now = self._device.library.clock()
+        if self._sampled_at is not None and now - self._sampled_at < MIN_INTERVAL_S:
             return {}
-        try:
-            if self._query is None:
-                self._open()
-            values = self._read(self._gpu.library.clock())
-        except driver_errors() as error:
-            self._off, self.given = _error_reason(error), frozenset()
-            log.info("GPM of %s: %s; not read again", self._gpu.uuid, self._off)
-            self.close()
+        values = self._device.query(self._calls)
+        if values is None:
+            self.rest()
             return {}
-        if values:
+        if self._sampled_at is not None:
             self.given = frozenset(values)
+        self._sampled_at = now
         return values
-
-    def close(self) -> None:
-        """Free the buffers, unless other code has shut NVML down and so freed them."""
-        buffers, self._buffers, self._sampled_at = self._buffers, [], None
-        if self._opened == self._gpu.library.opened:
-            with contextlib.suppress(*driver_errors()):
-                for buffer in buffers:
-                    pynvml.nvmlGpmSampleFree(buffer)
 
     def rest(self) -> None:
         """Discard the last sample and `given`, until the next call of `read`."""
-        self.given, self._sampled_at = frozenset(), None
+        self.given = frozenset()
+        self._sampled_at = None
 
     def reasons(self, *, armed: bool) -> dict[str, str]:
         """Return the reasons for missing metrics of SHARES, by key."""
-        pending = NOT_BY_GPU if self.given else ONE_READING
-        reason = self._off or (pending if armed else NOT_ARMED)
+        reason = self._device.reason(self._calls)
+        if reason is not None:
+            reason = _REASONS.get(reason, reason)
+        elif not armed:
+            reason = NOT_ARMED
+        else:
+            reason = NOT_BY_GPU if self.given else ONE_READING
         return {key: reason for key in SHARES if key not in self.given}
 
-    def _open(self) -> None:
-        handle, instance = self._gpu.handle, None
-        if self._gpu.uuid.startswith("MIG-"):  # the parent has the counters
+    def _sample(self, handle: Any) -> dict[str, float]:
+        """Take a sample; return the means since the one before, {} without. Raises NVMLError."""
+        instance = None
+        if self._device.uuid.startswith("MIG-"):  # the parent has the counters
             instance = pynvml.nvmlDeviceGetGpuInstanceId(handle)
             handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        if self._initialization != self._device.library.initializations:
+            self._allocate(handle)
+        before, after = self._buffers
+        if instance is None:
+            pynvml.nvmlGpmSampleGet(handle, after)
+        else:
+            pynvml.nvmlGpmMigSampleGet(handle, instance, after)
+        self._buffers = [after, before]
+        if self._sampled_at is None:
+            return {}
+        query = self._query
+        query.sample1 = before
+        query.sample2 = after
+        pynvml.nvmlGpmMetricsGet(query)
+        values: dict[str, float] = {}
+        for metric, key in zip(query.metrics, METRICS.values(), strict=False):
+            is_share = key in SHARES
+            value = metric.value if is_share else metric.value * MIB
+            low, high = PERCENT if is_share else BYTES_PER_SECOND
+            # The value of a counter that did not run is NaN, which is in no range.
+            if metric.nvmlReturn == pynvml.NVML_SUCCESS and low <= value <= high:
+                values[key] = round(value, 1 if is_share else -3)
+        return values
+
+    def _allocate(self, handle: Any) -> None:
+        """Allocate the buffers. A shutdown by other code has freed the earlier ones."""
         if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         query = pynvml.c_nvmlGpmMetricsGet_t()  # 23 kB, so made once
-        query.version, query.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS)
+        query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        query.numMetrics = len(METRICS)
         for metric, number in zip(query.metrics, METRICS, strict=False):
             metric.metricId = number
-        self._target, self._query = (handle, instance), query
-        self._opened = self._gpu.library.opened
-
-    def _read(self, now: float) -> dict[str, float]:
-        if self._sampled_at is not None and now - self._sampled_at < MIN_INTERVAL_S:
-            return {}
-        while len(self._buffers) < 2:
-            self._buffers.append(pynvml.nvmlGpmSampleAlloc())
-        before, after = self._buffers
-        first, self._sampled_at = self._sampled_at is None, now
-        handle, instance = self._target
-        buffer = before if first else after
-        if instance is None:
-            pynvml.nvmlGpmSampleGet(handle, buffer)
-        else:
-            pynvml.nvmlGpmMigSampleGet(handle, instance, buffer)
-        if first:
-            return {}
-        self._buffers = [after, before]
-        query = self._query
-        query.sample1, query.sample2 = before, after
-        pynvml.nvmlGpmMetricsGet(query)
-        values: dict[str, float] = {}
-        for metric, (key, unit) in zip(query.metrics, METRICS.values(), strict=False):
-            value, highest = metric.value * unit, 100.0 if key in SHARES else FASTEST
-            # The value of a counter that did not run is NaN.
-            plausible = math.isfinite(value) and 0 <= value <= highest
-            if metric.nvmlReturn == pynvml.NVML_SUCCESS and plausible:
-                values[key] = round(value, 1 if key in SHARES else -3)
-        return values
-
-
-def _error_reason(error: Exception) -> str:
-    if not isinstance(error, pynvml.NVMLError):
-        return f"error: {type(error).__name__}: {error}"
-    match error.value:
-        case pynvml.NVML_ERROR_NOT_SUPPORTED:
-            return BEFORE_HOPPER
-        case pynvml.NVML_ERROR_FUNCTION_NOT_FOUND | pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
-            return NOT_BY_DRIVER
-        case pynvml.NVML_ERROR_NO_PERMISSION:
-            return ONLY_ROOT
-    return f"error: {error}"
+        self._query = query
+        self._buffers = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+        self._initialization = self._device.library.initializations

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.metadata
 import math
 import os
 import platform
@@ -16,19 +13,31 @@ from dataclasses import dataclass, replace
 
 from stepscope.gpu.device_events import REASONS, throttle_times
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
-from stepscope.gpu.health import HealthInputs, XidRecord, health, slow_link
+from stepscope.gpu.health import HealthInputs, XidEvent, health, is_link_slow
 from stepscope.gpu.machine_state import DeviceState, EnergyMeter, HostState, MachineState
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource
-from stepscope.gpu.xid import XidEvent, XidLog
-from stepscope.host.environment import cpu_name
+from stepscope.host.environment import cpu_name, installed_torch
 from stepscope.host.usage import HostSampler
 
-KEPT_S, KEPT_READINGS = 600.0, 600  # About 0.4 MB a GPU (benchmarks/devices.py).
+KEPT_S = 600.0
+KEPT_READINGS = 600  # About 0.4 MB a GPU.
+MAX_XIDS = 20  # Of one GPU.
 
-_DRAWN = "util sm_active tensor_active dram_active mem_used power temp sm_clock pcie_tx pcie_rx"
-DRAWN = tuple(f"gpu/{name}" for name in f"{_DRAWN} nvlink_tx nvlink_rx".split())
+DRAWN = (
+    "gpu/util",
+    "gpu/sm_active",
+    "gpu/tensor_active",
+    "gpu/dram_active",
+    "gpu/mem_used",
+    "gpu/power",
+    "gpu/temp",
+    "gpu/sm_clock",
+    "gpu/pcie_tx",
+    "gpu/pcie_rx",
+    "gpu/nvlink_tx",
+    "gpu/nvlink_rx",
+)
 """Metrics that the page draws as lines."""
 
 
@@ -69,14 +78,6 @@ class DeviceHistory:
         return [sample for sample in tuple(self._readings) if sample.ts > ts]
 
 
-@functools.cache  # because it searches the folders of all packages
-def torch_version() -> str | None:
-    """Return the version of the installed torch without importing torch; None without torch."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("torch")
-    return None
-
-
 RARE_S = 10.0  # Period of values that change rarely: error counters, properties, MIG instances.
 
 
@@ -86,105 +87,94 @@ class DeviceMonitor:
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
         self.history = DeviceHistory((*DRAWN, *REASONS))
-        self._read: dict[str, tuple[float, float]] = {}  # Key -> value, time.
+        self.xids: deque[XidEvent] = deque(maxlen=MAX_XIDS)
+        self.instances: dict[str, DeviceMonitor] = {}
+        self._values: dict[str, float] = {}
+        self._read_at: dict[str, float] = {}
         self._rare_at = -math.inf
         self._first: dict[str, float] = {}
         self._energy = EnergyMeter()
         self._facts: DeviceProperties | None = None
-        self._processes: tuple[GpuProcess, ...] | None = None
         self._recovery: str | None = None
         self._slow_links = 0
-        self._instances: dict[str, DeviceMonitor] = {}
 
-    def read(self, source: DeviceSource, now: float, ts: float) -> None:
-        """Read the values that are due; `ts` is `now` in epoch seconds."""
-        uuid, rare = self.info.uuid, now >= self._rare_at
-        tiers = [tier for tier in SamplingTier if rare or tier is not SamplingTier.RARE]
-        new = {key: (value, now) for key, value in source.read(uuid, *tiers).items()}
+    def poll(
+        self, source: DeviceSource, now: float, ts: float, xid_reason: str | None = None
+    ) -> DeviceState:
+        """Read the values that are due; return the present state. `ts` is `now` as epoch seconds.
+
+        `xid_reason` is the reason for unknown Xid events.
+        """
+        uuid = self.info.uuid
+        is_rare = now >= self._rare_at
+        tiers = [tier for tier in SamplingTier if is_rare or tier is not SamplingTier.RARE]
+        new = source.read(uuid, *tiers)
         # A value without a reason to be missing is kept, because its period is longer.
-        reasons = source.reasons(uuid)
-        self._read = {k: kept for k, kept in self._read.items() if k not in reasons} | new
-        values = self._values()
-        self._processes = source.processes(uuid)
-        if rare:
+        missing = {key: why for key, why in source.reasons(uuid).items() if key not in new}
+        values = {key: value for key, value in self._values.items() if key not in missing} | new
+        self._values = values
+        self._read_at |= dict.fromkeys(new, now)
+        if is_rare:
+            self._poll_rare(source)
             self._rare_at = now + RARE_S
-            self._facts = source.facts(uuid) or self._facts
-            if self._facts is not None:
-                self.info = replace(self.info, mig=self._facts.mig)
-            self._recovery = source.recovery_action(uuid)
-            slow = self._facts is not None and slow_link(self._facts, values)
-            self._slow_links = self._slow_links + 1 if slow else 0
-            self._instances = {
-                info.uuid: self._instances.get(info.uuid) or DeviceMonitor(info)
-                for info in source.instances(uuid)
-            }
-        if source.lost(uuid) is not None:
-            self._rare_at = -math.inf  # read all values as soon as the GPU is found
+        lost = source.lost(uuid)
+        if lost is not None:  # all values are read as soon as the GPU is found
+            self._rare_at = -math.inf
         self._first = values | self._first
         self._energy.add(now, values.get("gpu/energy"), values.get("gpu/power"))
         self.history.add(ts, values)
-        for instance in self._instances.values():
-            instance.read(source, now, ts)
-
-    def _values(self) -> dict[str, float]:
-        return {key: value for key, (value, _) in self._read.items()}
-
-    def view(
-        self,
-        source: DeviceSource,
-        now: float,
-        ts: float,
-        xids: tuple[XidRecord, ...] = (),
-        xid_reason: str | None = None,
-    ) -> DeviceState:
-        """Return the present state; `xid_reason` is the reason for unknown Xid events."""
-        uuid = self.info.uuid
-        values = self._values()
-        missing = {key: why for key, why in source.reasons(uuid).items() if key not in values}
         if xid_reason is not None:
             missing["xid"] = xid_reason
-        lost = source.lost(uuid)
-        evidence = HealthInputs(
+        processes = source.processes(uuid)
+        xids = tuple(replace(xid, age_s=max(0.0, ts - xid.ts)) for xid in tuple(self.xids))
+        inputs = HealthInputs(
             values=values,
             first=self._first,
             missing=missing,
             facts=self._facts,
-            processes=self._processes or (),
+            processes=processes or (),
             lost=lost,
             recovery=self._recovery,
             xids=xids,
             slow_links=self._slow_links,
         )
-        oldest = self.history.oldest
-        known = {key: found for key in REASONS if (found := oldest(key)) is not None}
+        oldest = {key: found for key in REASONS if (found := self.history.oldest(key)) is not None}
         return DeviceState(
             info=self.info,
             facts=self._facts,
             values=values,
-            ages={key: now - read_at for key, (_, read_at) in self._read.items()},
+            ages={key: now - self._read_at[key] for key in values},
             missing=missing,
-            health=health(evidence),
-            processes=self._processes,
+            health=health(inputs),
+            processes=processes,
             lost=lost,
-            throttled=throttle_times({key: value for key, (_, value) in known.items()}, values),
-            throttle_window_s=min(KEPT_S, max((ts - at for at, _ in known.values()), default=0.0)),
+            throttled=throttle_times({key: value for key, (_, value) in oldest.items()}, values),
+            throttle_window_s=max((ts - at for at, _ in oldest.values()), default=0.0),
             energy=self._energy.energy(),
             xids=xids,
-            instances=tuple(one.view(source, now, ts) for one in self._instances.values()),
+            instances=tuple(one.poll(source, now, ts) for one in self.instances.values()),
         )
 
-    def find(self, uuid: str) -> DeviceMonitor | None:
-        """Return the monitor of this UUID: this one, or that of an instance, or None."""
-        return self if self.info.uuid == uuid else self._instances.get(uuid)
-
-
-RATE_S = 0.2  # Between the readings of a poll: 32-bit PCIe counters wrap in a third of a second.
+    def _poll_rare(self, source: DeviceSource) -> None:
+        uuid = self.info.uuid
+        self._facts = source.facts(uuid) or self._facts
+        self._recovery = source.recovery_action(uuid)
+        is_slow = False
+        if self._facts is not None:
+            self.info = replace(self.info, mig=self._facts.mig)
+            is_slow = is_link_slow(self._facts, self._values)
+        self._slow_links = self._slow_links + 1 if is_slow else 0
+        self.instances = {
+            info.uuid: self.instances.get(info.uuid) or DeviceMonitor(info)
+            for info in source.instances(uuid)
+        }
 
 
 class MachineMonitor:
     """Polls this machine in one thread, with a source of its own from `open_source`.
 
-    Without a GPU it retries later. The first poll opens NVML (tens of milliseconds).
+    Without a GPU it retries later. The first poll opens NVML (tens of milliseconds). Rates of links
+    are means since the poll before.
     """
 
     def __init__(
@@ -193,17 +183,14 @@ class MachineMonitor:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._open_source = open_source
         self._clock = clock
         self._wall_clock = wall_clock
-        self._pause = pause
         self._source: DeviceSource | None = None
         self._since: float | None = None
         self._devices: dict[str, DeviceMonitor] = {}
         self._host = HostSampler()
-        self._xids = XidLog()
         self.xid_reason: str | None = "they are not watched"  # None while `note_xid` gets them.
         self.xid_refused: Mapping[str, str] = {}  # The reasons for some GPUs, by UUID.
         self._armed = False
@@ -214,36 +201,38 @@ class MachineMonitor:
             self._source.arm_gpm(armed)
         self._armed = armed
 
-    def look(self) -> MachineState:
-        """Read the values that are due; return all. Takes RATE_S, and some ms for each GPU."""
+    def poll(self) -> MachineState:
+        """Read the values that are due; return all. Takes some milliseconds for each GPU."""
         source = self.source
-        for uuid in self._devices:
-            source.read(uuid, SamplingTier.FAST)
-        if self._devices:
-            self._pause(RATE_S)
-        now, ts = self._clock(), self._wall_clock()
+        now = self._clock()
+        ts = self._wall_clock()
         if self._since is None:
             self._since = ts
-        for device in self._devices.values():
-            device.read(source, now, ts)
-        reason, refused = self.xid_reason, self.xid_refused
         devices = tuple(
-            device.view(source, now, ts, self._xids.of(uuid, ts), reason or refused.get(uuid))
+            device.poll(source, now, ts, self.xid_reason or self.xid_refused.get(uuid))
             for uuid, device in self._devices.items()
         )
-        host = _host(self._host.host(), devices)
         return MachineState(
-            ts=ts, since=self._since, reason=source.reason, devices=devices, host=host
+            ts=ts,
+            since=self._since,
+            reason=source.reason,
+            devices=devices,
+            host=_host(self._host.host(), devices),
         )
 
     def history(self, uuid: str) -> DeviceHistory | None:
         """Return the last ten minutes of a GPU or MIG instance; None for an unknown UUID."""
-        found = (device.find(uuid) for device in tuple(self._devices.values()))
-        return next((device.history for device in found if device is not None), None)
+        for device in tuple(self._devices.values()):
+            found = device if device.info.uuid == uuid else device.instances.get(uuid)
+            if found is not None:
+                return found.history
+        return None
 
     def note_xid(self, event: XidEvent) -> None:
         """Add an Xid event of the present time. Thread-safe."""
-        self._xids.add(self._wall_clock(), event)
+        device = self._devices.get(event.uuid)
+        if device is not None:
+            device.xids.append(replace(event, ts=self._wall_clock()))
 
     @property
     def source(self) -> DeviceSource:
@@ -265,7 +254,7 @@ def _host(values: Mapping[str, float], devices: tuple[DeviceState, ...]) -> Host
         cores=os.cpu_count(),
         platform=platform.platform(),
         python=platform.python_version(),
-        torch=torch_version(),
+        torch=installed_torch(),
         driver=devices[0].info.driver_version if devices else None,
         cuda=None if facts is None else facts.cuda_version,
         cpu_percent=values.get("host/cpu"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.gpu.device_events import throttle_text
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
-from stepscope.gpu.health import DeviceHealth, XidRecord
+from stepscope.gpu.health import DeviceHealth, XidEvent
 from stepscope.gpu.processes import GpuProcess
 
 MAX_GAP_S = 3.0  # Maximum interval between two samples of the power that is integrated linearly.
@@ -73,7 +73,7 @@ class DeviceState:
     throttled: Mapping[str, float] = field(default_factory=dict)
     throttle_window_s: float = 0.0
     energy: EnergyUse | None = None
-    xids: tuple[XidRecord, ...] = ()
+    xids: tuple[XidEvent, ...] = ()
     instances: tuple[DeviceState, ...] = ()
 
     @property

@@ -1,4 +1,8 @@
-"""NVML devices: handles, and calls with an error policy."""
+"""One NVML device, its calls, and the one rule for their errors.
+
+A call that is not supported or not permitted has a reason for the life of the process. Any other
+error is a reason for RETRY_S. A lost GPU has one reason for all calls until it is found again.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, TypeVar
 
 import pynvml
@@ -15,97 +18,25 @@ from stepscope.host.environment import under_wsl
 
 log = logging.getLogger(__name__)
 
-NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this driver"
+NOT_BY_GPU = "not supported on this GPU"
+NOT_BY_DRIVER = "not offered by this driver"
 NOT_UNDER_WSL = "not supported on this GPU or under WSL2"
-NO_DATA, PERMISSION = "no data", "permission"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0  # Minimum period SELDOM_S after slow calls in a row.
+PERMISSION = "permission"
+UNSUPPORTED = (NOT_BY_GPU, NOT_BY_DRIVER, NOT_UNDER_WSL)
+PERMANENT = (*UNSUPPORTED, PERMISSION)  # Reasons for the life of the process.
+RETRY_S = 5.0  # Pause after an error, and between two searches for a lost GPU.
 
-
-class ErrorAction(Enum):
-    """Reaction to an NVML error."""
-
-    ALTERNATIVE = auto()
-    OFF = auto()
-    NEXT_TIME = auto()
-    PAUSE = auto()
-    LOST = auto()
-    REOPEN = auto()
-
-
-_POLICY: dict[int, tuple[ErrorAction, str]] = {
-    1: (ErrorAction.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: other code has shut NVML down
-    3: (ErrorAction.ALTERNATIVE, NOT_BY_GPU),  # NOT_SUPPORTED
-    4: (ErrorAction.OFF, PERMISSION),  # NO_PERMISSION
-    # FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED
-    **dict.fromkeys((13, 25, 26), (ErrorAction.ALTERNATIVE, NOT_BY_DRIVER)),
-    # DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
-    **dict.fromkeys((9, 15, 16, 28), (ErrorAction.LOST, "lost")),
-    # SUCCESS, NOT_FOUND, INSUFFICIENT_SIZE, TIMEOUT, NO_DATA
-    **dict.fromkeys((0, 6, 7, 10, 21), (ErrorAction.NEXT_TIME, NO_DATA)),
+_REFUSALS = {
+    3: NOT_BY_GPU,  # NVML_ERROR_NOT_SUPPORTED
+    4: PERMISSION,  # NVML_ERROR_NO_PERMISSION
+    13: NOT_BY_DRIVER,  # NVML_ERROR_FUNCTION_NOT_FOUND
+    25: NOT_BY_DRIVER,  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    26: NOT_BY_DRIVER,  # NVML_ERROR_DEPRECATED
 }
-
-
-@dataclass(slots=True)
-class QueryState:
-    """State of one query of one GPU; `readers` counts its alternatives, `rest_s` is its period."""
-
-    what: str
-    readers: int = 1
-    rest_s: float = 0.0
-    reader: int = 0
-    off: bool = False
-    answered: bool = False
-    retry_at: float = -math.inf
-    pause_s: float = FIRST_PAUSE_S
-    reason: str | None = None
-    slow_calls: int = 0
-
-    def answer(self, now: float, seconds: float) -> None:
-        """Record a successful call with its duration."""
-        self.answered, self.reason, self.pause_s = True, None, FIRST_PAUSE_S
-        self.slow_calls = self.slow_calls + 1 if seconds > SLOW_S else 0
-        if self.slow_calls == SLOW_CALLS:
-            log.warning("%s: %.0f ms per call; limited to one a second", self.what, 1e3 * seconds)
-        self.rest(now, SELDOM_S if self.slow_calls >= SLOW_CALLS else 0.0)
-
-    def rest(self, now: float, least_s: float = 0.0) -> None:
-        """Make the next call after `rest_s` or `least_s`, whichever is longer."""
-        self.retry_at = now + max(self.rest_s, least_s)
-
-    def unsupported(self, reason: str) -> bool:
-        """Switch to the next reader; without one turn the query off and return False."""
-        if self.reader + 1 < self.readers:
-            self.reader += 1
-            return True
-        self.turn_off(reason)
-        return False
-
-    def turn_off(self, reason: str) -> None:
-        """Disable the query, and log it."""
-        log.info("%s: %s; not queried again", self.what, reason)
-        self.off, self.reason, self.retry_at = True, reason, math.inf
-
-    def back_off(self, now: float, reason: str) -> None:
-        """Retry after a pause, which doubles each time; log the first failure."""
-        if self.pause_s == FIRST_PAUSE_S:
-            log.warning("%s: %s; retrying less often", self.what, reason)
-        self.reason = f"error: {reason}"
-        self.retry_at = now + self.pause_s
-        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
-
+_LOST = (9, 15, 16, 28)  # DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
 
 Clock = Callable[[], float]
 T = TypeVar("T")
-
-LOOK_AGAIN_S = 5.0  # Period of the search for a lost GPU.
-BINDING_ERRORS = (AttributeError, OSError, ValueError, LookupError)
-"""Further exceptions of a pynvml that does not match the installed library."""
-
-
-def driver_errors() -> tuple[type[Exception], ...]:
-    """Return all exceptions of a call; not a constant, as another package may be named pynvml."""
-    return pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS
 
 
 class NvmlLibrary:
@@ -113,33 +44,27 @@ class NvmlLibrary:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.opened = 1  # Initializations: a shutdown by other code invalidates all handles.
-        self._open = True
-        self.driver = static(pynvml.nvmlSystemGetDriverVersion)
-        self._wsl = under_wsl()
-        major = (self.driver or "").partition(".")[0]
-        self.major = int(major) if major.isdecimal() else None
+        self.initializations = 1  # Each one invalidates the handles of those before.
+        self.driver = call_or_none(pynvml.nvmlSystemGetDriverVersion)
+        self.refusals = _REFUSALS | {3: NOT_UNDER_WSL} if under_wsl() else _REFUSALS
 
-    def judge(self, code: int, answered: bool) -> tuple[ErrorAction, str]:
-        """Return the reaction to a return code, and the reason; `answered`: it succeeded before."""
-        step, reason = _POLICY.get(code, (ErrorAction.PAUSE, "error"))
-        if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-            # An argument that was valid before: the handle is invalid.
-            step = ErrorAction.LOST if answered else ErrorAction.ALTERNATIVE
-            reason = "lost" if answered else NOT_BY_GPU
-        return step, NOT_UNDER_WSL if self._wsl and reason == NOT_BY_GPU else reason
-
-    def reopen(self) -> None:
-        """Initialize NVML again after a shutdown by other code. Raises NVMLError."""
-        if not self._open:
+    def reinitialize(self) -> bool:
+        """Initialize NVML after a shutdown by other code; return False on failure."""
+        try:
             pynvml.nvmlInit()
-            self._open = True
+        except pynvml.NVMLError as error:
+            log.debug("nvmlInit: %s", error)
+            return False
+        self.initializations += 1
+        return True
 
-    def closed(self) -> None:
-        """Record that NVML was shut down, which invalidates all handles."""
-        if self._open:
-            self._open = False
-            self.opened += 1
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Reason of a failed call, and the time of the next attempt."""
+
+    reason: str
+    retry_at: float
 
 
 class NvmlDevice:
@@ -148,101 +73,119 @@ class NvmlDevice:
     def __init__(self, uuid: str, library: NvmlLibrary) -> None:
         self.uuid = uuid
         self.library = library
-        self.lost: str | None = None
-        self.found = 0  # Acquisitions of the handle; query states of earlier ones are invalid.
-        self._handle: Any = None
-        self._opened = 0
-        self._look_at = -math.inf
-        self._others: dict[str, QueryState] = {}
-
-    @property
-    def handle(self) -> Any:
-        """The device handle; None before `find`, and while the GPU is lost."""
-        return self._handle if self._opened == self.library.opened else None
+        self.lost: str | None = None  # Why the GPU is unreachable.
+        self.handle: Any = None
+        self.found = 0  # Number of acquisitions of the handle.
+        self._initialization = 0
+        self._find_at = -math.inf
+        self._failures: dict[Callable[..., Any], _Failure] = {}
+        self._succeeded: set[Callable[..., Any]] = set()
 
     def find(self) -> bool:
-        """Acquire the handle, at most every 5 s. A lost GPU stays lost until a call succeeds."""
-        if self.handle is not None:
+        """Return True if the device has a handle; searches for a lost GPU every RETRY_S."""
+        library = self.library
+        if self.handle is not None and self._initialization == library.initializations:
             return True
-        now = self.library.clock()
-        if now < self._look_at:
+        now = library.clock()
+        if now < self._find_at:
             return False
-        self._look_at = now + LOOK_AGAIN_S
+        self._find_at = now + RETRY_S
         try:
-            self.library.reopen()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_UNINITIALIZED:
-                self.library.closed()
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+        except Exception as error:  # noqa: BLE001 - also of a binding of another version
+            if _code(error) == pynvml.NVML_ERROR_UNINITIALIZED:
+                library.reinitialize()
             self.lost = self.lost or f"not found: {error}"
             return False
-        self._opened = self.library.opened
+        self._initialization = library.initializations
+        self._find_at = -math.inf
         self.found += 1
-        self._others = {}
+        self.lost = None
         return True
 
-    def asking(self, what: str, readers: int = 1, rest_s: float = 0.0) -> QueryState:
-        """Return the state of a query; a GPU that was lost and found has new states."""
-        return self._others.setdefault(what, QueryState(what, readers, rest_s))
+    def query(self, calls: Sequence[Callable[..., T]], *args: Any) -> T | None:
+        """Return the result of the first supported call; None on failure (see `reason`).
 
-    def ask(self, asking: QueryState, calls: Sequence[Callable[[Any], T]]) -> T | None:
-        """Call the driver if the query is due; return None, with `asking.reason`, on failure.
-
-        `calls` are the alternatives, each with the handle as its only argument. After a failure one
-        more alternative is tried immediately.
+        Each call gets the handle and `args`. A call that has failed is not repeated too early.
         """
-        clock = self.library.clock
-        for _ in range(2):
-            begun = clock()
-            if begun < asking.retry_at or self.handle is None:
-                return None
-            try:
-                answer = calls[asking.reader](self.handle)
-            except driver_errors() as error:
-                if not self.failed(asking, error):
+        for call in calls:
+            failure = self._failures.get(call)
+            if failure is None or self.library.clock() >= failure.retry_at:
+                if not self.find():
                     return None
-            else:
-                self.answered(asking, begun)
-                return answer
+                try:
+                    result = call(self.handle, *args)
+                except Exception as error:  # noqa: BLE001 - also of a binding of another version
+                    failure = self._fail(call, error)
+                else:
+                    self._failures.pop(call, None)
+                    self._succeeded.add(call)
+                    return result
+            if failure is None or failure.reason not in UNSUPPORTED:
+                return None
         return None
 
-    def answered(self, asking: QueryState, begun: float) -> None:
-        """Record a successful call that started at `begun`."""
-        self.lost = None
-        now = self.library.clock()
-        asking.answer(now, now - begun)
+    def reason(self, calls: Sequence[Callable[..., Any]]) -> str | None:
+        """Return the reason for the failure of a query; None if there is none."""
+        if self.lost is not None:
+            return self.lost
+        reason = None
+        for call in calls:
+            failure = self._failures.get(call)
+            if failure is None:
+                return None
+            reason = failure.reason
+            if reason not in UNSUPPORTED:
+                break
+        return reason
 
-    def failed(self, asking: QueryState, error: Exception) -> bool:
-        """Apply the error policy to an exception of pynvml; return True to retry immediately."""
+    def _fail(self, call: Callable[..., Any], error: Exception) -> _Failure | None:
+        """Apply the error rule; return the failure of the call, None if the GPU is lost."""
+        code = _code(error)
         now = self.library.clock()
+        is_shut_down = code == pynvml.NVML_ERROR_UNINITIALIZED and not self.library.reinitialize()
+        if code in _LOST or is_shut_down:
+            self.handle = None
+            self.lost = f"lost: {error}"
+            self._find_at = now + RETRY_S
+            return None
+        if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+            if call in self._succeeded:  # The argument was valid before: the handle is stale.
+                self.handle = None
+            else:
+                code = pynvml.NVML_ERROR_NOT_SUPPORTED
         if isinstance(error, pynvml.NVMLLibraryMismatchError):  # not an NVMLError
-            return asking.unsupported(NOT_BY_DRIVER)
-        if not isinstance(error, pynvml.NVMLError):
-            asking.back_off(now, f"{type(error).__name__}: {error}")
-            return False
-        step, reason = self.library.judge(error.value, asking.answered)
-        match step:
-            case ErrorAction.ALTERNATIVE:
-                return asking.unsupported(reason)
-            case ErrorAction.OFF:
-                asking.turn_off(reason)
-            case ErrorAction.LOST:
-                self._handle, self.lost = None, f"lost: {error}"
-                self._look_at = now + LOOK_AGAIN_S
-            case ErrorAction.REOPEN:
-                self.library.closed()
-            case ErrorAction.NEXT_TIME:
-                asking.reason = reason
-                asking.rest(now)
-            case ErrorAction.PAUSE:
-                asking.back_off(now, str(error))
-        return False
+            failure = _Failure(NOT_BY_DRIVER, math.inf)
+        elif code in self.library.refusals:
+            failure = _Failure(self.library.refusals[code], math.inf)
+        else:
+            failure = _Failure(f"error: {error}", now + RETRY_S)
+        self._failures[call] = failure
+        return failure
 
 
-def static(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the driver without the error policy; None on failure."""
+def _code(error: Exception) -> int | None:
+    """Return NVML's code of an error; None for one of the binding."""
+    return error.value if isinstance(error, pynvml.NVMLError) else None
+
+
+def nvml_call(name: str, *constants: str) -> Callable[..., Any]:
+    """Return a function of a handle that calls pynvml's function `name`.
+
+    The names are resolved at the call, so that an old or foreign pynvml does not break the import.
+    """
+
+    def call(handle: Any, *args: Any) -> Any:
+        return getattr(pynvml, name)(handle, *(getattr(pynvml, one) for one in constants), *args)
+
+    call.__name__ = name
+    return call
+
+
+def call_or_none(call: Callable[..., Any], *args: Any) -> Any:
+    """Call the driver outside the error rule; return None on failure."""
     try:
         return call(*args)
-    except driver_errors() as error:
+    except Exception as error:  # noqa: BLE001 - also of a binding of another version
         log.debug("%s: %s", call.__name__, error)
         return None

@@ -1,9 +1,4 @@
-"""NVML queries with their metrics and sampling tiers.
-
-A reader is a function of a device handle that returns the values of the query's keys in stored
-units, or a `FieldValueReader`; all field values that are due are read in one call. Names of pynvml
-are resolved at the call, so that a wrong or old package does not break the import.
-"""
+"""The table of NVML queries: metric key, call, unit conversion, valid range and sampling tier."""
 
 from __future__ import annotations
 
@@ -14,7 +9,10 @@ from typing import Any
 
 import pynvml
 
-MILLI, NANO = 1e-3, 1e-9
+from stepscope.gpu.nvml_device import nvml_call
+
+MILLI = 1e-3
+NANO = 1e-9
 KIB = 1024
 ALL_LINKS = 2**32 - 1  # Scope of an NVLink field for the sum over all links.
 
@@ -28,65 +26,47 @@ class SamplingTier(StrEnum):
     RARE = "rare"
 
 
-QueryValues = tuple[float | None, ...]
-NvmlGetter = Callable[[Any], QueryValues]
+FAST, MEDIUM, SLOW, RARE = SamplingTier
+Range = tuple[float, float]  # Minimum and maximum of a metric; others are sentinels or invalid.
 
 
-@dataclass(frozen=True, slots=True)
-class FieldValueReader:
-    """A value of nvmlDeviceGetFieldValues, times `scale`.
-
-    `ids` are pairs (first driver major, field id), newest first. R580 has renumbered some fields,
-    so an older driver would return another quantity for the new number.
-    """
-
-    ids: tuple[tuple[int, int], ...]
-    scale: float = 1.0
-    scope: int = 0
-
-    def id_for(self, driver: int | None) -> int | None:
-        """Return the field id in this driver; None if the driver has none or is unknown."""
-        return next((number for first, number in self.ids if (driver or 0) >= first), None)
-
-
-QueryReader = NvmlGetter | FieldValueReader
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NvmlQuery:
-    """One query: metric keys, and `readers` in the order of preference.
+    """One query: its metrics with their ranges, and `calls` in the order of preference.
 
-    `rate`: the metric is the rate of a byte counter, which for `wraps` may have 32 bits. `rest_s`:
-    minimum period, for calls that take a millisecond or more (docs/gpu/h100.md).
+    A call returns one number, or one for each metric, None for a missing one. `is_rate`: the number
+    is a byte counter, which for `may_wrap` may have 32 bits. `period_s`: minimum period, for calls
+    that take a millisecond or more (docs/gpu/h100.md).
     """
 
     tier: SamplingTier
-    keys: tuple[str, ...]
-    readers: tuple[QueryReader, ...]
-    rate: bool = False
-    wraps: bool = False
-    rest_s: float = 0.0
+    metrics: dict[str, Range]
+    calls: tuple[Callable[[Any], Any], ...]
+    scale: float = 1.0
+    is_rate: bool = False
+    may_wrap: bool = False
+    period_s: float = 0.0
 
 
-def _utilization(handle: Any) -> QueryValues:
+def _utilization(handle: Any) -> tuple[float, float]:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     return rates.gpu, rates.memory
 
 
-def _memory_used(handle: Any) -> QueryValues:
-    return (pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used,)
+def _memory_used(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
 
 
-def _memory_used_v1(handle: Any) -> QueryValues:
-    return (pynvml.nvmlDeviceGetMemoryInfo(handle).used,)  # v1 counts the driver's reserve as used
+def _memory_used_v1(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetMemoryInfo(handle).used)  # with the driver's reserve
 
 
-def _memory_total(handle: Any) -> QueryValues:
+def _memory_total(handle: Any) -> tuple[float, float]:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     return memory.total, memory.reserved
 
 
-def _memory_total_v1(handle: Any) -> QueryValues:
+def _memory_total_v1(handle: Any) -> tuple[float, None]:
     return memory_total(handle), None
 
 
@@ -95,138 +75,153 @@ def memory_total(handle: Any) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
-def _get(name: str, *args: str, scale: float = 1) -> NvmlGetter:
-    """Return a reader that calls pynvml.nvmlDeviceGetNAME with constants of pynvml."""
-    function = f"nvmlDeviceGet{name}"
-
-    def read(handle: Any) -> QueryValues:
-        value = getattr(pynvml, function)(handle, *(getattr(pynvml, arg) for arg in args))
-        return (value * scale,)
-
-    read.__name__ = function
-    return read
-
-
-def _remapped_rows(handle: Any) -> QueryValues:
+def _remapped_rows(handle: Any) -> tuple[float, ...]:
     corrected, uncorrected, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
     return corrected + uncorrected, pending, failed
-
-
-_FAST, _MEDIUM, _SLOW, _RARE = SamplingTier
-_ECC = "TotalEccErrors"
-SELDOM_S, ENERGY_S = 5.0, 2.0  # Periods of slow calls; runs of some seconds need two energies.
-
-
-def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValueReader:
-    """Return a field that has the same id in every driver."""
-    return FieldValueReader(((0, number),), scale, scope)
-
-
-def _time(since_580: int) -> FieldValueReader:
-    """Return a field for the duration of a throttle reason, which R580 has renumbered."""
-    return FieldValueReader(((580, since_580), (575, since_580 - 18)), NANO)
-
-
-# NVML_FI_DEV_*: 186 POWER_INSTANT, 82 MEMORY_TEMP, 83 TOTAL_ENERGY_CONSUMPTION, 197 and 198
-# PCIE_COUNT_TX_BYTES and RX, 138 and 139 NVLINK_THROUGHPUT_DATA_TX and RX, 202 and 204 of NVLink 5.
-FIELDS: tuple[NvmlQuery, ...] = (
-    NvmlQuery(_FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
-    NvmlQuery(_FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
-    NvmlQuery(_FAST, ("gpu/power",), (_one(186, MILLI), _get("PowerUsage", scale=MILLI))),
-    NvmlQuery(_MEDIUM, ("gpu/sm_clock",), (_get("ClockInfo", "NVML_CLOCK_SM"),)),
-    NvmlQuery(
-        _MEDIUM,
-        ("gpu/throttle_reasons",),
-        (_get("CurrentClocksEventReasons"), _get("CurrentClocksThrottleReasons")),
-    ),
-    # Ten times a second, because a counter of 32 bits wraps in a fraction of a second. A counter
-    # that has exceeded 32 bits is read once a second.
-    NvmlQuery(_FAST, ("gpu/pcie_tx",), (_one(197),), rate=True, wraps=True),
-    NvmlQuery(_FAST, ("gpu/pcie_rx",), (_one(198),), rate=True, wraps=True),
-    NvmlQuery(
-        _MEDIUM,
-        ("gpu/temp",),
-        (_get("TemperatureV", "NVML_TEMPERATURE_GPU"), _get("Temperature", "NVML_TEMPERATURE_GPU")),
-    ),
-    NvmlQuery(_MEDIUM, ("gpu/temp_mem",), (_one(82),)),
-    NvmlQuery(_MEDIUM, ("gpu/temp_margin",), (_get("MarginTemperature"),), rest_s=SELDOM_S),
-    NvmlQuery(_MEDIUM, ("gpu/mem_clock",), (_get("ClockInfo", "NVML_CLOCK_MEM"),)),
-    NvmlQuery(
-        _MEDIUM,
-        ("gpu/energy",),
-        (_one(83, MILLI), _get("TotalEnergyConsumption", scale=MILLI)),
-        rest_s=ENERGY_S,
-    ),
-    NvmlQuery(_SLOW, ("gpu/throttle_power",), (_one(74, NANO),)),
-    NvmlQuery(_SLOW, ("gpu/throttle_sw_thermal",), (_time(269),)),
-    NvmlQuery(_SLOW, ("gpu/throttle_hw_thermal",), (_time(270),)),
-    NvmlQuery(_SLOW, ("gpu/throttle_brake",), (_time(271),)),
-    NvmlQuery(_SLOW, ("gpu/mem_total", "gpu/mem_reserved"), (_memory_total, _memory_total_v1)),
-    NvmlQuery(_SLOW, ("gpu/power_limit",), (_get("EnforcedPowerLimit", scale=MILLI),)),
-    NvmlQuery(_SLOW, ("gpu/fan",), (_get("FanSpeed"),)),
-    NvmlQuery(
-        _SLOW, ("gpu/nvlink_tx",), (_one(138, KIB, ALL_LINKS), _one(202, 1, ALL_LINKS)), rate=True
-    ),
-    NvmlQuery(
-        _SLOW, ("gpu/nvlink_rx",), (_one(139, KIB, ALL_LINKS), _one(204, 1, ALL_LINKS)), rate=True
-    ),
-    NvmlQuery(
-        _RARE,
-        ("gpu/ecc_corrected",),
-        (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),),
-    ),
-    NvmlQuery(
-        _RARE,
-        ("gpu/ecc_uncorrected",),
-        (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),),
-    ),
-    NvmlQuery(
-        _RARE, ("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed"), (_remapped_rows,)
-    ),
-    NvmlQuery(_RARE, ("gpu/pcie_replays",), (_get("PcieReplayCounter"),)),
-)
-
-FASTEST = 2e12  # B/s above any interconnect: NVLink 5 has 0.9e12 per direction.
-_SECONDS = (0, 1e9)  # 30 years.
-_RANGES: tuple[tuple[str, tuple[float, float]], ...] = (
-    ("util mem_util", (0, 100)),
-    ("mem_used mem_reserved", (0, 2**50)),
-    ("mem_total", (1, 2**50)),
-    ("power", (0, 10_000)),
-    ("power_limit", (1, 10_000)),
-    ("energy", (0, 1e13)),  # 10 kW for 30 years.
-    ("sm_clock mem_clock", (0, 100_000)),
-    ("temp", (-50, 200)),
-    ("temp_mem", (1, 200)),  # GPUs without this sensor return 0.
-    ("temp_margin", (-200, 200)),
-    ("fan", (0, 1000)),
-    ("throttle_reasons pcie_replays", (0, 2**32 - 2)),
-    ("throttle_power throttle_sw_thermal throttle_hw_thermal throttle_brake", _SECONDS),
-    ("pcie_tx pcie_rx nvlink_tx nvlink_rx", (0, FASTEST)),
-    ("ecc_corrected ecc_uncorrected", (0, 2**53)),
-    ("remapped_rows", (0, 2**31)),
-    ("remap_pending remap_failed", (0, 1)),
-)
-PLAUSIBLE = {f"gpu/{name}": range_ for names, range_ in _RANGES for name in names.split()}
-"""Key -> minimum and maximum; a value outside is a sentinel or invalid."""
-
-COUNTERS = {"gpu/energy", *(key for key in PLAUSIBLE if PLAUSIBLE[key] is _SECONDS)}
-"""Monotonic counters until the driver is reloaded; a value that decreases is dropped once."""
 
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """nvmlValueType_t: the types are numbered in the order of the union's members (nvml.h)."""
 
 
-def number_in(answer: Any) -> float | None:
-    """Return a field's value, None for an unknown type. Raises NVMLError for its return code."""
-    if answer.nvmlReturn != pynvml.NVML_SUCCESS:  # Fields can fail in a successful call.
+def field_value(handle: Any, number: int, scope: int = 0) -> float:
+    """Return the value of an NVML field. Raises NVMLError, or IndexError for an unknown type."""
+    (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(number, scope)])
+    if answer.nvmlReturn != pynvml.NVML_SUCCESS:  # A field can fail in a successful call.
         raise pynvml.NVMLError(answer.nvmlReturn)
-    known = answer.valueType < len(_MEMBERS)
-    return getattr(answer.value, _MEMBERS[answer.valueType]) if known else None
+    return float(getattr(answer.value, _MEMBERS[answer.valueType]))
 
 
-def field_number(handle: Any, number: int) -> float | None:
-    """Return the value of one field. Raises NVMLError."""
-    (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(number, 0)])
-    return number_in(answer)
+def field_call(number: int, scope: int = 0) -> Callable[[Any], float]:
+    """Return a call for a field with the same number in every driver."""
+    return lambda handle: field_value(handle, number, scope)
+
+
+def _throttle_time(since_580: int) -> Callable[[Any], float]:
+    """Return a call for the time of a throttle reason.
+
+    R580 has renumbered these fields: an older driver returns another quantity for the new number.
+    """
+
+    def call(handle: Any) -> float:
+        major = pynvml.nvmlSystemGetDriverVersion().partition(".")[0]
+        if not major.isdecimal() or int(major) < 575:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return field_value(handle, since_580 if int(major) >= 580 else since_580 - 18)
+
+    return call
+
+
+def _ecc_errors(kind: str) -> tuple[Callable[[Any], Any]]:
+    error_type = f"NVML_MEMORY_ERROR_TYPE_{kind}"
+    return (nvml_call("nvmlDeviceGetTotalEccErrors", error_type, "NVML_VOLATILE_ECC"),)
+
+
+PERCENT = (0.0, 100.0)
+BYTES = (0.0, 2.0**50)
+WATTS = (0.0, 10_000.0)
+MEGAHERTZ = (0.0, 100_000.0)
+SECONDS = (0.0, 1e9)  # 30 years.
+COUNT = (0.0, 2.0**53)
+FLAG = (0.0, 1.0)
+BYTES_PER_SECOND = (0.0, 2e12)  # Above any interconnect: NVLink 5 has 0.9e12 per direction.
+
+QUERIES = (
+    NvmlQuery(FAST, {"gpu/util": PERCENT, "gpu/mem_util": PERCENT}, (_utilization,)),
+    NvmlQuery(FAST, {"gpu/mem_used": BYTES}, (_memory_used, _memory_used_v1)),
+    NvmlQuery(
+        FAST,
+        {"gpu/power": WATTS},
+        (field_call(186), nvml_call("nvmlDeviceGetPowerUsage")),  # POWER_INSTANT
+        scale=MILLI,
+    ),
+    NvmlQuery(
+        MEDIUM, {"gpu/sm_clock": MEGAHERTZ}, (nvml_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),)
+    ),
+    NvmlQuery(
+        MEDIUM,
+        {"gpu/throttle_reasons": (0, 2**32 - 2)},
+        (
+            nvml_call("nvmlDeviceGetCurrentClocksEventReasons"),
+            nvml_call("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        ),
+    ),
+    NvmlQuery(
+        MEDIUM,
+        {"gpu/temp": (-50, 200)},
+        (
+            nvml_call("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
+            nvml_call("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+        ),
+    ),
+    # MEMORY_TEMP; GPUs without this sensor return 0.
+    NvmlQuery(MEDIUM, {"gpu/temp_mem": (1, 200)}, (field_call(82),)),
+    NvmlQuery(
+        MEDIUM,
+        {"gpu/temp_margin": (-200, 200)},
+        (nvml_call("nvmlDeviceGetMarginTemperature"),),
+        period_s=5.0,
+    ),
+    NvmlQuery(
+        MEDIUM,
+        {"gpu/mem_clock": MEGAHERTZ},
+        (nvml_call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),),
+    ),
+    NvmlQuery(
+        MEDIUM,
+        {"gpu/energy": (0, 1e13)},  # 10 kW for 30 years
+        # TOTAL_ENERGY_CONSUMPTION
+        (field_call(83), nvml_call("nvmlDeviceGetTotalEnergyConsumption")),
+        scale=MILLI,
+        period_s=2.0,  # runs of some seconds need two readings
+    ),
+    NvmlQuery(SLOW, {"gpu/throttle_power": SECONDS}, (field_call(74),), scale=NANO),
+    NvmlQuery(SLOW, {"gpu/throttle_sw_thermal": SECONDS}, (_throttle_time(269),), scale=NANO),
+    NvmlQuery(SLOW, {"gpu/throttle_hw_thermal": SECONDS}, (_throttle_time(270),), scale=NANO),
+    NvmlQuery(SLOW, {"gpu/throttle_brake": SECONDS}, (_throttle_time(271),), scale=NANO),
+    NvmlQuery(
+        SLOW,
+        {"gpu/mem_total": (1, 2**50), "gpu/mem_reserved": BYTES},
+        (_memory_total, _memory_total_v1),
+    ),
+    NvmlQuery(
+        SLOW,
+        {"gpu/power_limit": (1, 10_000)},
+        (nvml_call("nvmlDeviceGetEnforcedPowerLimit"),),
+        scale=MILLI,
+    ),
+    NvmlQuery(SLOW, {"gpu/fan": (0, 1000)}, (nvml_call("nvmlDeviceGetFanSpeed"),)),
+    # PCIE_COUNT_TX_BYTES and RX
+    NvmlQuery(
+        SLOW, {"gpu/pcie_tx": BYTES_PER_SECOND}, (field_call(197),), is_rate=True, may_wrap=True
+    ),
+    NvmlQuery(
+        SLOW, {"gpu/pcie_rx": BYTES_PER_SECOND}, (field_call(198),), is_rate=True, may_wrap=True
+    ),
+    # NVLINK_THROUGHPUT_DATA_TX and RX, and those of NVLink 5
+    NvmlQuery(
+        SLOW,
+        {"gpu/nvlink_tx": BYTES_PER_SECOND},
+        (field_call(138, ALL_LINKS), field_call(202, ALL_LINKS)),
+        scale=KIB,
+        is_rate=True,
+    ),
+    NvmlQuery(
+        SLOW,
+        {"gpu/nvlink_rx": BYTES_PER_SECOND},
+        (field_call(139, ALL_LINKS), field_call(204, ALL_LINKS)),
+        scale=KIB,
+        is_rate=True,
+    ),
+    NvmlQuery(RARE, {"gpu/ecc_corrected": COUNT}, _ecc_errors("CORRECTED")),
+    NvmlQuery(RARE, {"gpu/ecc_uncorrected": COUNT}, _ecc_errors("UNCORRECTED")),
+    NvmlQuery(
+        RARE,
+        {"gpu/remapped_rows": (0, 2**31), "gpu/remap_pending": FLAG, "gpu/remap_failed": FLAG},
+        (_remapped_rows,),
+    ),
+    NvmlQuery(
+        RARE, {"gpu/pcie_replays": (0, 2**32 - 2)}, (nvml_call("nvmlDeviceGetPcieReplayCounter"),)
+    ),
+)
+KEYS = frozenset(key for query in QUERIES for key in query.metrics)

@@ -1,8 +1,4 @@
-"""List the processes on a GPU, and attribute its memory to this process and to others.
-
-Processes are listed by NVML and, with this user's permissions, the OS. In a container the driver
-may not list all. Then the memory of others is missing, never 0.
-"""
+"""List the processes on a GPU, by NVML and, with this user's permissions, the OS."""
 
 from __future__ import annotations
 
@@ -11,22 +7,18 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import psutil
-import pynvml
 
-from stepscope.gpu.nvml_device import NOT_BY_GPU, NvmlDevice
-
-if TYPE_CHECKING:
-    from stepscope.gpu.source import DeviceSource
+from stepscope.gpu.nvml_device import NOT_BY_GPU, NvmlDevice, nvml_call
 
 COMMAND_LIMIT = 200  # Maximum number of characters of a command.
 
-LOOK_AGAIN_S = 0.5  # Maximum age of cached process information.
 MAX_CACHED = 1000
+MAX_AGE_S = 0.5  # Of cached information: a process may be on several GPUs.
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 ProcessState = Literal["running", "zombie", "gone"]
@@ -64,35 +56,39 @@ class ProcessInfo:
 
 
 class ProcessInfoCache:
-    """Caches process information by pid for half a second; an ended process keeps its name."""
+    """Reads process information by pid; an ended process keeps its name and command."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[int, tuple[float, ProcessInfo]] = {}
 
-    def look(self, pid: int) -> ProcessInfo:
-        """Return the information on a process, at most LOOK_AGAIN_S old."""
+    def get(self, pid: int) -> ProcessInfo:
+        """Return the information on a process, less than MAX_AGE_S old."""
         now = self._clock()
-        looked_at, known = self._known.get(pid, (-math.inf, None))
-        if known is not None and now - looked_at < LOOK_AGAIN_S:
-            return known
-        if len(self._known) >= MAX_CACHED:
-            self._known.clear()
-        info = _query(pid, known)
-        self._known[pid] = now, info
+        read_at, info = self._known.get(pid, (-math.inf, None))
+        if info is None or now >= read_at + MAX_AGE_S:
+            if len(self._known) >= MAX_CACHED:
+                self._known.clear()
+            info = _read(pid, info)
+            self._known[pid] = now, info
         return info
 
 
-def _query(pid: int, known: ProcessInfo | None) -> ProcessInfo:
+def _read(pid: int, known: ProcessInfo | None) -> ProcessInfo:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            born, ended = process.create_time(), process.status() in ENDED
+            born = process.create_time()
+            ended = process.status() in ENDED
             # The command of a starting process is empty, so it is read again.
             if known is None or known.born != born or known.command == known.name:
-                name, yours = process.name(), process.uids().real == os.getuid()
+                name = process.name()
                 known = ProcessInfo(
-                    name, _command(process) or name, process.username(), yours, "running", born
+                    name=name,
+                    command=_command(process) or name,
+                    user=process.username(),
+                    yours=process.uids().real == os.getuid(),
+                    born=born,
                 )
     except psutil.Error:  # ended, or hidden from this user or container
         return replace(known, state="gone") if known is not None else ProcessInfo(f"process {pid}")
@@ -136,190 +132,84 @@ def sm_shares(
     Omits values above 100%, old entries and unknown processes, which some drivers return. A process
     without an entry in a fresh response has 0%.
     """
-    newest: dict[int, tuple[int, float]] = {}
-    stamp, fresh = last_seen, False
-    for sample in samples:
-        pid, at, share = int(sample.pid), int(sample.timeStamp), float(sample.smUtil)
-        if at <= last_seen or share > 100:
-            continue
-        stamp, fresh = max(stamp, at), True
-        if pid in pids and at >= newest.get(pid, (0, 0.0))[0]:
-            newest[pid] = at, share
+    fresh = sorted(
+        (int(sample.timeStamp), int(sample.pid), float(sample.smUtil))
+        for sample in samples
+        if sample.timeStamp > last_seen and sample.smUtil <= 100
+    )
     if not fresh:
-        return {}, stamp
-    return {pid: newest.get(pid, (0, 0.0))[1] for pid in pids}, stamp
+        return {}, last_seen
+    newest = {pid: share for _, pid, share in fresh}
+    return {pid: newest.get(pid, 0.0) for pid in pids}, fresh[-1][0]
 
 
-GRAPHICS_S, SM_S = 10.0, 5.0
-"""Periods of the queries for graphics processes and utilization, which take milliseconds on some
-machines (docs/gpu/h100.md)."""
+_COMPUTE = (
+    nvml_call("nvmlDeviceGetComputeRunningProcesses_v3"),
+    nvml_call("nvmlDeviceGetComputeRunningProcesses_v2"),
+)
+_GRAPHICS = (nvml_call("nvmlDeviceGetGraphicsRunningProcesses_v3"),)
+_UTILIZATION = (
+    nvml_call("nvmlDeviceGetProcessesUtilizationInfo"),
+    nvml_call("nvmlDeviceGetProcessUtilization"),
+)
+GRAPHICS_S = 10.0  # Period of the query for graphics processes: milliseconds on some machines.
+SM_S = 5.0  # Period of the query for utilization: 1.5 ms on an H100 (docs/gpu/h100.md).
 NOT_LISTED = "this driver lists no processes"
 
 
 class GpuProcessList:
-    """Lists the processes on one GPU, whose handle must have been acquired."""
+    """Lists the processes on one GPU or MIG instance."""
 
-    def __init__(self, gpu: NvmlDevice, names: ProcessInfoCache) -> None:
-        self._gpu = gpu
+    def __init__(self, device: NvmlDevice, names: ProcessInfoCache) -> None:
+        self._device = device
         self._names = names
         self._graphics: list[Any] = []
-        self._stamp: int | None = None
-        self._sm: dict[int, float] = {}
+        self._graphics_at = -math.inf
+        self._stamp = 0  # Of the newest utilization, in us of the driver's clock.
+        self._shares: dict[int, float] = {}
+        self._shares_at = -math.inf
 
     def read(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes by pid; None if the driver does not list them."""
-        gpu = self._gpu
-        compute = gpu.ask(
-            gpu.asking("processes", 2),
-            (
-                pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
-                pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
-            ),
-        )
+        compute = self._device.query(_COMPUTE)
         if compute is None:
             return None
-        listed = {int(one.pid): (one, False) for one in self._graphics_processes()}
+        now = self._device.library.clock()
+        if now >= self._graphics_at + GRAPHICS_S:
+            self._graphics_at = now
+            self._graphics = self._device.query(_GRAPHICS) or []
+        listed = {int(one.pid): (one, False) for one in self._graphics}
         listed |= {int(one.pid): (one, True) for one in compute}
-        shares = self._shares(listed) if listed else {}
+        if listed and now >= self._shares_at + SM_S:
+            self._read_shares(listed, now)
         return tuple(
-            self._process(pid, one, is_compute, shares.get(pid))
-            for pid, (one, is_compute) in sorted(listed.items())
+            self._process(pid, one, is_compute) for pid, (one, is_compute) in sorted(listed.items())
         )
 
     def reasons(self) -> dict[str, str]:
         """Return the reason for a missing list, after a query."""
-        reason = self._gpu.asking("processes", 2).reason
+        reason = self._device.reason(_COMPUTE)
         if reason is None:
             return {}
         return {"processes": NOT_LISTED if reason == NOT_BY_GPU else reason}
 
-    def _graphics_processes(self) -> list[Any]:
-        """Return the graphics processes, at most GRAPHICS_S old."""
-        asking = self._gpu.asking("graphics processes", rest_s=GRAPHICS_S)
-        found = self._gpu.ask(asking, (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,))
-        if found is not None or asking.reason is not None:
-            self._graphics = found or []
-        return self._graphics
+    def _read_shares(self, pids: Collection[int], now: float) -> None:
+        is_first = self._shares_at == -math.inf  # its time is that since the driver was loaded
+        self._shares_at = now
+        samples = self._device.query(_UTILIZATION, self._stamp) or ()
+        shares, self._stamp = sm_shares(samples, pids, self._stamp)
+        self._shares = {} if is_first else shares
 
-    def _shares(self, pids: Collection[int]) -> dict[int, float]:
-        """Return the SM utilization (%), at most SM_S old; {} at the first call."""
-        gpu, since = self._gpu, self._stamp or 0
-        asking = gpu.asking("process utilization", 2, SM_S)
-        samples = gpu.ask(
-            asking,
-            (
-                lambda handle: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, since),
-                lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since),
-            ),
+    def _process(self, pid: int, one: Any, is_compute: bool) -> GpuProcess:
+        info = self._names.get(pid)
+        return GpuProcess(
+            pid=pid,
+            name=info.name,
+            command=info.command,
+            user=info.user,
+            memory=None if one.usedGpuMemory is None else int(one.usedGpuMemory),
+            sm=self._shares.get(pid),
+            kind="compute" if is_compute else "graphics",
+            yours=info.yours,
+            state=info.state,
         )
-        if samples is not None:
-            shares, stamp = sm_shares(samples, pids, since)
-            self._sm = {} if self._stamp is None else shares
-            self._stamp = stamp
-        elif asking.reason is not None:
-            self._sm = {}
-        return self._sm
-
-    def _process(self, pid: int, one: Any, is_compute: bool, share: float | None) -> GpuProcess:
-        info = asdict(self._names.look(pid))
-        del info["born"]
-        memory = None if one.usedGpuMemory is None else int(one.usedGpuMemory)
-        kind: Literal["compute", "graphics"] = "compute" if is_compute else "graphics"
-        return GpuProcess(pid=pid, memory=memory, sm=share, kind=kind, **info)
-
-
-OTHERS, OWN = "gpu/mem_others", "memory/process_used"
-DESCRIBED_S = 5.0  # Minimum interval between two lists of processes in run.json.
-MOVED = 256 * 2**20  # Minimum change (bytes) of a process's memory that updates the list.
-UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20  # Maximum memory of the driver itself.
-
-OWN_NOT_LISTED = "the driver does not list this process (in a container it may not)"
-NO_MEMORY = "the driver does not report the memory of processes"
-HIDDEN = "more memory is in use than that of the processes that the driver lists"
-
-
-def shares(
-    processes: Sequence[GpuProcess], pid: int, *, used: float | None, total: float | None
-) -> tuple[int | None, int | None, dict[str, str]]:
-    """Return the bytes of this process and of all others, and the reasons for None by metric.
-
-    `used` and `total` (bytes of the device) reveal memory of processes that are not listed.
-    """
-    reasons: dict[str, str] = {}
-    mine = next((one for one in processes if one.pid == pid), None)
-    own = None if mine is None else mine.memory
-    if own is None:
-        reasons[OWN] = OWN_NOT_LISTED if mine is None else NO_MEMORY
-    memories = [one.memory for one in processes]
-    others = sum(memory for memory in memories if memory is not None) - (own or 0)
-    if None in memories:
-        reasons[OTHERS] = NO_MEMORY
-    elif used is not None:
-        unlisted = max(UNLISTED_BYTES, UNLISTED_SHARE * (total or 0))
-        if used - others - (own or 0) > unlisted:
-            reasons[OTHERS] = HIDDEN
-    return own, None if OTHERS in reasons else others, reasons
-
-
-class ProcessMemoryTracker:
-    """Tracks the processes on a run's GPUs, once a second and for the list in run.json."""
-
-    def __init__(self, source: DeviceSource, clock: Callable[[], float]) -> None:
-        self._source = source
-        self._clock = clock
-        self.training: str | None = None  # The GPU for which this process's memory is recorded.
-        self._own: float | None = None
-        self._reasons: dict[str, dict[str, str]] = {}
-        self._lists: dict[str, tuple[GpuProcess, ...]] = {}
-        self._described: dict[str, list[tuple[Any, ...]]] = {}
-        self._describe_at = 0.0
-
-    def look(self, uuid: str, values: Mapping[str, float]) -> dict[str, float]:
-        """Query the processes of a GPU with these values; return the metrics derived from them."""
-        processes = self._source.processes(uuid)
-        if processes is None:
-            self._lists.pop(uuid, None)
-            hidden = self._source.reasons(uuid).get("processes", "no data")
-            self._reasons[uuid] = {OTHERS: hidden, OWN: hidden}
-            return {}
-        self._lists[uuid] = processes
-        used, total = values.get("gpu/mem_used"), values.get("gpu/mem_total")
-        own, others, reasons = shares(processes, os.getpid(), used=used, total=total)
-        if uuid == self.training:
-            self._own = None if own is None else float(own)
-            if reasons.get(OWN) == OWN_NOT_LISTED:  # perhaps it is listed with the host's pid
-                others, reasons = None, reasons | {OTHERS: OWN_NOT_LISTED}
-        self._reasons[uuid] = reasons
-        return {} if others is None else {OTHERS: float(others)}
-
-    def take_own(self) -> dict[str, float]:
-        """Return the memory of this process on the training GPU, once for each query."""
-        own, self._own = self._own, None
-        return {} if own is None else {OWN: own}
-
-    def reasons(self, uuid: str) -> dict[str, str]:
-        """Return the reasons for missing values of a GPU; OWN only for the training GPU."""
-        reasons = self._reasons.get(uuid, {})
-        return {key: text for key, text in reasons.items() if key != OWN or uuid == self.training}
-
-    def changed(self) -> dict[str, list[dict[str, Any]]] | None:
-        """Return `gpu_processes` of run.json after a change, at most every 5 s."""
-        now = self._clock()
-        keys = {uuid: list(map(_change_key, found)) for uuid, found in self._lists.items()}
-        if now < self._describe_at or keys == self._described:
-            return None
-        self._described, self._describe_at = keys, now + DESCRIBED_S
-        return {uuid: list(map(_entry, found)) for uuid, found in self._lists.items()}
-
-
-def _change_key(process: GpuProcess) -> tuple[Any, ...]:
-    """Return a key that differs after a change to record, which excludes small memory changes."""
-    memory = None if process.memory is None else process.memory // MOVED
-    return process.pid, process.name, process.state, memory
-
-
-def _entry(process: GpuProcess) -> dict[str, Any]:
-    """Return the entry in run.json, without arguments because the file may be shared."""
-    keys = ("pid", "user", "name", "memory", "sm", "yours", "state")
-    command = program_of(process.command) if process.yours else process.name
-    return {key: getattr(process, key) for key in keys} | {"command": command}

@@ -6,15 +6,21 @@ import logging
 import math
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pynvml
 
-from stepscope.gpu.device_info import DeviceInfo, DeviceProperties, describe, parent_uuid
-from stepscope.gpu.gpm import SHARES, GpmReader
-from stepscope.gpu.nvml_device import Clock, NvmlDevice, NvmlLibrary, static
-from stepscope.gpu.nvml_queries import FIELDS, SamplingTier, field_number, memory_total
+from stepscope.gpu.device_info import (
+    DeviceInfo,
+    DeviceProperties,
+    is_divided,
+    parent_uuid,
+    properties,
+)
+from stepscope.gpu.gpm import GpmReader
+from stepscope.gpu.nvml_device import Clock, NvmlDevice, NvmlLibrary, call_or_none, nvml_call
+from stepscope.gpu.nvml_queries import SamplingTier, field_call, memory_total
 from stepscope.gpu.nvml_reader import NvmlReader
 from stepscope.gpu.processes import GpuProcess, GpuProcessList, ProcessInfoCache
 
@@ -71,8 +77,7 @@ class NullSource(DeviceSource):
         self.retry_at = retry_at
 
 
-PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}  # GPM is faster: each byte counter takes 0.5 ms (docs/gpu).
-RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_RECOVERY = (field_call(230),)  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS = {
     1: "the GPU has to be reset",
     2: "the machine has to be restarted",
@@ -83,16 +88,18 @@ RECOVERY_ACTIONS = {
     7: "the machine has to be restarted",
 }
 """nvmlDeviceGpuRecoveryAction_t; 0 is no action."""
+_MAX_INSTANCES = (nvml_call("nvmlDeviceGetMaxMigDeviceCount"),)
 
 
-@dataclass(slots=True)
-class _Known:
-    """Readers of one GPU, valid until the GPU is lost."""
+class _Gpu:
+    """The readers of one GPU or MIG instance."""
 
-    gpu: NvmlDevice
-    values: NvmlReader
-    activity: GpmReader
-    processes: GpuProcessList
+    def __init__(self, uuid: str, library: NvmlLibrary, names: ProcessInfoCache) -> None:
+        self.device = NvmlDevice(uuid, library)
+        self.values = NvmlReader(self.device)
+        self.activity = GpmReader(self.device)
+        self.processes = GpuProcessList(self.device, names)
+        self.facts: DeviceProperties | None = None
 
 
 class NvmlSource(DeviceSource):
@@ -104,148 +111,98 @@ class NvmlSource(DeviceSource):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._library = NvmlLibrary(clock)
-        self._infos = _list_devices(self._library)
-        self._names = ProcessInfoCache(clock=clock)
-        self._gpus: dict[str, NvmlDevice] = {}
-        self._known: dict[str, _Known] = {}
-        self._facts: dict[str, DeviceProperties] = {}
+        self._infos = {info.uuid: info for info in _list_devices(self._library)}
+        self._names = ProcessInfoCache(clock)
+        self._gpus: dict[str, _Gpu] = {}
         self._armed = 0
 
     def devices(self) -> list[DeviceInfo]:
-        return list(self._infos)
+        return list(self._infos.values())
 
     def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
-        known = self._find(uuid)
-        if known is None:
-            return {}
-        values = known.values.read(tiers)
+        gpu = self._gpu(uuid)
+        # GPM is cheaper than the counters of links, which take 0.25 ms each (docs/gpu).
+        values = gpu.values.read(tiers, gpu.activity.given)
         if self._armed and SamplingTier.MEDIUM in tiers:
-            counted = known.values.counted()
-            active = known.activity.read()
-            values |= {key: active[key] for key in active if key not in counted}
-            known.values.left_out = known.activity.given & PCIE
-        elif not self._armed:
-            known.values.left_out = frozenset()
+            values |= gpu.activity.read()
         return values
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        gpu, known = self._gpus.get(uuid), self._known.get(uuid)
-        if gpu is not None and gpu.lost is not None:
-            keys = {key for entry in FIELDS for key in entry.keys} | {*SHARES}
-            return dict.fromkeys(keys, gpu.lost)
-        if known is None:
-            return {}
-        reasons = known.values.reasons() | known.processes.reasons()
-        reasons |= known.activity.reasons(armed=self._armed > 0)
-        return {key: text for key, text in reasons.items() if key not in known.activity.given}
+        gpu = self._gpu(uuid)
+        reasons = gpu.values.reasons() | gpu.processes.reasons()
+        if gpu.device.found or gpu.device.lost:
+            reasons |= gpu.activity.reasons(armed=self._armed > 0)
+        return {key: text for key, text in reasons.items() if key not in gpu.activity.given}
 
     def lost(self, uuid: str) -> str | None:
-        return self._gpus[uuid].lost if uuid in self._gpus else None
+        return self._gpu(uuid).device.lost
 
     def facts(self, uuid: str) -> DeviceProperties | None:
-        known = self._find(uuid)
-        if known is None:
-            return self._facts.get(uuid)
-        info = self._info(uuid)
-        if info is None:  # an instance, which has the index of its parent
-            parent = self._info(parent_uuid(known.gpu.handle) or "")
-            index = -1 if parent is None else parent.nvml_index
-            info = _described(known.gpu.handle, uuid, index, self._library)
-        self._facts[uuid] = facts = describe(known.gpu.handle, info)
-        return facts
+        gpu = self._gpu(uuid)
+        if gpu.device.find():
+            handle = gpu.device.handle
+            info = self._infos.get(uuid)
+            if info is None:  # an instance, which has the index of its parent
+                parent = self._infos.get(parent_uuid(handle) or "")
+                index = -1 if parent is None else parent.nvml_index
+                info = _info(handle, uuid, index, self._library)
+            gpu.facts = properties(handle, info)
+            if uuid in self._infos:  # a reset can change the MIG mode
+                self._infos[uuid] = replace(info, mig=gpu.facts.mig)
+        return gpu.facts
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
-        known = self._find(uuid)
-        parent = self._info(uuid)
-        if known is None or parent is None or not parent.mig:
+        device = self._gpu(uuid).device
+        parent = self._infos.get(uuid)
+        if parent is None or not parent.mig or not device.find():
             return []
-        asking = known.gpu.asking("MIG instances")
-        count = known.gpu.ask(asking, (pynvml.nvmlDeviceGetMaxMigDeviceCount,)) or 0
         instances = []
-        for index in range(count):  # the indices of instances have gaps
-            handle = static(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, known.gpu.handle, index)
-            name = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+        for index in range(device.query(_MAX_INSTANCES) or 0):  # the indices have gaps
+            handle = call_or_none(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index)
+            name = None if handle is None else call_or_none(pynvml.nvmlDeviceGetUUID, handle)
             if name is not None:
-                instances.append(_described(handle, name, parent.nvml_index, self._library))
+                instances.append(_info(handle, name, parent.nvml_index, self._library))
         return instances
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        known = self._find(uuid)
-        return None if known is None else known.processes.read()
+        return self._gpu(uuid).processes.read()
 
     def recovery_action(self, uuid: str) -> str | None:
-        known = self._find(uuid)
-        if known is None:
-            return None
-        asking = known.gpu.asking("recovery action")
-        number = known.gpu.ask(asking, (lambda handle: field_number(handle, RECOVERY_FIELD),))
+        number = self._gpu(uuid).device.query(_RECOVERY)
         return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
 
     def arm_gpm(self, on: bool) -> None:
         self._armed = max(0, self._armed + (1 if on else -1))
         if not self._armed:
-            for known in self._known.values():
-                known.activity.rest()
+            for gpu in self._gpus.values():
+                gpu.activity.rest()
 
-    def _find(self, uuid: str) -> _Known | None:
-        """Return the readers of a reachable GPU, new ones after each acquisition of the handle."""
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
-            gpu = self._gpus[uuid] = NvmlDevice(uuid, self._library)
-        found = gpu.found
-        if not gpu.find():
-            return None
-        known = self._known.get(uuid)
-        if known is None or gpu.found != found:
-            if known is not None:
-                known.activity.close()
-            self._update_mig_mode(gpu)
-            known = self._known[uuid] = _Known(
-                gpu, NvmlReader(gpu), GpmReader(gpu), GpuProcessList(gpu, self._names)
-            )
-        return known
-
-    def _update_mig_mode(self, gpu: NvmlDevice) -> None:
-        """Read the MIG mode of a GPU, which a reset can change."""
-        mig = None if self._info(gpu.uuid) is None else _is_divided(gpu.handle)
-        if mig is not None:
-            self._infos = [
-                replace(info, mig=mig) if info.uuid == gpu.uuid else info for info in self._infos
-            ]
-
-    def _info(self, uuid: str) -> DeviceInfo | None:
-        return next((info for info in self._infos if info.uuid == uuid), None)
+    def _gpu(self, uuid: str) -> _Gpu:
+        if uuid not in self._gpus:
+            self._gpus[uuid] = _Gpu(uuid, self._library, self._names)
+        return self._gpus[uuid]
 
 
 def _list_devices(library: NvmlLibrary) -> list[DeviceInfo]:
     devices = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
-        uuid = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+        handle = call_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid = None if handle is None else call_or_none(pynvml.nvmlDeviceGetUUID, handle)
         if uuid is None:
             log.warning("GPU %d of NVML is unreachable and omitted", index)
         else:
-            divided = _is_divided(handle) or False
-            devices.append(_described(handle, uuid, index, library, mig=divided))
+            devices.append(_info(handle, uuid, index, library))
     return devices
 
 
-def _is_divided(handle: Any) -> bool | None:
-    """Return True for a GPU in MIG mode; None if the driver does not report the mode."""
-    mode = static(pynvml.nvmlDeviceGetMigMode, handle)
-    return None if mode is None else bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
-def _described(
-    handle: Any, uuid: str, index: int, library: NvmlLibrary, mig: bool = False
-) -> DeviceInfo:
+def _info(handle: Any, uuid: str, index: int, library: NvmlLibrary) -> DeviceInfo:
     return DeviceInfo(
         uuid=uuid,
-        name=static(pynvml.nvmlDeviceGetName, handle) or "unknown GPU",
+        name=call_or_none(pynvml.nvmlDeviceGetName, handle) or "unknown GPU",
         nvml_index=index,
-        memory_total=static(memory_total, handle),
+        memory_total=call_or_none(memory_total, handle),
         driver_version=library.driver,
-        mig=mig,
+        mig=is_divided(handle) or False,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.metadata
 import logging
 import operator
 import os
@@ -62,6 +64,14 @@ def torch_versions() -> dict[str, Any]:
         "torch": getattr(torch, "__version__", None),
         "cuda": getattr(getattr(torch, "version", None), "cuda", None),
     }
+
+
+@functools.cache  # because it searches the folders of all packages
+def installed_torch() -> str | None:
+    """Return the version of the installed torch without importing torch; None without torch."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("torch")
+    return None
 
 
 def unsupported(version: str) -> str | None:

@@ -200,8 +200,8 @@ gpu/throttle_brake | power brake time | s
 gpu/fan | fan | %
     Requested fan speed, as a share of its maximum; may exceed 100.
 gpu/pcie_tx | PCIe sent | B/s
-    Bytes a second from the GPU over PCIe, the mean of the last second. A counter of 32 bits that is
-    read less often than four times a second gives none: it may have wrapped.
+    Bytes a second from the GPU over PCIe, the mean since the last reading. A counter that has not
+    exceeded 32 bits gives none: it may wrap between two readings.
 gpu/pcie_rx | PCIe received | B/s
     Bytes a second to the GPU over PCIe, as gpu/pcie_tx.
 gpu/nvlink_tx | NVLink sent | B/s

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from stepscope.distributed.collective_metrics import CollectiveMetrics
 from stepscope.gpu.device_events import DeviceEventDetector
+from stepscope.gpu.health import XID_PAGE, XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.processes import ProcessMemoryTracker
+from stepscope.gpu.process_memory import ProcessMemoryTracker
 from stepscope.gpu.source import DeviceSource, open_source
-from stepscope.gpu.xid import XidEvent, XidWatcher
+from stepscope.gpu.xid import XidWatcher
 from stepscope.host.usage import HostSampler
 from stepscope.memory import allocator
 from stepscope.memory.model_states import ModelStateTracker
@@ -148,7 +149,7 @@ class Sampler:
         values = self._source.read(uuid, SamplingTier.FAST, *tiers)
         now = self._clock()
         if values and SamplingTier.SLOW in tiers:
-            values |= self._sharing.look(uuid, values)
+            values |= self._sharing.update(uuid, values)
         if values:
             self._recorder.device(uuid, values)
         mask = values.get("gpu/throttle_reasons")
@@ -189,8 +190,13 @@ class Sampler:
         device = self._devices.get(event.uuid)
         # An unknown UUID is that of the parent of the MIG instance that is sampled.
         label = self._labels.get(event.uuid, "GPU") if device is None else device.label
-        data = {name: getattr(event, name) for name in ("uuid", "code", "advice", "gpu_instance")}
-        self._recorder.event("xid", f"{label}: {event.text}. {event.advice}", **data)
+        self._recorder.event(
+            "xid",
+            f"{label}: {event.text}. See {XID_PAGE}",
+            uuid=event.uuid,
+            code=event.code,
+            gpu_instance=event.gpu_instance,
+        )
 
     def _begin_watching(self) -> None:
         """Enable the activity counters, and watch for Xid events, if there are GPUs."""

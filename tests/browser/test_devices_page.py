@@ -84,7 +84,7 @@ def answers(page: Page, found: list[Gpu]) -> None:
     watched = machine(FakeSource(found), clock)
     for _ in range(60):
         clock.now += 1
-        view = watched.look()
+        view = watched.poll()
     cuda = {gpu.info.uuid: gpu.info.nvml_index for gpu in found}
 
     def fulfill(route: Route) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
-from stepscope.gpu.processes import OTHERS, OWN
+from stepscope.gpu.process_memory import OTHERS, OWN
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.metrics import Stream
 from stepscope.run import RunKind, RunStatus

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from stepscope.gpu.gpm import SHARES
-from stepscope.gpu.nvml_queries import FIELDS, FieldValueReader, QueryReader, SamplingTier
+from stepscope.gpu.nvml_queries import KEYS, QUERIES, SamplingTier
 from stepscope.gpu.source import DeviceSource, open_source
 from trainer.devices import gpu_uuid
 
@@ -59,9 +59,8 @@ def test_torchs_device_is_found_by_uuid(gpu: Gpu, report: dict[str, Any]) -> Non
     report["device"] = next(asdict(i) for i in gpu.source.devices() if i.uuid == gpu.uuid)
     report["values"] = values
     report["reasons"] = gpu.source.reasons(gpu.uuid)
-    asked = {key for entry in FIELDS for key in entry.keys}
-    resting = {key for entry in FIELDS if entry.rest_s for key in entry.keys}
-    assert set(values) | set(report["reasons"]) | resting == asked | set(SHARES)
+    resting = {key for query in QUERIES if query.period_s for key in query.metrics}
+    assert values.keys() | report["reasons"].keys() | resting == KEYS | set(SHARES)
     total = torch.cuda.get_device_properties(0).total_memory
     assert values["gpu/mem_total"] == pytest.approx(total, rel=0.1)
 
@@ -70,28 +69,14 @@ def test_torchs_device_is_found_by_uuid(gpu: Gpu, report: dict[str, Any]) -> Non
 def test_every_call_and_its_latency(gpu: Gpu, report: dict[str, Any]) -> None:
     handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     report["latency_us"] = {
-        name: latency_us(call, handle)
-        for entry in FIELDS
-        for name, call in map(named, entry.readers)
+        f"{', '.join(query.metrics)}, call {number}": latency_us(call, handle)
+        for query in QUERIES
+        for number, call in enumerate(query.calls)
     }
     fast_us = [timed(lambda: gpu.source.read(gpu.uuid, SamplingTier.FAST)) for _ in range(CALLS)]
-    report["fast_tier_us"] = summary(fast_us)  # from 5 ms on the sampler halves its rate
+    report["fast_tier_us"] = summary(fast_us)
     answered = {name for name, found in report["latency_us"].items() if isinstance(found, dict)}
     assert answered, report["latency_us"]
-
-
-def named(reader: QueryReader) -> tuple[str, Callable[[Any], Any]]:
-    """Return a reader's name and its call; of a field value that of nvmlDeviceGetFieldValues."""
-    if not isinstance(reader, FieldValueReader):
-        return reader.__name__, reader
-    number = reader.id_for(999) or 0
-
-    def read(handle: Any) -> None:
-        (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(number, reader.scope)])
-        if answer.nvmlReturn != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError(answer.nvmlReturn)
-
-    return f"field {number}", read
 
 
 def latency_us(reader: Callable[[Any], Any], handle: Any) -> dict[str, float] | str:

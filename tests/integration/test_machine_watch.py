@@ -54,7 +54,7 @@ def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
     for tab in tabs:
         tab.join()
     assert len(threads()) == 1
-    assert len(source.reads) == 5, "one look: two fast readings, and one of each other tier"
+    assert len(source.reads) == 4, "one poll: each tier once"
 
 
 def test_it_ends_when_nobody_has_asked_for_a_while_and_begins_anew(watching: Make) -> None:

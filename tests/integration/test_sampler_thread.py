@@ -113,7 +113,7 @@ def test_a_stuck_driver_call_is_reported_not_waited_for(recorder: Recorder) -> N
 
 
 FOREIGN = """
-from stepscope.gpu import gpm, processes, xid
+from stepscope.gpu import gpm, process_memory, xid
 from stepscope.session import sampler
 from stepscope.gpu.source import open_source
 print(open_source().reason)

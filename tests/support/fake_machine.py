@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
+from stepscope.gpu.health import XidEvent
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource
-from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
+from stepscope.gpu.xid import NO_INSTANCE, xid_event
 
 GIB = 2**30
 
@@ -105,7 +106,6 @@ def facts(of: DeviceInfo, **changes: Any) -> DeviceProperties:
         power_limit_default=700.0,
         temp_slowdown=92.0,
         temp_shutdown=95.0,
-        temp_max_operating=87.0,
         max_sm_clock=1980.0,
         max_mem_clock=2619.0,
         pcie_gen=5,
@@ -241,9 +241,7 @@ def instance(parent: DeviceInfo, number: int, profile: str) -> Gpu:
 def machine(source: Any, clock: FakeClock | None = None) -> MachineMonitor:
     """A machine that sees these GPUs."""
     clock = clock or FakeClock()
-    return MachineMonitor(
-        lambda: source, clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
-    )
+    return MachineMonitor(lambda: source, clock=clock, wall_clock=clock.wall)
 
 
 def without(values: Mapping[str, float], *keys: str) -> dict[str, float]:

@@ -219,7 +219,7 @@ def test_a_torch_that_cannot_be_imported_is_told_by_its_error(
     monkeypatch.setattr(doctor, "TORCH_TIMEOUT_S", 0.1)
     monkeypatch.setattr(doctor, "_ASK_TORCH", "import time; time.sleep(60)")
     assert "no answer within" in (ask_torch(sys.executable) or {})["error"]
-    monkeypatch.setattr(doctor, "torch_version", lambda: None)
+    monkeypatch.setattr(doctor, "installed_torch", lambda: None)
     assert ask_torch() is None
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from stepscope.gpu.device_events import REASONS, throttle_text, throttle_times, throttle_total
 from stepscope.gpu.health import (
-    LINK_LOOKS,
-    TELLTALES,
+    MIN_SLOW_POLLS,
+    REQUIRED_METRICS,
     XID_NEW_S,
     DeviceHealth,
     HealthInputs,
     HealthStatus,
-    XidRecord,
+    XidEvent,
     health,
 )
 from tests.support.fake_machine import BUSY, GIB, IDLE, facts, info, process, without
@@ -30,8 +30,8 @@ def judged(values: dict[str, Any] | None = None, **evidence: Any) -> DeviceHealt
     return health(HealthInputs(values=known, **{"facts": FACTS, **evidence}))
 
 
-def xid(code: int, level: HealthStatus, age_s: float) -> XidRecord:
-    return XidRecord(code, f"Xid {code}: words", "Restart.", level, age_s)
+def xid(code: int, level: HealthStatus, age_s: float) -> XidEvent:
+    return XidEvent("GPU-1", code, f"Xid {code}: words", level, None, age_s=age_s)
 
 
 SLOW = replace(FACTS, pcie_gen=1, pcie_width=8)
@@ -68,14 +68,22 @@ UNKNOWN_LINK = replace(FACTS, pcie_gen=None, pcie_width=None)
         ({ROWS: 3.0}, NOTICE, "3 rows of memory are remapped"),
         ({ROWS: 3.0, "gpu/remap_pending": 1.0}, WARNING, "Bad memory rows are pending remap;"),
         ({"gpu/remap_pending": 1.0, "gpu/remap_failed": 1.0}, CRITICAL, "A bad memory row could"),
-        ({"xids": (FELL_OFF,)}, CRITICAL, "Xid 79: words, 5 s ago. Restart."),
-        ({"xids": (NEW,)}, WARNING, "Xid 31: words, 1 s ago. Restart."),
-        ({"xids": (FELL_OFF, NEW)}, CRITICAL, "Xid 79: words, 5 s ago (2 in all). Restart."),
+        ({"xids": (FELL_OFF,)}, CRITICAL, "Xid 79: words, 5 s ago. See https://docs.nvidia.com/"),
+        ({"xids": (NEW,)}, WARNING, "Xid 31: words, 1 s ago. See https://docs.nvidia.com/"),
+        (
+            {"xids": (FELL_OFF, NEW)},
+            CRITICAL,
+            "Xid 79: words, 5 s ago (2 in all). See https://docs.nvidia.com/",
+        ),
         ({"xids": (OLD,)}, NOTICE, "Xid 79: words, 10 min 00 s ago"),
         ({"xids": (OLD, NEW)}, WARNING, "Xid 31"),
-        ({"facts": SLOW, "slow_links": LINK_LOOKS}, WARNING, "PCIe link at gen 1 ×8 under load,"),
+        (
+            {"facts": SLOW, "slow_links": MIN_SLOW_POLLS},
+            WARNING,
+            "PCIe link at gen 1 ×8 under load,",
+        ),
         ({"facts": replace(FACTS, pcie_width=8), "slow_links": 9}, WARNING, "PCIe link at gen"),
-        ({"facts": SLOW, "slow_links": LINK_LOOKS - 1}, OK, "Working."),  # may speed up yet
+        ({"facts": SLOW, "slow_links": MIN_SLOW_POLLS - 1}, OK, "Working."),  # may speed up yet
         ({"gpu/util": 3.0, "facts": SLOW, "slow_links": 9}, OK, "Working."),
         ({"facts": UNKNOWN_LINK, "slow_links": 9}, OK, "Working."),
         ({USED: 78.0 * GIB}, NOTICE, "Memory nearly full: 1.50 GiB of 80.0 GiB free."),
@@ -110,21 +118,21 @@ def test_missing_readings_and_thresholds() -> None:
     hot = without(no_margin, "gpu/temp") | {"gpu/throttle_reasons": 0x20}
     assert health(HealthInputs(values=hot)).text == "Thermal throttling now, by the driver."
     assert health(HealthInputs(values=without(BUSY, "gpu/mem_total"))).level is OK
-    missing = dict.fromkeys(TELLTALES, "permission")
-    found = health(HealthInputs(values=without(BUSY, *TELLTALES), missing=missing))
+    missing = dict.fromkeys(REQUIRED_METRICS, "permission")
+    found = health(HealthInputs(values=without(BUSY, *REQUIRED_METRICS), missing=missing))
     assert found.text == "Working. Its sensors cannot be read here: permission."
-    del missing[TELLTALES[0]]
+    del missing[REQUIRED_METRICS[0]]
     assert health(HealthInputs(values=BUSY, missing=missing)).text == "Working."
 
 
 def test_the_worst_sign_is_the_line_and_of_a_lost_gpu_the_only_one() -> None:
     values = {THROTTLE: 0x44, USED: 79.0 * GIB, ECC: 1.0}
     found = judged(values, first={ECC: 0.0})
-    assert [sign.level for sign in found.signs] == [CRITICAL, WARNING, NOTICE, OK]
-    assert found.text == found.signs[0].text
+    assert [issue.level for issue in found.issues] == [CRITICAL, WARNING, NOTICE, OK]
+    assert found.text == found.issues[0].text
     lost = judged(values, lost="lost: GPU is lost", recovery="reset")
     assert (lost.level, lost.text) == (CRITICAL, "Lost: GPU is lost. Retrying.")
-    assert len(lost.signs) == 1
+    assert len(lost.issues) == 1
 
 
 NOTHING = dict.fromkeys(REASONS, 5.0)

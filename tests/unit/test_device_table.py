@@ -12,7 +12,7 @@ from tests.support.fake_machine import FakeSource, Gpu, divided, gpus, machine, 
 
 
 def text(*found: Gpu, columns: int = 80) -> str:
-    return "\n".join(table(machine(FakeSource(list(found))).look(), columns))
+    return "\n".join(table(machine(FakeSource(list(found))).poll(), columns))
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
@@ -21,7 +21,7 @@ def test_no_line_is_wider_than_the_terminal(count: int, columns: int) -> None:
     found = [*gpus(count), divided(count)]
     found[0].processes = (process(command="python " + "x" * 500), process(pid=10**9, user="u" * 50))
     found[0].values["gpu/throttle_reasons"] = 0x60
-    lines = table(machine(FakeSource(found)).look(), columns)
+    lines = table(machine(FakeSource(found)).poll(), columns)
     assert max(map(len, lines)) <= columns
     assert sum(line.startswith(tuple("0123456789")) for line in lines) >= count
 
@@ -108,9 +108,9 @@ def test_no_name_can_steer_the_terminal() -> None:
 
 def test_without_a_gpu_the_sources_own_words_say_why() -> None:
     reason = "The NVIDIA driver was updated while loaded: restart the machine."
-    said = table(machine(NullSource(reason)).look(), 200)
+    said = table(machine(NullSource(reason)).poll(), 200)
     assert said[-1] == reason
     assert "0 GPUs" in said[0]
-    narrow = table(machine(NullSource(reason)).look(), 40)
+    narrow = table(machine(NullSource(reason)).poll(), 40)
     assert " ".join(narrow).endswith(reason)
     assert json.dumps(said), "plain text"

@@ -52,8 +52,8 @@ def test_once_it_prints_a_table_of_rates_and_ends_well(capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert out.count("NVIDIA H100") == 2
     assert source.armed is False, "left to other programs again"
-    assert pauses == [devices.FIRST_WAIT_S], "rates take two looks"
-    assert len(source.reads) == 2 * (2 * 5 - 1), "the clock does not move: rare values once"
+    assert pauses == [devices.FIRST_WAIT_S], "rates take two polls"
+    assert len(source.reads) == 2 * (4 + 3), "the clock does not move: rare values once"
 
 
 def test_json_is_one_object_for_each_view(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def test_on_a_terminal_it_draws_over_itself_and_never_clears_in_between(
 
 def test_a_table_that_does_not_fit_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
-    drawn = devices.in_place(machine(FakeSource(gpus(16))).look())
+    drawn = devices.in_place(machine(FakeSource(gpus(16))).poll())
     lines = [line.removesuffix(devices.CLEAR_LINE) for line in drawn.splitlines()]
     assert len(lines) == 24, "23 lines and what clears below them: nothing scrolls"
     assert lines[-2] == "Enlarge the window or use --json to see everything."

@@ -26,7 +26,7 @@ def seen(*found: Gpu, looks: int = 1) -> MachineState:
     watched = machine(FakeSource(list(found)), clock)
     for _ in range(looks):
         clock.now += 1
-        view = watched.look()
+        view = watched.poll()
     return view
 
 
@@ -129,12 +129,12 @@ def test_errors_of_the_driver_are_told_newest_first_and_none_is_not_unknown() ->
         if code is not None:
             watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
         clock.now += 2
-        (device,) = watched.look().devices
+        (device,) = watched.poll().devices
         told.append(rows(details(device, 0.0, {}, "cuda:0", device.values))["Xid errors"])
     watched.xid_refused = {"GPU-other": "permission"}
-    assert watched.look().devices[0].missing.get("xid") is None
+    assert watched.poll().devices[0].missing.get("xid") is None
     watched.xid_refused = {info().uuid: "permission"}
-    assert watched.look().devices[0].missing["xid"] == "permission"
+    assert watched.poll().devices[0].missing["xid"] == "permission"
     assert told[:2] == ["n/a: not supported", "none seen"]
     assert told[3] == (
         "Xid 79: the GPU has fallen off the bus, 2 s ago; "
@@ -146,10 +146,10 @@ def test_throttle_time_is_told_by_reason_in_words() -> None:
     (gpu,) = gpus(1)
     clock = FakeClock()
     watched = machine(FakeSource([gpu]), clock)
-    watched.look()
+    watched.poll()
     clock.now += 60
     gpu.values["gpu/throttle_sw_thermal"] += 15.0
-    (device,) = watched.look().devices
+    (device,) = watched.poll().devices
     found = rows(details(device, 0.0, {}, "cuda:0", device.values))
     assert found["Clocks lowered"] == "In 1 min 00 s: 15 s (25%) thermal slowdown (software)."
 

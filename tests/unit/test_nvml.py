@@ -1,35 +1,41 @@
-"""The NVML source over the real pynvml and a fake library: opening, values, error policy."""
+"""The NVML source over the real pynvml and a fake library: values, the error rule, opening."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
 
 from stepscope.gpu import source as nvml
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
-from stepscope.gpu.nvml_queries import (
-    COUNTERS,
-    FIELDS,
-    PLAUSIBLE,
-    SELDOM_S,
-    SamplingTier,
+from stepscope.gpu.nvml_device import (
+    NOT_BY_DRIVER,
+    NOT_BY_GPU,
+    NOT_UNDER_WSL,
+    PERMISSION,
+    RETRY_S,
 )
-from stepscope.gpu.nvml_reader import ONE_READING
-from stepscope.gpu.processes import OTHERS
+from stepscope.gpu.nvml_queries import KEYS, QUERIES, SamplingTier
+from stepscope.gpu.nvml_reader import IMPLAUSIBLE, MAY_WRAP, ONE_READING
+from stepscope.gpu.process_memory import OTHERS
 from stepscope.gpu.source import NullSource, NvmlSource, open_source
 from stepscope.metrics import METRICS, Stream
-from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
+from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 ALL = tuple(SamplingTier)
 RATES = {f"gpu/{link}_{way}" for link in ("pcie", "nvlink") for way in ("tx", "rx")}
 LATER = dict.fromkeys(RATES, ONE_READING) | dict.fromkeys(SHARES, NOT_ARMED)
 """Why values are missing from a first read of a GPU that has them all."""
+UTIL = "nvmlDeviceGetUtilizationRates"
+HANDLE = "nvmlDeviceGetHandleByUUID"
 
 
-def lacks(source: NvmlSource, uuid: str = A) -> dict[str, str]:
+def missing(source: NvmlSource, uuid: str = A) -> dict[str, str]:
     """Return the reasons for missing values, those of a first read left out."""
     reasons = source.reasons(uuid)
     return {key: why for key, why in reasons.items() if LATER.get(key) != why}
@@ -56,67 +62,77 @@ def source(library: FakeNvml, clock: FakeClock) -> NvmlSource:
     return NvmlSource(clock)
 
 
-def test_every_gpu_metric_comes_from_one_field() -> None:
-    keys = [key for entry in FIELDS for key in entry.keys]
+def test_every_gpu_metric_comes_from_one_query() -> None:
+    keys = [key for query in QUERIES for key in query.metrics]
     elsewhere = [*SHARES, OTHERS]  # from GPM, and from the list of processes
     assert sorted(keys + elsewhere) == sorted(m.key for m in METRICS if m.stream is Stream.DEVICES)
-    assert sorted(keys) == sorted(PLAUSIBLE)
-    assert set(keys) > COUNTERS
 
 
-STORED = """
-util 37 mem_util 12 power 312.5 power_limit 700 energy 9000 sm_clock 1980 mem_clock 3201 temp 51
-throttle_reasons 0 temp_mem 47 temp_margin 36 throttle_power 5 throttle_sw_thermal 4
-throttle_hw_thermal 3 throttle_brake 2 fan 30 ecc_corrected 7 ecc_uncorrected 0 remapped_rows 3
-remap_pending 1 remap_failed 0 pcie_replays 4
-"""
+STORED = {
+    "gpu/util": 37,
+    "gpu/mem_util": 12,
+    "gpu/mem_used": 3.0 * GIB,
+    "gpu/mem_total": 80.0 * GIB,
+    "gpu/mem_reserved": GIB / 2,
+    "gpu/power": 312.5,
+    "gpu/power_limit": 700,
+    "gpu/energy": 9000,
+    "gpu/sm_clock": 1980,
+    "gpu/mem_clock": 3201,
+    "gpu/temp": 51,
+    "gpu/temp_mem": 47,
+    "gpu/temp_margin": 36,
+    "gpu/throttle_reasons": 0,
+    "gpu/throttle_power": 5,
+    "gpu/throttle_sw_thermal": 4,
+    "gpu/throttle_hw_thermal": 3,
+    "gpu/throttle_brake": 2,
+    "gpu/fan": 30,
+    "gpu/ecc_corrected": 7,
+    "gpu/ecc_uncorrected": 0,
+    "gpu/remapped_rows": 3,
+    "gpu/remap_pending": 1,
+    "gpu/remap_failed": 0,
+    "gpu/pcie_replays": 4,
+}
 
 
 def test_values_arrive_in_stored_units(source: NvmlSource) -> None:
-    words = STORED.split()
-    stored = {f"gpu/{key}": float(words[i + 1]) for i, key in enumerate(words) if i % 2 == 0}
-    memory = {"gpu/mem_used": 3.0 * GIB, "gpu/mem_total": 80.0 * GIB, "gpu/mem_reserved": GIB / 2}
-    assert source.read(A, *ALL) == stored | memory
+    assert source.read(A, *ALL) == STORED
     assert source.reasons(A) == LATER
 
 
-def test_a_tier_reads_only_its_own_calls(source: NvmlSource, library: FakeNvml) -> None:
+def test_a_tier_reads_only_its_own_calls_and_slow_calls_have_a_longer_period(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    periods = {"gpu/temp_margin": 5.0, "gpu/energy": 2.0}
+    medium = {"gpu/temp", "gpu/temp_mem", "gpu/mem_clock", "gpu/sm_clock", "gpu/throttle_reasons"}
     library.calls.clear()
-    values = source.read(A, SamplingTier.MEDIUM)
-    told = {"gpu/temp", "gpu/temp_mem", "gpu/temp_margin", "gpu/mem_clock", "gpu/energy"}
-    assert set(values) == told | {"gpu/sm_clock", "gpu/throttle_reasons"}
-    assert library.calls["nvmlDeviceGetFieldValues"] == 1
-    assert library.calls["nvmlDeviceGetUtilizationRates"] == 0
+    for tick in range(21):
+        due = {key for key, period_s in periods.items() if tick * 0.5 % period_s == 0}
+        assert set(source.read(A, SamplingTier.MEDIUM)) == medium | due
+        assert missing(source) == {}
+        clock.now += 0.5
+    assert library.calls[UTIL] == 0
 
 
-def test_sentinels_and_garbage_are_dropped_with_a_reason(
+def test_sentinels_are_dropped_with_a_reason_and_a_real_zero_is_kept(
     source: NvmlSource, gpu: FakeGpu, clock: FakeClock
 ) -> None:
-    gpu.util, gpu.used, gpu.power_mw, gpu.reasons = 2**32 - 1, 2**64 - 1, 2**32 - 1, 2**64 - 1
-    gpu.sm_clock, gpu.temp, gpu.energy_mj = 2**32 - 1, 2**31 - 1, 2**64 - 1
+    names = {"util": 2**32 - 1, "used": 2**64 - 1, "power_mw": 2**32 - 1, "reasons": 2**64 - 1}
+    names |= {"sm_clock": 2**32 - 1, "temp": 2**31 - 1, "energy_mj": 2**64 - 1}
+    for name, sentinel in names.items():
+        setattr(gpu, name, sentinel)
     values = source.read(A, *ALL)
-    assert {"gpu/mem_util", "gpu/mem_clock", "gpu/power_limit", "gpu/mem_total"} <= set(values)
-    garbage = {"util", "mem_used", "power", "throttle_reasons", "sm_clock", "temp", "energy"}
-    assert set(lacks(source)) == {f"gpu/{key}" for key in garbage}
-    assert not set(lacks(source)) & set(values)
-    assert source.reasons(A)["gpu/mem_used"] == "implausible value dropped"
-    gpu.util = gpu.mem_util = gpu.used = gpu.power_mw = gpu.energy_mj = gpu.temp = 0
-    gpu.sm_clock = gpu.mem_clock = gpu.reasons = 0
-    clock.now += SELDOM_S
+    dropped = {"util", "mem_used", "power", "throttle_reasons", "sm_clock", "temp", "energy"}
+    assert missing(source) == {f"gpu/{key}": IMPLAUSIBLE for key in dropped}
+    assert set(values) == STORED.keys() - missing(source).keys()
+    for name in names:
+        setattr(gpu, name, 0)
+    clock.now += 5
     values = source.read(A, *ALL)
-    for key in ("util", "mem_util", "mem_used", "power", "temp", "sm_clock", "mem_clock"):
-        assert values[f"gpu/{key}"] == 0.0, "a real zero is kept"
-
-
-def test_a_falling_energy_counter_is_a_new_baseline(
-    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    seen: list[float | None] = []
-    for energy_mj in (5000, 5000, 1000, 2000):
-        gpu.energy_mj = energy_mj
-        seen.append(source.read(A, SamplingTier.MEDIUM).get("gpu/energy"))
-        clock.now += SELDOM_S
-    assert seen == [5.0, 5.0, None, 2.0]
+    assert {values[f"gpu/{key}"] for key in dropped} == {0.0}
+    assert missing(source) == {}
 
 
 def test_devices_are_listed_with_what_is_known(
@@ -135,31 +151,46 @@ def test_devices_are_listed_with_what_is_known(
     assert [info.uuid for info in NvmlSource(clock).devices()] == [B], "a lost one is left out"
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (3, "not supported on this GPU"),
-        (4, "permission"),
-        (13, "not offered by this driver"),
-        (25, "not offered by this driver"),
-        (26, "not offered by this driver"),
-    ],
-)
-def test_a_refused_call_or_field_is_asked_once(
-    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int, reason: str
+REFUSED = [(2, NOT_BY_GPU), (3, NOT_BY_GPU), (4, PERMISSION)]
+REFUSED += [(code, NOT_BY_DRIVER) for code in (13, 25, 26)]
+
+
+@pytest.mark.parametrize(("code", "reason"), REFUSED)
+def test_a_refused_call_has_a_reason_for_the_life_of_the_process(
+    source: NvmlSource,
+    gpu: FakeGpu,
+    library: FakeNvml,
+    clock: FakeClock,
+    code: int,
+    reason: str,
 ) -> None:
-    gpu.errors, gpu.field_errors = {"nvmlDeviceGetUtilizationRates": code}, {82: code, 186: 3}
-    for _ in range(3):
-        values = source.read(A, SamplingTier.FAST, SamplingTier.MEDIUM)
-        assert "gpu/util" not in values
+    gpu.errors = {UTIL: code}
+    gpu.field_errors = {82: code, 186: 3}
+    refused = dict.fromkeys(("gpu/util", "gpu/mem_util", "gpu/temp_mem"), reason)
+    for _ in range(30):
+        values = source.read(A, *ALL)
         assert values["gpu/power"] == 300.0, "the average, by the older call"
-    assert library.asked_fields.count(186) == 1
-    assert library.calls["nvmlDeviceGetUtilizationRates"] == 1
-    assert library.asked_fields.count(82) == 1
-    assert lacks(source) == dict.fromkeys(("gpu/util", "gpu/mem_util", "gpu/temp_mem"), reason)
+        assert not refused.keys() & values.keys()
+        assert missing(source) == refused or missing(source).items() >= refused.items()
+        clock.now += RETRY_S
+    assert library.calls[UTIL] == 1
+    assert library.asked_fields.count(82) == library.asked_fields.count(186) == 1
 
 
-def test_the_older_call_answers_where_the_newer_is_missing(
+@pytest.mark.parametrize("release", ["6.1.0-37-amd64", "5.15.153.1-microsoft-standard-WSL2"])
+def test_under_wsl_a_value_that_is_not_supported_has_wsl_as_its_reason(
+    library: FakeNvml, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, release: str
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    library.errors = {UTIL: 3, "nvmlDeviceGetFanSpeed": 4}
+    source = NvmlSource(clock)
+    source.read(A, *ALL)
+    expected = NOT_UNDER_WSL if "WSL" in release else NOT_BY_GPU
+    assert source.reasons(A)["gpu/util"] == expected
+    assert source.reasons(A)["gpu/fan"] == PERMISSION
+
+
+def test_the_older_call_is_used_where_the_newer_is_missing(
     source: NvmlSource, library: FakeNvml
 ) -> None:
     library.missing = {
@@ -169,98 +200,186 @@ def test_the_older_call_answers_where_the_newer_is_missing(
         "nvmlDeviceGetFieldValues",
     }
     values = source.read(A, *ALL)
-    assert values["gpu/temp"] == 51.0
     assert values["gpu/mem_used"] == 3.5 * GIB  # v1 counts the reserve
-    assert values["gpu/throttle_reasons"] == 0.0
     assert values["gpu/power"] == 300.0
-    assert values["gpu/energy"] == 9000.0
-    assert values["gpu/mem_total"] == 80.0 * GIB
+    for key in ("gpu/temp", "gpu/throttle_reasons", "gpu/energy", "gpu/mem_total"):
+        assert values[key] == STORED[key]
     old = {"temp_mem", "throttle_power", "throttle_sw_thermal", "throttle_hw_thermal"}
     old |= {"throttle_brake", "mem_reserved", "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx"}
-    assert lacks(source) == {f"gpu/{key}": "not offered by this driver" for key in old}
+    assert missing(source) == {f"gpu/{key}": NOT_BY_DRIVER for key in old}
 
 
-@pytest.mark.parametrize("code", [6, 7, 10, 21])
-def test_no_data_is_asked_again_next_time(
-    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int
+def _raise(error: Exception) -> Callable[..., Any]:
+    def call(*_args: Any) -> Any:
+        raise error
+
+    return call
+
+
+OTHER_ERRORS: list[int | Exception] = [0, 6, 7, 10, 11, 17, 19, 20, 21, 27, 999]
+OTHER_ERRORS += [AttributeError("x"), OSError("x"), ValueError("x"), TypeError("x")]
+
+
+@pytest.mark.parametrize("error", OTHER_ERRORS, ids=str)
+def test_any_other_error_is_a_reason_for_five_seconds(
+    source: NvmlSource,
+    library: FakeNvml,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: int | Exception,
 ) -> None:
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
-    assert "gpu/util" not in source.read(A, SamplingTier.FAST)
-    assert library.calls["nvmlDeviceGetUtilizationRates"] == 1
-    assert source.reasons(A)["gpu/util"] == "no data"
-    gpu.errors = {}
-    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
-    assert lacks(source) == {}
+    raised = pynvml.NVMLError(error) if isinstance(error, int) else error
+    with monkeypatch.context() as broken:
+        broken.setattr(pynvml, UTIL, _raise(raised))
+        values = source.read(A, *ALL)
+    assert STORED.keys() - values.keys() == {"gpu/util", "gpu/mem_util"} == missing(source).keys()
+    assert missing(source)["gpu/util"].startswith("error: ")
+    assert source.lost(A) is None
+    clock.now += RETRY_S - 0.1
+    assert "gpu/util" not in source.read(A, *ALL)
+    assert library.calls[UTIL] == 0
+    clock.now += 0.1
+    assert source.read(A, *ALL)["gpu/util"] == 37.0
+    assert "gpu/util" not in source.reasons(A)
 
 
-@pytest.mark.parametrize("code", [11, 17, 19, 20, 27, 999])
-def test_other_errors_back_off_from_half_a_second_to_thirty(
-    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
+def test_an_older_call_does_not_answer_for_one_that_fails_once(
+    source: NvmlSource, gpu: FakeGpu
 ) -> None:
-    gpu.errors, gpu.field_errors = {"nvmlDeviceGetUtilizationRates": code}, {82: code}
-    asked_at: list[float] = []
-    for _ in range(1000):
-        before = library.calls["nvmlDeviceGetUtilizationRates"]
-        source.read(A, SamplingTier.FAST)
-        if library.calls["nvmlDeviceGetUtilizationRates"] > before:
-            asked_at.append(clock.now)
-        clock.now += 0.125
-    pauses = [later - earlier for earlier, later in zip(asked_at, asked_at[1:], strict=False)]
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    clock.now += 30
-    assert "gpu/energy" in source.read(A, SamplingTier.MEDIUM), "a field backs off alone"
+    gpu.errors = {"nvmlDeviceGetMemoryInfo_v2": 999}
+    assert "gpu/mem_used" not in source.read(A, *ALL), "its used memory has the driver's reserve"
+
+
+def test_a_binding_that_does_not_match_the_library_costs_its_own_values(
+    source: NvmlSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pynvml.nvmlDeviceGetFieldValues
+
+    def of_unknown_type(handle: object, numbers: object) -> Any:
+        values = real(handle, numbers)
+        values[0].valueType = 77
+        return values
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", of_unknown_type)
+    assert source.read(A, SamplingTier.MEDIUM)["gpu/temp"] == 51.0
     assert source.reasons(A)["gpu/temp_mem"].startswith("error: ")
-    assert source.reasons(A)["gpu/util"].startswith("error: ")
-    gpu.errors = {}
-    clock.now += 30
-    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
+    mismatch = pynvml.NVMLLibraryMismatchError("x")  # not an NVMLError
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", _raise(mismatch))
+    values = source.read(B, *ALL)
+    assert values["gpu/energy"] == 9000.0, "by the older call"
+    assert source.reasons(B)["gpu/throttle_brake"] == NOT_BY_DRIVER
 
 
-@pytest.mark.parametrize("code", [2, 9, 15, 16, 28])
+@pytest.mark.parametrize("code", [9, 15, 16, 28])
 def test_a_lost_gpu_is_left_alone_and_looked_for_every_five_seconds(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
 ) -> None:
     source.read(A, *ALL)
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": code, "nvmlDeviceGetHandleByUUID": 15}
+    source.read(B, *ALL)
+    gpu.errors = {UTIL: code, HANDLE: 15}
     library.calls.clear()
     assert source.read(A, *ALL) == {}
-    assert set(library.calls) <= {"nvmlDeviceGetUtilizationRates", "nvmlErrorString"}
-    assert (source.lost(A) or "").startswith("lost: ")
-    keys = {key for entry in FIELDS for key in entry.keys}
-    assert set(source.reasons(A)) == keys | {*SHARES}
-    assert source.lost(B) is None
-    library.calls.clear()
+    assert set(library.calls) <= {UTIL, "nvmlErrorString"}
+    lost = source.lost(A) or ""
+    assert lost.startswith("lost: ")
+    assert source.reasons(A) == dict.fromkeys({*KEYS, *SHARES, "processes"}, lost)
+    assert (source.processes(A), source.recovery_action(A)) == (None, None)
     for _ in range(100):
         assert source.read(A, *ALL) == {}
         assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
         clock.now += 0.125
-    assert library.calls["nvmlDeviceGetHandleByUUID"] == 2 + 1  # A at 5 s and 10 s, B once
-
+    assert library.calls[HANDLE] == 2, "at 5 s and 10 s"
+    assert source.lost(B) is None
     gpu.errors = {}
-    clock.now += 5
+    clock.now += RETRY_S
     assert source.read(A, *ALL)["gpu/util"] == 37.0
-    assert (source.lost(A), lacks(source)) == (None, {})
+    assert (source.lost(A), missing(source)) == (None, {})
 
 
-def test_a_foreign_shutdown_is_healed_by_one_init_as_soon_as_that_succeeds(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+def test_a_handle_that_has_become_invalid_is_acquired_again(
+    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock
 ) -> None:
-    source.read(A, SamplingTier.FAST)
-    source.read(B, SamplingTier.FAST)
-    clock.now += 10
-    library.calls.clear()
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": 1}
-    library.errors = {"nvmlInitWithFlags": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
-    for _ in range(3):
-        assert source.read(A, SamplingTier.FAST) == {}
-        clock.now += 10
-    assert library.calls["nvmlInitWithFlags"] == 2, "each time that it is looked for"
-    library.errors, gpu.errors = {}, {}
-    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
-    assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
-    assert library.calls["nvmlInitWithFlags"] == 3
-    assert library.calls["nvmlDeviceGetHandleByUUID"] == 2  # handles do not outlive a shutdown
+    source.read(A, *ALL)
+    gpu.errors = {UTIL: pynvml.NVML_ERROR_INVALID_ARGUMENT}
+    assert "gpu/power" in source.read(A, *ALL)
     assert source.lost(A) is None
+    assert library.calls[HANDLE] == 2
+    gpu.errors[HANDLE] = pynvml.NVML_ERROR_NOT_FOUND
+    clock.now += RETRY_S
+    assert source.read(A, *ALL) == {}
+    assert (source.lost(A) or "").startswith("not found: ")
+
+
+def test_a_foreign_shutdown_is_healed_as_soon_as_an_initialization_succeeds(
+    source: NvmlSource, library: FakeNvml, clock: FakeClock
+) -> None:
+    for uuid in (A, B):
+        source.read(uuid, *ALL)
+    library.calls.clear()
+    library.errors = {UTIL: 1, HANDLE: 1, "nvmlInitWithFlags": 9}
+    for _ in range(3):
+        assert source.read(A, *ALL) == {}
+        clock.now += 2 * RETRY_S
+    assert source.lost(A)
+    library.errors = {UTIL: 1}
+    assert "gpu/power" in source.read(B, *ALL), "one call fails, the others get a new handle"
+    assert source.lost(B) is None
+    library.errors = {}
+    clock.now += RETRY_S
+    for uuid, util in ((A, 37.0), (B, 99.0)):
+        assert source.read(uuid, *ALL)["gpu/util"] == util
+        assert source.lost(uuid) is None
+    assert library.calls["nvmlInitWithFlags"] == 4
+
+
+def test_rates_are_means_since_the_last_reading(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    large = 2**32
+    counters = [  # PCIe bytes, NVLink KiB, seconds later, and the expected rates
+        (large, 0, 1.0, None, None),
+        (large + 500, 100, 2.0, 500.0, 100 * 1024.0),
+        (large + 500, 100, 1.0, 0.0, 0.0),
+        (large + 100, 300, 1.0, None, 200 * 1024.0),  # reset: a new baseline
+        (large + 400, 400, 4.0, 300.0, 100 * 1024.0),
+        (2**63, 800, 1.0, None, 100 * 1024.0),  # no interconnect is that fast
+    ]
+    for pcie, nvlink, seconds, pcie_rate, nvlink_rate in counters:
+        gpu.fields |= {197: pcie, 138: nvlink}
+        values = source.read(A, SamplingTier.SLOW)
+        assert (values.get("gpu/pcie_tx"), values.get("gpu/nvlink_tx")) == (pcie_rate, nvlink_rate)
+        assert ("gpu/pcie_tx" in source.reasons(A)) is (pcie_rate is None)
+        clock.now += seconds
+
+
+def test_a_counter_that_may_wrap_between_two_readings_gives_no_rate(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+) -> None:
+    for counter in (1000, 2000, 2**32 - 1):
+        gpu.fields |= {197: counter, 198: 2**32 + counter}
+        values = source.read(A, SamplingTier.SLOW)
+        assert "gpu/pcie_tx" not in values
+        assert source.reasons(A)["gpu/pcie_tx"] == MAY_WRAP
+        clock.now += 1
+    assert values["gpu/pcie_rx"] == 2**32 - 1 - 2000
+
+
+R580, R575 = {269, 270, 271}, {251, 252, 253}
+DRIVERS = {"580.95.05": R580, "590.10": R580, "575.57.08": R575, "570.86.15": (), "nonsense": ()}
+
+
+@pytest.mark.parametrize(("driver", "expected"), DRIVERS.items())
+def test_throttle_times_have_the_numbers_of_the_driver(
+    library: FakeNvml, gpu: FakeGpu, clock: FakeClock, driver: str, expected: Collection[int]
+) -> None:
+    library.driver = driver
+    gpu.fields |= {251: 7 * NS, 252: 7 * NS, 253: 7 * NS}
+    source = NvmlSource(clock)
+    values = source.read(A, *SamplingTier)
+    assert {number for number in library.asked_fields if number in range(251, 274)} == set(expected)
+    assert ("gpu/throttle_brake" in values) is bool(expected)
+    if not expected:
+        assert source.reasons(A)["gpu/throttle_brake"] == NOT_BY_DRIVER
 
 
 def test_opening_happens_once_per_process(
@@ -301,17 +420,7 @@ def test_no_driver_is_one_sentence_and_looked_for_again_after_30_s(
     assert isinstance(open_source(clock), NvmlSource) is opens
 
 
-def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr(pynvml, "nvmlLib", None)
-    monkeypatch.setattr(pynvml, "CDLL", no_library)
-    monkeypatch.setattr(nvml, "_opened", {})
-    assert "libnvidia-ml" in (open_source().reason or "")
-
-
-def test_a_foreign_pynvml_package_and_a_driver_without_gpus_are_told(
+def test_no_library_a_foreign_package_and_no_gpu_are_one_sentence(
     library: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as foreign:
@@ -319,3 +428,7 @@ def test_a_foreign_pynvml_package_and_a_driver_without_gpus_are_told(
         assert "nvidia-ml-py" in (open_source().reason or "")
     install(monkeypatch, FakeNvml())
     assert open_source().reason == "The NVIDIA driver reports no GPU."
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", _raise(OSError("libnvidia-ml.so.1")))
+    monkeypatch.setattr(nvml, "_opened", {})
+    assert "libnvidia-ml" in (open_source().reason or "")

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.gpu.processes import HIDDEN, NO_MEMORY, OWN_NOT_LISTED, GpuProcess, ProcessState
+from stepscope.gpu.process_memory import HIDDEN, NO_MEMORY, OWN_NOT_LISTED
+from stepscope.gpu.processes import GpuProcess, ProcessState
 from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import bytes_in, shared_out

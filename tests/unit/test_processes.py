@@ -13,22 +13,24 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from stepscope.gpu.processes import (
-    COMMAND_LIMIT,
+from stepscope.gpu.process_memory import (
     DESCRIBED_S,
     HIDDEN,
-    LOOK_AGAIN_S,
     MOVED,
     NO_MEMORY,
     OTHERS,
     OWN,
     OWN_NOT_LISTED,
+    ProcessMemoryTracker,
+    shares,
+)
+from stepscope.gpu.processes import (
+    COMMAND_LIMIT,
+    MAX_AGE_S,
     GpuProcess,
     ProcessInfo,
     ProcessInfoCache,
-    ProcessMemoryTracker,
     program_of,
-    shares,
     sm_shares,
 )
 from stepscope.gpu.source import DeviceSource
@@ -55,12 +57,12 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_has_a_name_a_command_and_a_user(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = ProcessInfoCache().look(child.pid)
+    found = ProcessInfoCache().get(child.pid)
     assert found.command.endswith("-c input() --lr 0.1")
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
     assert (found.yours, found.state) == (True, "running")
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert not ProcessInfoCache().look(os.getpid()).yours
+    assert not ProcessInfoCache().get(os.getpid()).yours
 
 
 def test_a_command_that_was_empty_at_the_start_is_read_again(
@@ -69,38 +71,38 @@ def test_a_command_that_was_empty_at_the_start_is_read_again(
     table = ProcessInfoCache(clock)
     with monkeypatch.context() as starting:
         starting.setattr(psutil.Process, "cmdline", lambda _self: [])
-        assert table.look(child.pid).command == table.look(child.pid).name
-    clock.now += LOOK_AGAIN_S
-    assert table.look(child.pid).command.endswith("-c input() --lr 0.1")
+        assert table.get(child.pid).command == table.get(child.pid).name
+    clock.now += MAX_AGE_S
+    assert table.get(child.pid).command.endswith("-c input() --lr 0.1")
 
 
 def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: FakeClock) -> None:
     table = ProcessInfoCache(clock)
-    before = table.look(child.pid)
+    before = table.get(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert table.look(child.pid).state == "running", "of this half second"
-    clock.now += LOOK_AGAIN_S
-    zombie = table.look(child.pid)
+    assert table.get(child.pid).state == "running", "of this half second"
+    clock.now += MAX_AGE_S
+    zombie = table.get(child.pid)
     assert (zombie.state, zombie.command) == ("zombie", before.command)
-    unseen = ProcessInfoCache().look(child.pid)
+    unseen = ProcessInfoCache().get(child.pid)
     assert (unseen.state, unseen.name[:6]) == ("zombie", "python")
     child.wait()
-    clock.now += LOOK_AGAIN_S
-    gone = table.look(child.pid)
+    clock.now += MAX_AGE_S
+    gone = table.get(child.pid)
     assert (gone.state, gone.command, gone.yours) == ("gone", before.command, True)
-    assert table.look(2**22 + 1) == ProcessInfo("process 4194305"), "never seen"
+    assert table.get(2**22 + 1) == ProcessInfo("process 4194305"), "never seen"
 
 
 def test_a_number_that_is_used_again_is_another_process(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     table = ProcessInfoCache(clock)
-    table.look(os.getpid())
+    table.get(os.getpid())
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: 5.0)
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: ["x" * 5000])
-    clock.now += LOOK_AGAIN_S
-    assert table.look(os.getpid()).command == "x" * COMMAND_LIMIT
+    clock.now += MAX_AGE_S
+    assert table.get(os.getpid()).command == "x" * COMMAND_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -200,24 +202,24 @@ def test_this_processs_memory_is_that_on_the_gpu_it_trains_on(
 ) -> None:
     source.listed |= {A: (process(ME, GIB),), B: (process(ME, 2 * GIB), process(5, 7))}
     sharing.training = B
-    assert sharing.look(A, {}) == {OTHERS: 0.0}
-    assert sharing.look(B, {}) == {OTHERS: 7.0}
+    assert sharing.update(A, {}) == {OTHERS: 0.0}
+    assert sharing.update(B, {}) == {OTHERS: 7.0}
     assert sharing.take_own() == {OWN: 2.0 * GIB}
-    assert sharing.take_own() == {}, "once for each look"
+    assert sharing.take_own() == {}, "once for each query"
 
 
 def test_reasons_follow_the_training_gpu_and_the_driver(
     sharing: ProcessMemoryTracker, source: Source
 ) -> None:
     source.listed[A] = (process(5),)
-    sharing.look(A, {})
+    sharing.update(A, {})
     assert sharing.take_own() == sharing.reasons(A) == {}
     sharing.training = A
     assert sharing.reasons(A) == {OWN: OWN_NOT_LISTED}
-    assert sharing.look(A, {}) == {}, "the listed one may be this process, with another pid"
+    assert sharing.update(A, {}) == {}, "the listed one may be this process, with another pid"
     assert sharing.reasons(A) == {OWN: OWN_NOT_LISTED, OTHERS: OWN_NOT_LISTED}
     source.listed[A], source.why = None, {"processes": "permission"}
-    assert sharing.look(A, {"gpu/mem_used": GIB}) == {}
+    assert sharing.update(A, {"gpu/mem_used": GIB}) == {}
     assert sharing.reasons(A) == {OTHERS: "permission", OWN: "permission"}
     assert sharing.reasons(B) == {}
 
@@ -227,7 +229,7 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
 ) -> None:
     bobs = process(5, command="a.py --lr 1", user="bob", yours=False)
     source.listed[A] = (process(ME, sm=4.0), bobs)
-    sharing.look(A, {})
+    sharing.update(A, {})
     told = sharing.changed()
     assert told is not None
     mine = {"pid": ME, "user": "ada", "name": "python", "command": "python train.py"}
@@ -235,7 +237,7 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
     assert told[A][0] == mine
     assert told[A][1]["command"] == "python", "of another user no arguments"
     source.listed[A] = (process(ME), process(6))
-    sharing.look(A, {})
+    sharing.update(A, {})
     assert sharing.changed() is None
     clock.now += DESCRIBED_S
     told = sharing.changed()
@@ -244,7 +246,7 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
     clock.now += DESCRIBED_S
     assert sharing.changed() is None, "nothing new"
     source.listed[A] = None
-    sharing.look(A, {})
+    sharing.update(A, {})
     assert sharing.changed() == {}
 
 
@@ -256,6 +258,6 @@ def test_small_changes_are_not_written(
     large += [{"state": "zombie"}, {"pid": 6}]
     for changes in (*small, *large):
         source.listed[A] = (replace(process(5), **changes),)
-        sharing.look(A, {})
+        sharing.update(A, {})
         clock.now += DESCRIBED_S
         assert (sharing.changed() is None) == (changes in small[1:])

@@ -12,10 +12,11 @@ import pytest
 
 from stepscope.gpu.device_events import BACK_S, CALM_S, DeviceEventDetector
 from stepscope.gpu.device_info import DeviceInfo
+from stepscope.gpu.health import XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import NullSource
-from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
+from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from stepscope.memory import allocator
 from stepscope.metrics import BY_KEY
 from stepscope.recorder.recorder import Recorder

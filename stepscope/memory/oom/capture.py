@@ -24,7 +24,8 @@ import psutil
 
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
-from stepscope.gpu.processes import OTHERS, OWN, OWN_NOT_LISTED, GpuProcess, shares
+from stepscope.gpu.process_memory import OTHERS, OWN, OWN_NOT_LISTED, shares
+from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
