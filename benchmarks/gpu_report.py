@@ -75,7 +75,7 @@ def parts(short: bool) -> dict[str, list[Step]]:
     latency = "tests/gpu/test_sampler_gpu.py::test_every_call_and_its_latency"
     example = ["examples.record", "--gpu", "{out}/example"]
     loop = ["--pairs", "1", "--epochs", "1"] if short else ["--pairs", "5", "--epochs", "20"]
-    lab = ["--device", "cuda", "--no-best", "--max-rounds", "1" if short else "5"]
+    lab = ["--device", "cuda", "--no-combination", "--max-rounds", "1" if short else "5"]
     lab += ["--steps", "2", "--preset"] if short else ["--preset"]
     tune = ["benchmarks.tune_scripts", "--out", "{out}/tune", "--device", "cuda"]
     return {

@@ -1,6 +1,5 @@
 """The script that Streamlit runs for each tab: page settings, navigation and the views."""
 
-import functools
 from pathlib import Path
 
 if __name__ == "__main__":  # multiprocessing imports this file in data-loading workers too
@@ -20,10 +19,6 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
     st.logo(str(FOLDER / "logo.svg"))
     st.html(FOLDER / "page.css")
 
-    def redirect(page: str, tab: str) -> None:
-        """Open the page that replaced an address of an earlier version, with its parameters."""
-        st.switch_page(f"views/{page}.py", query_params={**st.query_params, "tab": tab})
-
     pages = [
         st.Page("views/run.py", title="Run", default=True),
         st.Page("views/runs.py", title="Runs", url_path="runs"),
@@ -32,12 +27,6 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
         st.Page("views/hardware.py", title="Hardware", url_path="hardware"),
         st.Page("views/learn.py", title="Learn", url_path="learn"),
     ]
-    for path, page, tab in (
-        ("memory", "run", "memory"),
-        ("devices", "hardware", "gpus"),
-    ):
-        target = functools.partial(redirect, page, tab)
-        pages.append(st.Page(target, title=path, url_path=path, visibility="hidden"))
     shown = st.navigation(pages, position="top")
     st.set_page_config(page_title=f"{shown.title} · Stepscope")
     if shown.url_path:  # the Run page draws that of its run

@@ -18,7 +18,7 @@ from examples.record import HERE, NEUTRAL, neutral
 from stepscope.lab.folder import LAB, PLAN_JSON, SWEEP_JSON, read_sweep
 
 NAME = "cpu-sweep"
-ARMS = (
+VARIANTS = (
     "precision=bf16,optimizer_impl=fused,optimizer_impl=foreach,num_workers=2,deterministic,"
     "max_grad_norm=1.0,pin_memory"
 )
@@ -30,7 +30,7 @@ def main() -> None:
     """Measure, and put the result in place of the old one."""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, LAB, NAME)
-        command = ["--workload", "digits_mlp", "--arms", ARMS, "--folder", str(folder)]
+        command = ["--workload", "digits_mlp", "--variants", VARIANTS, "--folder", str(folder)]
         folder.mkdir(parents=True)
         subprocess.run([sys.executable, "-m", "trainer.lab", *command], check=True, cwd=HERE.parent)
         assert read_sweep(folder)["status"] == "finished"

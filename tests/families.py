@@ -117,7 +117,6 @@ SLOW = {
     "memory": Family(
         paths=(
             "trainer/memory_estimate/",
-            "trainer/fit.py",
             "stepscope/memory/",
             "stepscope/cli/measure_memory.py",
         ),
@@ -176,7 +175,7 @@ CUDA = {
         core=(*_gpu("training", "values", "parallel"), "browser/test_cuda_page.py"),
     ),
     "cuda-memory": Family(
-        paths=("simulator/", "stepscope/memory/", "trainer/memory_estimate/", "trainer/fit.py"),
+        paths=("simulator/", "stepscope/memory/", "trainer/memory_estimate/"),
         files=(
             *_gpu("ledger", "fit", "memory_parts", "memory_readings", "oom", "oom_trainer"),
             *_gpu("snapshot_viewer"),

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
-from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS, current_settings
 
 
 class Precision(StrEnum):
@@ -176,15 +175,6 @@ class RunConfig:
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
-    if not TYPE_CHECKING:  # earlier names, which users' workload files read
-
-        def __getattr__(self, name: str) -> Any:
-            if name in EARLIER_IMPLS:
-                return self.optimizer_impl == name
-            if name in EARLIER_FIELDS:
-                return getattr(self, EARLIER_FIELDS[name])
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
     @property
     def step_size(self) -> int:
         """Samples of one optimizer step over all ranks."""
@@ -202,11 +192,10 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Return a configuration from the output of `to_dict`, also of earlier versions.
+        """Return a configuration from the output of `to_dict`.
 
         Ignores unknown keys and fills in defaults. Raises ConfigError.
         """
-        values = current_settings(values)
         base = defaults(
             _checked("workload", values.get("workload", Workload.DIGITS_CNN)),
             _checked("device", values.get("device", "cpu")),
@@ -228,7 +217,6 @@ class RunConfig:
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> tuple[RunConfig, list[ConfigIssue]]:
         """Return the configuration of URL parameters, and issues of values that become defaults."""
-        params = current_settings(params)
         problems: list[ConfigIssue] = []
         chosen: dict[str, Any] = {}
         for name in FIELDS:

@@ -33,7 +33,6 @@ from stepscope.lab.folder import SweepError, seconds_per_sample
 from stepscope.lab.plan import MAX_ROUNDS, SweepPlan, Variant, estimate
 from stepscope.lab.statistics import load_scipy
 from stepscope.run.rank_info import RANKS_LIMIT
-from stepscope.run.setting_names import EARLIER_WORKLOADS, current_variant
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.plan import WorkloadPlan, all_variants, own_settings, speed_problem
@@ -116,12 +115,10 @@ def _read_link() -> bool:
         return False
     state[_LINK_READ] = True
     given = {name: params[name] for name in _PARAMS if name in params}
-    if "on" in given:
-        given["on"] = EARLIER_WORKLOADS.get(given["on"], given["on"])
     valid = {name: value for name, value in given.items() if value in _PARAMS[name][1]}
     for name, value in valid.items():
         state[_PARAMS[name][0]] = value
-    state[_LINK_TICKS] = [current_variant(name) for name in params.get(_TICKS, "").split(_BETWEEN)]
+    state[_LINK_TICKS] = params.get(_TICKS, "").split(_BETWEEN)
     return "on" in valid
 
 

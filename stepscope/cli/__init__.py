@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if argv[:1] == ["watch"]:
         # Not through argparse: the other arguments belong to the watched script.
         return int(importlib.import_module("stepscope.watch.main").main(argv[1:]) or 0)
-    if argv[:1] in (["measure-memory"], ["fit"]):  # fit is the former name
+    if argv[:1] == ["measure-memory"]:
         return int(importlib.import_module("stepscope.cli.measure_memory").main(argv[1:]))
     if argv[:1] == ["lab"]:
         lab = importlib.import_module("stepscope.cli.lab")

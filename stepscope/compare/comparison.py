@@ -36,7 +36,6 @@ from stepscope.lab.verdict_text import signed
 from stepscope.memory.breakdown import CATEGORIES
 from stepscope.metrics import BY_KEY
 from stepscope.run import RunKind, RunStatus
-from stepscope.run.setting_names import current_settings
 from stepscope.store.blocks import Floats
 
 MAX_ROWS, MAX_CHARS = 1000, 200  # differences of a part, characters
@@ -124,7 +123,7 @@ def compare_runs(runs: Sequence[RunFigures], baseline: int = 0) -> Comparison:
     """Compare runs with one of them, the baseline. Raises ValueError without it."""
     if not 0 <= baseline < len(runs):
         raise ValueError(f"baseline: must be the index of one of {len(runs)} runs, got {baseline}.")
-    sources = {"configuration": _settings, "environment": _environment, "code": _code}
+    sources = {"configuration": _configuration, "environment": _environment, "code": _code}
     found = {part: differences([read(one) for one in runs]) for part, read in sources.items()}
     cut = [
         f"{PARTS[part]}: {len(rows):,} entries differ, the first {MAX_ROWS:,} are shown."
@@ -311,16 +310,14 @@ def _notes(runs: Sequence[RunFigures]) -> tuple[str, ...]:
     return tuple(map(printable, found))
 
 
-def _settings(one: RunFigures) -> dict[str, Any]:
-    """Return the configuration with the current names of built-in settings."""
-    config = one.metadata.config
-    return current_settings(config) if _is_built_in(one) else dict(config)
+def _configuration(one: RunFigures) -> dict[str, Any]:
+    return dict(one.metadata.config)
 
 
 def _workload(one: RunFigures) -> Any:
     path = dict_of(one.run.run_json.get("script")).get("path")
     if _is_built_in(one):
-        return _settings(one).get("workload")
+        return one.metadata.config.get("workload")
     return path.rpartition("/")[2] if isinstance(path, str) else one.run.run_json.get("name")
 
 

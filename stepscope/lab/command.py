@@ -33,13 +33,12 @@ def print_error(text: str) -> None:
 def add_numbers(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
     add = parser.add_argument
-    help_ = "skip the search for the best combination (old name: --no-best)"
-    add("--no-combination", "--no-best", dest="no_best", action="store_true", help=help_)
+    add("--no-combination", action="store_true", help="skip the search for the best combination")
     add("--csv", metavar="FILE", help="write the variants as CSV at the end")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(no_best=False, csv=None)
+    parser.set_defaults(no_combination=False, csv=None)
     add = parser.add_argument
     add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
     add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
@@ -52,7 +51,7 @@ def numbers(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a plan that the options of `add_numbers` set."""
     given = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
     given = {name: value for name, value in given.items() if value is not None}
-    return given | {"find_best": not options.no_best}
+    return given | {"find_best": not options.no_combination}
 
 
 def exit_code(sweep: Callable[[TrialProcess], int], module: str) -> int:

@@ -139,10 +139,9 @@ class SweepPlan:
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a SweepPlan from plan.json; earlier versions had one baseline trial."""
+    """Return the fields of a SweepPlan from plan.json. Raises KeyError and TypeError."""
     names = [spec.name for spec in fields(SweepPlan) if spec.name != "arms"]
-    given = {"baselines": 1} | {name: values[name] for name in names if name in values}
-    return {**given, "looks": tuple(values.get("looks", LOOKS))}
+    return {name: values[name] for name in names} | {"looks": tuple(values["looks"])}
 
 
 _LIMITS: dict[str, tuple[float, float]] = {

@@ -85,8 +85,6 @@ class ScriptPlan(SweepPlan):
     def subject(self) -> dict[str, Any]:
         script = asdict(self.script)
         lists = {"arguments": list(self.script.arguments), "links": list(self.script.links)}
-        if self.script.nproc_per_node is None:  # as in the plans of earlier versions
-            del script["nproc_per_node"]
         return {"script": script | lists}
 
     def combine(

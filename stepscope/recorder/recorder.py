@@ -30,6 +30,7 @@ from stepscope.recorder.ring import WIDTH, RowLayout
 from stepscope.recorder.rows import RESTART, TimedRow
 from stepscope.recorder.writer_thread import Look, Saw, WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
+from stepscope.run.rank_info import RUN_VERSION
 from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
 
 log = logging.getLogger(__name__)
@@ -389,7 +390,7 @@ def first_run_json(
     slurm = {name: os.environ[given] for name, given in SLURM.items() if given in os.environ}
     now = clock.now()
     return {
-        "schema": 1,
+        "schema": RUN_VERSION,
         "name": name,
         "kind": kind,
         "created": now,

@@ -280,8 +280,10 @@ class Mirror:
         if not far_reader.STORE.fullmatch(name):
             self._omit(run_id, f"the store {name!r}")
             return
-        if rows.version > schema.SCHEMA_VERSION:
-            self._omit(run_id, f"{name}: its version {rows.version} needs a newer Stepscope")
+        if rows.version != schema.SCHEMA_VERSION:
+            self._omit(
+                run_id, f"{name}: its version is {rows.version}, not {schema.SCHEMA_VERSION}"
+            )
             return
         path = self.root / run_id / name
         path.parent.mkdir(mode=0o700, exist_ok=True)

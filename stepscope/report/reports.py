@@ -55,8 +55,8 @@ _CHARTS = {
 MAX_OWN_CHARTS = 8  # of the script's own metrics
 _SCALES = {Unit.BYTES: (2.0**30, "GiB"), Unit.SECOND: (1e-3, "ms"), Unit.PER_SECOND: (1.0, "1/s")}
 _PRIVATE = {
-    *("host", "user", "pid", "pid_started", "pid_namespace", "cwd", "own", "data", "resume"),
-    *("script path", "script arguments"),
+    *("host", "user", "pid", "pid_started", "pid_namespace", "cwd"),
+    *("custom_options", "dataset", "resume_from", "script path", "script arguments"),
 }
 _PROPERTIES = (
     *(("Environment", "environment"), ("Configuration", "config")),

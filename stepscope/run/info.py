@@ -15,6 +15,7 @@ from stepscope.run.metadata import known_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
+    RunVersionError,
     first_cause,
     names,
     read_rank_file,
@@ -121,6 +122,8 @@ def read_run(folder: Path) -> RunInfo:
         required(own.run_json, "created")
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
+    except RunVersionError as error:
+        raise RunError(f"{folder.name}: {error}") from error
     except UNREADABLE as error:
         text = f"run.json is not a Stepscope run ({error}). Delete the folder or restore the file."
         raise RunError(f"{folder.name}: {text}") from error

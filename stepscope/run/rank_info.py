@@ -16,8 +16,7 @@ import msgspec
 
 from stepscope.common.files import read_json
 from stepscope.run.folder import is_here, process_of, rank_json, start_of, was_terminated
-from stepscope.run.setting_names import current_settings
-from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
+from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunStatus
 
 NAMED = 8  # maximum number of ranks in a sentence
 
@@ -85,6 +84,7 @@ def names(numbers: Sequence[int], world_size: int) -> str:
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Exceptions of reading a damaged or untrusted file of a run."""
 RANKS_LIMIT = 4096  # maximum number of ranks in a folder
+RUN_VERSION = 1  # `schema` of run.json; files of another version are refused.
 BYTES_LIMIT = 16 * 2**20
 """Maximum size of a rank's file: about 10 kB, plus the settings of the script."""
 _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
@@ -119,6 +119,10 @@ class AppliedSetting(msgspec.Struct, frozen=True, kw_only=True):
     def word(self) -> str:
         """The setting as a word of `stepscope watch --with`."""
         return self.name if self.value is True else f"{self.name}={self.value}"
+
+
+class RunVersionError(ValueError):
+    """A run.json of another version; the message says what to do."""
 
 
 @functools.cache
@@ -174,15 +178,20 @@ def numbers_with(folder: Path, ending: str) -> list[int]:
 
 
 def read_run_json(folder: Path, number: int) -> dict[str, Any]:
-    """Return a rank's metadata without invalid optional fields. Raises UNREADABLE."""
+    """Return a rank's metadata without invalid optional fields. Raises UNREADABLE.
+
+    Raises RunVersionError, one of these, for a file of another version.
+    """
     content = read_json(folder / rank_json(number), BYTES_LIMIT, follow_links=True)
     if not isinstance(content, dict):
         raise TypeError(f"must be an object, got a {type(content).__name__}")
-    run_json = {name: value for name, value in content.items() if _is_valid(name, value)}
-    config = run_json.get("config")
-    if isinstance(config, dict) and run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
-        run_json["config"] = current_settings(config)
-    return run_json
+    version = content.get("schema", RUN_VERSION)
+    if version != RUN_VERSION:
+        raise RunVersionError(
+            f"{rank_json(number)} has version {version!r:.20} and this Stepscope reads version "
+            f"{RUN_VERSION}. Use the Stepscope that recorded the run."
+        )
+    return {name: value for name, value in content.items() if _is_valid(name, value)}
 
 
 def _is_valid(name: str, value: Any) -> bool:

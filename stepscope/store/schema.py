@@ -12,8 +12,7 @@ from pathlib import Path
 
 from stepscope.common.files import is_network_filesystem, open_regular_file
 
-SCHEMA_VERSION = 3  # 2 added the table `ring`, 3 non-finite values. Older stores can be read.
-FIRST_WITH_RING = 2
+SCHEMA_VERSION = 3  # `PRAGMA user_version` of a store; stores of another version are refused.
 BUSY_TIMEOUT_S = 5.0
 
 
@@ -49,7 +48,7 @@ INSERT INTO ring VALUES (0);
 """
 
 CREATED = sorted(" ".join(text.split()) for text in TABLES.split(";") if "CREATE" in text)
-"""SQL of every object of a store; version 1 has no table `ring`."""
+"""SQL of every object of a store."""
 
 MAX_VALUE_BYTES = 64 * 2**20  # Maximum size of a value: a full, inflated frame of 3,000 metrics.
 MAX_QUERY_S = 2.0
@@ -184,15 +183,16 @@ def _check_content(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        text = f"store version {version} is newer than this program's {SCHEMA_VERSION}"
-        raise StoreError(f"{path.parent.name}: {text}. Update Stepscope to open it.")
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{path.parent.name}: the store has version {version} and this Stepscope reads version "
+            f"{SCHEMA_VERSION}. Use the Stepscope that recorded the run."
+        )
     # SQLite creates the index of a UNIQUE column without SQL text.
     objects = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL")
     names = {" ".join(str(sql).split()): str(name) for name, sql in objects.fetchall()}
-    expected = [sql for sql in CREATED if version >= FIRST_WITH_RING or " ring " not in sql]
-    if sorted(names) != expected:
-        other = ", ".join(name for sql, name in names.items() if sql not in expected)
+    if sorted(names) != CREATED:
+        other = ", ".join(name for sql, name in names.items() if sql not in CREATED)
         raise StoreError(
             f"{path.parent.name}: not a Stepscope store: other tables than those of version "
             f"{version} ({other[:200] or 'some are missing'}). Restore the file from a copy."

@@ -60,11 +60,8 @@ class StoreWriter:
         self._connection = schema.open_writable(path) if reopen else schema.create(path)
         if reopen:
             try:
-                (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-                if version < schema.FIRST_WITH_RING:
-                    raise ValueError(f"version {version} had no ring")
                 self._load()
-                # Added rows have the newer form. A transaction also deletes a hot journal.
+                # A transaction also deletes a hot journal.
                 self._connection.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
             except (sqlite3.Error, LookupError, ValueError, TypeError, OverflowError) as error:
                 self._connection.close()

@@ -12,7 +12,7 @@ from tests.support.browser_page import OpenPage, violations
 from tests.support.server import Server
 from tests.support.snapshots import REAL, live_block, snapshot
 
-PAGE = "/memory"  # the old address of the tab
+PAGE = "/?tab=memory"
 
 
 def section(page: Page) -> Locator:
@@ -27,7 +27,7 @@ def send(page: Page, path: Path) -> None:
 def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
     open_page: OpenPage, server: Server, tmp_path: Path
 ) -> None:
-    page = open_page(PAGE, expected="404")
+    page = open_page(PAGE)
     path = Path(shutil.copy(REAL, tmp_path / "my run.pickle"))
     send(page, path)
     drawn = section(page).locator(".js-plotly-plot")

@@ -47,7 +47,6 @@ def test_the_predicted_peak_is_the_true_one(name: str, tmp_path: Path) -> None:
     base = defaults(Workload(case["workload"]), device.id).to_dict()
     config = RunConfig.from_dict({**base, **case, "max_steps": 2, "epochs": 1}).to_dict()
     command = [sys.executable, "-m", "trainer.memory_estimate", "--config", "-", "--json"]
-    command += ["--runs", str(tmp_path)]
     before = torch.cuda.memory_allocated(0)
     found = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

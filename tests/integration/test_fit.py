@@ -77,7 +77,7 @@ def fit(*options: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_prints_the_peak_and_its_parts(tmp_path: Path) -> None:
     options = ["--workload", "digits_cnn", "--batch-size", "512", "--optimizer", "sgd"]
-    done = fit(*options, "--fused", "false", "--json", "--runs", str(tmp_path))
+    done = fit(*options, "--optimizer-impl", "for-loop", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["predicted_peak_bytes"] == sum(found["parts"].values())
@@ -92,7 +92,7 @@ def test_the_command_prints_the_peak_and_its_parts(tmp_path: Path) -> None:
 
 def test_a_run_that_is_too_large_does_not_fit_and_takes_no_memory(tmp_path: Path) -> None:
     words = ["--json", "--workload", "matmul", "--width", "16384", "--batch-size", "512"]
-    done = run([*SCRIPT_FIT, *words, "--device", "cpu", "--runs", str(tmp_path)])
+    done = run([*SCRIPT_FIT, *words, "--device", "cpu"])
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert found["fits"] is False
@@ -104,14 +104,14 @@ def test_settings_come_from_a_run_and_the_command_line_counts_more(tmp_path: Pat
     config = replace(defaults(Workload.LINEAR), batch_size=64).to_dict()
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "config": config}))
     options = ["--config", str(tmp_path / "run.json"), "--batch-size", "32", "--json"]
-    done = fit(*options, "--runs", str(tmp_path))
+    done = fit(*options)
     assert done.returncode == 0, done.stderr
     chosen = json.loads(done.stdout)["config"]
     assert (chosen["workload"], chosen["batch_size"]) == ("linear", 32)
 
 
 def test_the_largest_batch_without_a_measurement(tmp_path: Path) -> None:
-    done = fit("--workload", "linear", "--largest", "--json", "--runs", str(tmp_path))
+    done = fit("--workload", "linear", "--find-batch-size", "--json")
     assert done.returncode == 0, done.stderr
     curve = json.loads(done.stdout)["largest"]
     assert curve["largest"] == 800  # the samples of an epoch
@@ -144,7 +144,7 @@ def test_throughput_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_model_that_reads_values_gets_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(READS)
-    done = fit("--workload", f"{path}:build", "--json", "--runs", str(tmp_path))
+    done = fit("--workload", f"{path}:build", "--json")
     assert (done.returncode, done.stdout) == (1, "")
     assert "mine.py, line 10" in done.stderr
     assert "measure-memory" in done.stderr
@@ -159,11 +159,11 @@ GPT = "--workload gpt"
     [
         ("--workload bert", "", "--workload"),
         (f"{GPT} --batch-size many", "", "batch_size: "),
-        (f"{GPT} --layers -1", "", "layers: "),
+        (f"{GPT} --num-layers -1", "", "num_layers: "),
         (f"{GPT} --set batchsize=3", "", "batch_size"),
         (f"{GPT} --precision tf32", "", "precision: "),
-        (f"{GPT} --probe", "", "needs --find-batch-size"),
-        ("--workload images --data ../../etc", "", "dataset: "),
+        (f"{GPT} --measure-throughput", "", "needs --find-batch-size"),
+        ("--workload images --dataset ../../etc", "", "dataset: "),
         ("--config /nowhere/run.json", "", "/nowhere/run.json"),
         ("--config run.json", "[" * 100_000, "JSON"),
         ("--config run.json", '{"config": 3}', "with a workload"),
@@ -214,8 +214,7 @@ def test_a_script_is_measured_and_ended(script: str) -> None:
 
 
 def test_a_small_batch_gives_no_factor(script: str) -> None:
-    """The former name of the command works too."""
-    done = run([*SCRIPT_FIT[:-1], "fit", script, "4", "well"])
+    done = run([*SCRIPT_FIT, script, "4", "well"])
     assert done.returncode == 0
     assert "3 steps" in done.stdout
 

@@ -189,7 +189,15 @@ def samples_of(pid: int) -> list[psutil.Process]:
 
 def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    words = [*SWEEP, "--arms", "pin_memory,set_to_none", "--max-rounds", "1", "--json", str(out)]
+    words = [
+        *SWEEP,
+        "--variants",
+        "pin_memory,set_to_none",
+        "--max-rounds",
+        "1",
+        "--json",
+        str(out),
+    ]
     process = lab(tmp_path, *words)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
@@ -210,7 +218,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_a_sweep_and_the_folder_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    words = [*SWEEP, "--arms", "set_to_none", "--max-rounds", "1", "--folder", str(folder)]
+    words = [*SWEEP, "--variants", "set_to_none", "--max-rounds", "1", "--folder", str(folder)]
     process = lab(tmp_path, *words)
     wait_until(lambda: taken(folder) >= 1 and bool(samples_of(process.pid)))
     process.send_signal(signal.SIGINT)
@@ -229,7 +237,7 @@ def test_ctrl_c_stops_a_sweep_and_the_folder_goes_on(tmp_path: Path) -> None:
 
 def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    words = [*SWEEP, "--arms", "set_to_none", "--max-rounds", "1", "--folder", str(folder)]
+    words = [*SWEEP, "--variants", "set_to_none", "--max-rounds", "1", "--folder", str(folder)]
     process = lab(tmp_path, *words)
     wait_until(lambda: bool(samples_of(process.pid)))
     child = samples_of(process.pid)[0]

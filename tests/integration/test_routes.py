@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -31,16 +30,12 @@ from tests.support.hostile_folders import record
 from tests.support.killed_runs import killed_run
 from tests.support.ledger_rows import cuda_run
 
-STORES = Path(__file__).parents[1] / "data" / "stores"
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    for name in ("one", "corrupt", "damaged", "newer", "version-1", "version-2"):
+    for name in ("one", "corrupt", "damaged", "newer"):
         record(root / name)
-    for name in ("version-1", "version-2"):
-        shutil.copy(STORES / name / STORE_NAME, root / name / STORE_NAME)
     with closing(sqlite3.connect(root / "newer" / STORE_NAME)) as store:
         store.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     cuda_run(root / "cuda")
@@ -62,17 +57,6 @@ def client(runs: Path) -> Iterator[TestClient]:
             services.get().devices()
             yield client
         st.cache_resource.clear()
-
-
-@pytest.mark.parametrize("run", ["version-1", "version-2"])
-def test_a_store_of_an_earlier_version_is_served(client: TestClient, run: str) -> None:
-    window = client.get("/api/window", params={"run": run, "axis": "step", "from": 10, "to": 20})
-    assert window.status_code == 200
-    steps = window.json()["series"]["steps"]
-    assert set(range(10, 21)) <= set(steps["s"])
-    body = client.get("/api/series", params={"run": run}).json()
-    assert body["series"]["steps"]["end"] == 600
-    assert [event["text"] for event in body["events"]][:1] == ["a note"]
 
 
 def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
@@ -107,7 +91,7 @@ def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
         ("/api/window?run=one&axis=step&from=0", 400, "finite|convert"),
         ("/api/series?run=corrupt", 404, "Stepscope run"),
         ("/api/series?run=damaged", 422, "not a readable"),
-        ("/api/series?run=newer", 422, "Update Stepscope"),
+        ("/api/series?run=newer", 422, "Use the Stepscope"),
     ],
 )
 def test_a_wrong_request_is_answered_in_a_sentence(

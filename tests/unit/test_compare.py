@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -30,7 +29,7 @@ from stepscope.run.metadata import RunNotes, merged
 from stepscope.store import StoreWriter
 from tests.support.recorded_runs import write_run
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "0b52fe2" / "runs"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CPU = {"cpu": "A CPU", "cores": 8, "torch": "2.13.0"}
 
 
@@ -152,15 +151,6 @@ def test_long_and_hostile_values_are_compared_whole_and_shown_cut() -> None:
     for hostile in ([], "x", 3, None, {"path": 7}, {"gpu": [1]}):
         odd = dict.fromkeys(("config", "environment", "packages", "git", "script", "step"), hostile)
         compare_runs([made("a", odd), made("b")])
-
-
-def test_built_in_settings_are_compared_by_their_current_names() -> None:
-    old = {"workload": "fill", "accumulation": 2}
-    new = {"workload": "memory_stress", "gradient_accumulation_steps": 2}
-    both = [made(run_json={"kind": "trainer", "config": config}) for config in (old, new)]
-    assert compare_runs(both).configuration == ()
-    own = [made(run_json={"config": {name: 3}}) for name in ("layers", "num_layers")]
-    assert len(compare_runs(own).configuration) == 2, "those of a script keep their names"
 
 
 def test_changes_are_relative_to_the_chosen_baseline() -> None:
@@ -356,11 +346,13 @@ def test_gates_judge_by_the_interval_over_runs(slower: float, verdict: str) -> N
         judge_runs([made(step_time=1.0)] * 2, base, [Gate("peak_memory", 0.03)])
 
 
-def test_runs_of_an_earlier_version_compare() -> None:
-    found = compare_runs([read_figures(read_run(FIXTURES / name)) for name in ("plain", "fsdp")])
-    assert json.dumps([row.values for row in found.figures])
+def test_recorded_runs_of_two_machines_compare() -> None:
+    runs = [read_run(EXAMPLES / name) for name in ("h100", "cpu-training")]
+    found = compare_runs([read_figures(run) for run in runs])
     rows = {row.key: row.values for row in found.figures}
-    assert rows["steps"] == (12.0, 4.0)
+    assert rows["steps"] == (1800.0, 6120.0)
     assert all(value is not None for value in rows["step_time"])
-    assert "num_layers" not in {row.label for row in found.configuration}
-    assert any(text.startswith("Ranks: ") for text in found.obstacles)
+    settings = {row.label: row.values for row in found.configuration}
+    assert settings["precision"] == ("bf16", "fp32")
+    assert "optimizer_impl" not in settings, "the same in both"
+    assert any(text.startswith("Workload: ") for text in found.obstacles)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from stepscope.common.config_issue import ConfigError
-from stepscope.run.setting_names import EARLIER_FIELDS
 from tests.support.train_devices import GPU
 from trainer.config import (
     FIELDS,
@@ -134,49 +133,6 @@ def test_checkpoints_are_listed_as_resume_takes_them(tmp_path: Path) -> None:
     for name in checkpoints(tmp_path):
         assert replace(RunConfig(), resume_from=name).resume_from == name
     assert checkpoints(tmp_path / "missing") == []
-
-
-def test_earlier_names_are_read_from_dicts_links_and_attributes() -> None:
-    earlier = {"workload": "fill", "accumulation": 4, "ranks": 2, "data": "mine", "own": "fast"}
-    config = RunConfig.from_dict(earlier)
-    assert config.workload is Workload.MEMORY_STRESS
-    assert (config.gradient_accumulation_steps, config.devices_per_node) == (4, 2)
-    linked, found = RunConfig.from_params({name: str(value) for name, value in earlier.items()})
-    assert (linked, found) == (config, [])
-    for name, field in EARLIER_FIELDS.items():
-        assert getattr(config, name) == getattr(config, field)
-    assert (config.fused, config.foreach) == (True, False)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        config.nothing  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("earlier", "impl"),
-    [
-        ({"fused": True, "foreach": False}, "fused"),
-        ({"fused": False, "foreach": True}, "foreach"),
-        ({"foreach": True}, "foreach"),
-        ({"fused": False, "foreach": False}, "for-loop"),
-        ({"fused": False}, "for-loop"),
-        ({"fused": False, "optimizer_impl": "foreach"}, "foreach"),
-        ({}, "fused"),
-    ],
-)
-def test_the_earlier_switches_of_the_optimizer_are_one_setting(
-    earlier: dict[str, Any], impl: str
-) -> None:
-    assert RunConfig.from_dict(earlier).optimizer_impl == impl
-    texts = {k: v if isinstance(v, str) else str(int(v)) for k, v in earlier.items()}
-    config, problems = RunConfig.from_params(texts)
-    assert (config.optimizer_impl, problems) == (impl, [])
-    _, problems = RunConfig.from_params({"fused": "maybe"})
-    assert [problem.field for problem in problems] == ["optimizer_impl"]
-
-
-def test_a_current_name_wins_over_an_earlier_one() -> None:
-    both = {"num_threads": 3, "threads": 1}
-    assert RunConfig.from_dict(both).num_threads == 3
-    assert RunConfig.from_dict(dict(reversed(both.items()))).num_threads == 3
 
 
 def test_each_workload_has_traits_of_known_fields() -> None:

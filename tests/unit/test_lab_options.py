@@ -98,24 +98,8 @@ def test_words_of_variants() -> None:
     assert changes("channels_last=false") == {"channels_last=false": {"channels_last": False}}
 
 
-@pytest.mark.parametrize(
-    ("words", "value"),
-    [
-        ("foreach+fused=false", "foreach"),
-        ("fused=false+foreach", "foreach"),
-        ("fused+foreach=0", "fused"),
-        ("foreach=false+fused", "fused"),
-        ("foreach=false+fused=false", "for-loop"),
-    ],
-)
-def test_the_former_optimizer_switches_have_no_order(words: str, value: str) -> None:
-    base = "optimizer_impl=fused" if value == "for-loop" else "optimizer_impl=for-loop"
-    plan, _ = planned("--arms", words, "--set", base)
-    assert [dict(arm.changes) for arm in plan.arms] == [{"optimizer_impl": value}]
-
-
 def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
-    plan, notes = planned("--variants", "channels_last,fused")
+    plan, notes = planned("--variants", "channels_last,optimizer_impl=fused")
     assert (plan.config.channels_last, plan.config.optimizer_impl) == (False, "for-loop")
     assert [dict(arm.changes) for arm in plan.arms] == [
         {"channels_last": True},
@@ -125,13 +109,13 @@ def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
         "channels_last is off in the baseline, because a variant turns it on",
         "optimizer_impl is for-loop in the baseline, because a variant turns it on",
     )
-    on_gpu, _ = planned("--arms", "pin_memory", devices=(GPU, CPU))
+    on_gpu, _ = planned("--variants", "pin_memory", devices=(GPU, CPU))
     assert (on_gpu.config.pin_memory, on_gpu.config.non_blocking) == (False, False)
     assert on_gpu.config.device == "GPU-1"
 
 
 def test_a_choice_without_a_value_means_all_values_and_unsupported_ones_stay() -> None:
-    plan, _ = planned("--arms", "precision")
+    plan, _ = planned("--variants", "precision")
     unsupported = {arm.name for arm in plan.arms if arm.problem is not None}
     assert {arm.name for arm in plan.arms} >= {"precision=bf16", "precision=tf32"}
     assert unsupported == {"precision=tf32", "precision=pure_fp16"}
@@ -139,9 +123,9 @@ def test_a_choice_without_a_value_means_all_values_and_unsupported_ones_stay() -
 
 def test_options_of_the_baseline() -> None:
     plan, _ = planned(
-        *("--arms", "num_workers=2", "--precision", "bf16", "--batch-size", "64"),
+        *("--variants", "num_workers=2", "--precision", "bf16", "--batch-size", "64"),
         *("--set", "learning_rate=0.01", "--set", "channels_last=false"),
-        *("--steps", "50", "--warmup", "5", "--max-rounds", "8", "--no-best"),
+        *("--steps", "50", "--warmup", "5", "--max-rounds", "8", "--no-combination"),
     )
     config = plan.config
     assert (config.precision, config.batch_size, config.learning_rate) == ("bf16", 64, 0.01)
@@ -152,19 +136,19 @@ def test_options_of_the_baseline() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--arms", "pin_memry"], "Did you mean pin_memory"),
-        (["--arms", "epochs=3"], "epochs must be the same"),
-        (["--arms", "precision=fp31"], "must be one of fp32"),
-        (["--arms", "batch_size=0"], "must be between 1 and 65536"),
-        (["--arms", "precision=fp32"], "precision=fp32 equals the baseline. Remove it"),
-        (["--arms", "num_workers+pin_memory"], "has no value"),
-        (["--arms", "width"], "no value to suggest"),
-        (["--arms", "channels_last", "--set", "channels_last=1"], "on in the baseline by --set"),
-        (["--arms", "channels_last", "--preset", "loading"], "Remove --variants or --preset"),
-        (["--arms", "foreach+optimizer_impl=fused"], "has a setting twice. Remove one"),
-        (["--arms", "foreach=maybe+fused"], "maybe"),
-        (["--arms", "num_workers=2+num_workers=4"], "has a setting twice. Remove one"),
-        (["--arms", "accumulation=2+gradient_accumulation_steps=4"], "has a setting twice"),
+        (["--variants", "pin_memry"], "Did you mean pin_memory"),
+        (["--variants", "epochs=3"], "epochs must be the same"),
+        (["--variants", "precision=fp31"], "must be one of fp32"),
+        (["--variants", "batch_size=0"], "must be between 1 and 65536"),
+        (["--variants", "precision=fp32"], "precision=fp32 equals the baseline. Remove it"),
+        (["--variants", "num_workers+pin_memory"], "has no value"),
+        (["--variants", "width"], "no value to suggest"),
+        (
+            ["--variants", "channels_last", "--set", "channels_last=1"],
+            "on in the baseline by --set",
+        ),
+        (["--variants", "channels_last", "--preset", "loading"], "Remove --variants or --preset"),
+        (["--variants", "num_workers=2+num_workers=4"], "has a setting twice. Remove one"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),
         (["--device", "cuda"], "no usable GPU"),
         (["--precision", "tf32"], "TF32 needs NVIDIA tensor cores"),
@@ -213,13 +197,15 @@ def test_the_estimate_grows_with_arms_and_rounds() -> None:
         found = estimate(planned(*words)[0], 5.0)
         return found.low, found.high
 
-    one = seconds("--arms", "channels_last", "--no-best")
+    one = seconds("--variants", "channels_last", "--no-combination")
     assert one == (5.0 + 5 * 2 * 5.0, 5.0 + 12 * 2 * 5.0)
-    assert seconds("--arms", "channels_last,pin_memory", "--no-best") == one  # one cannot be
-    three = seconds("--arms", "channels_last,fused,deterministic", "--no-best")
+    assert seconds("--variants", "channels_last,pin_memory", "--no-combination") == one
+    three = seconds(
+        "--variants", "channels_last,optimizer_impl=fused,deterministic", "--no-combination"
+    )
     assert three == (5.0 + 5 * 5 * 5.0, 5.0 + 12 * 5 * 5.0)  # the baseline twice a round
-    assert seconds("--arms", "channels_last")[1] > one[1]
-    assert seconds("--arms", "compile=default", "--no-best")[0] > 5 * 40
+    assert seconds("--variants", "channels_last")[1] > one[1]
+    assert seconds("--variants", "compile_mode=default", "--no-combination")[0] > 5 * 40
 
 
 def test_the_duration_of_a_trial_is_that_of_an_earlier_sweep(tmp_path: Path) -> None:
@@ -258,7 +244,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Wor
 
 
 def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., WorkloadPlan]) -> None:
-    plan = custom("--arms", "quick,late+num_workers=2,quick+late")
+    plan = custom("--variants", "quick,late+num_workers=2,quick+late")
     assert plan.config.workload is Workload.CUSTOM
     both = {"custom_options": "late", "num_workers": 2}
     assert [(arm.name, arm.label, dict(arm.changes)) for arm in plan.arms] == [
@@ -268,11 +254,11 @@ def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., Worklo
     ]
     offered = {arm.name: arm.problem for arm in all_variants(plan.config, [CPU])}
     assert (offered["quick"], offered["late"]) == (None, None)
-    on = custom("--set", "own=late", "--arms", "late=false,quick")
+    on = custom("--set", "custom_options=late", "--variants", "late=false,quick")
     assert [arm.changes["custom_options"] for arm in on.arms] == ["", "late,quick"]
     for words, said in (("quik", "Did you mean quick"), ("quick=7", "can be on or off")):
         with pytest.raises(UsageError, match=said):
-            custom("--arms", words)
+            custom("--variants", words)
     # In a combination they add up.
     workers = {"num_workers": 2}
     found, _ = on.combine({"custom_options": "late,quick"}, {"custom_options": "", **workers})

@@ -466,20 +466,6 @@ def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
         assert read_sweep(tmp_path)["status"] == status
 
 
-def test_a_sweep_of_an_earlier_version_continues(tmp_path: Path) -> None:
-    old = replace(plan(LAST, WARMUP, arm(deterministic=True), find_best=False), baselines=1)
-    taker = FakeTaker({"channels_last": 0.1})
-    taker.stop_after = 4 * 6
-    sweep(tmp_path, old, taker)
-    stored = {key: value for key, value in old.to_dict().items() if key != "baselines"}
-    again = WorkloadPlan.from_dict(stored)
-    assert again.baselines == 1
-    found = sweep(tmp_path, again, FakeTaker({"channels_last": 0.1}))
-    assert found["status"] == "finished"
-    assert verdicts(found)["channels_last"] == "faster"
-    assert all("baseline 2" not in one["samples"] for one in found["rounds"])
-
-
 # --- steps, progress, drift -----------------------------------------------------------------------
 
 

@@ -456,33 +456,12 @@ RICH = replace(
     inputs=("1 × 2",),
     stack=("train.py:3 step",),
 )
-FORMER = {
-    "epoch": 2,
-    "training_at_steps": True,
-    "function": "evaluate",
-    "inactive_split": 7,
-    "own": 5,
-    "segments": {"count": 9, "largest_free": 1, "elsewhere": 2, "private": 0},
-    "blocks": [{"size": 5, "count": 1, "frames": ["train.py:3 step"], "module": None}],
-    "blocks_reason": "no history",
-    "optimizer": {"name": "AdamW", "parameters": 1, "state": 2, "expected": 2},
-    "processes": [{"pid": 77, "name": "python", "memory": 5, "yours": True}],
-}
-"""Fields that earlier versions have written."""
 
 
 def test_a_report_is_the_same_after_it_was_a_file() -> None:
     report = OomReport(first=FULL, last=RICH, seen=3, ended=True)
     assert parse(json.dumps(report.to_json())) == report
     assert (oom_name(), oom_name(3)) == ("oom.json", "oom-rank3.json")
-
-
-def test_a_record_of_an_earlier_version_is_read() -> None:
-    raw = OomReport(first=FULL, last=PIECES).to_json()
-    raw["last"] |= FORMER
-    found = parse(json.dumps(raw)).last
-    assert found == replace(PIECES, processes=(ProcessMemory(pid=77, name="python", memory=5),))
-    assert judge(found).case is PIECED
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from functools import partial
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ from tests.support.recorded_runs import CREATED, write_run
 
 HOSTILE = ("name", "config", "environment", "script", "heartbeat", "world_size", "host", "reason")
 ROOT = Path(__file__).parents[2]
-OLD = ROOT / "tests/fixtures/0b52fe2/runs"
+EXAMPLES = ROOT / "examples"
 SCRUB = Scrubber(frozenset({"node7"}), frozenset({"alice"}), frozenset({"/data/my files"}))
 
 
@@ -62,12 +63,9 @@ def is_self_contained(html: str) -> bool:
     return not foreign & {*parsed.tags} and not refers & parsed.names and "url(" not in html
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [*(ROOT / "examples" / name for name in ("h100", "two-simulated-gpus")), OLD / "fsdp"],
-)
-def test_a_recorded_run_becomes_a_small_page_of_its_own(folder: Path, tmp_path: Path) -> None:
-    run = read_run(shutil.copytree(folder, tmp_path / "run"))
+@pytest.mark.parametrize("name", ["cpu-training", "h100", "two-simulated-gpus"])
+def test_a_recorded_run_becomes_a_small_page_of_its_own(name: str, tmp_path: Path) -> None:
+    run = read_run(shutil.copytree(EXAMPLES / name, tmp_path / "run"))
     html = run_report([run])
     assert is_self_contained(html)
     assert len(html.encode()) < 2_000_000
@@ -230,11 +228,16 @@ def test_a_hang_has_the_stack_and_the_collectives(tmp_path: Path) -> None:
     assert "bob" not in html
 
 
-def test_a_sweep_has_verdicts_and_effects() -> None:
+def finished_sweep() -> dict[str, Any]:
     content = sweep(combining=[])
     for arm in content["arms"]:
         arm["text"] = arm["verdict"]
         arm["metrics"] = arm["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
+    return content
+
+
+def test_a_sweep_has_verdicts_and_effects() -> None:
+    content = finished_sweep()
     html = sweep_report(content)
     assert is_self_contained(html)
     count = sum(arm["effect"] is not None for arm in content["arms"])
@@ -245,6 +248,7 @@ def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
     for name, seconds in (("a", 0.1), ("b", 0.2)):
         rows = [(seconds * step, step, {"perf/step_time": seconds}) for step in range(1, 41)]
         config = {"learning_rate": seconds, "path": "/data/x"}
+        config |= {"dataset": "secret-set", "resume_from": "secret-run/best.pt"}
         told = {
             "kind": "init",
             "config": config,
@@ -258,6 +262,7 @@ def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
     assert "<td>200 ms (+100.0%)</td>" in first
     assert "learning_rate" in first
     assert "node-" not in html
+    assert "secret-" not in html
     assert '<th scope="row">host</th>' not in first
     assert "<h2>1 · " in html
     assert first.count("<figure>") == 1, "the step time of both runs over the steps"
@@ -290,15 +295,16 @@ def test_the_button_of_a_page_downloads_the_reason(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_writes_runs_and_a_sweep(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path / "old")
     out = tmp_path / "r.html"
-    runs = [str(tmp_path / "old" / name) for name in ("plain", "fsdp")]
+    names = ("h100", "cpu-training")
+    runs = [str(shutil.copytree(EXAMPLES / name, tmp_path / name)) for name in names]
     assert main(["report", *runs, "-o", str(out)]) == 0
-    assert [
-        word for word in (">Comparison<", ">plain<", ">fsdp<") if word not in out.read_text()
-    ] == []
+    words = (">Comparison<", ">h100<", ">cpu-training<")
+    assert [word for word in words if word not in out.read_text()] == []
     assert main(["report", runs[0], runs[0], "-o", str(out)]) == 1
-    folder = next((tmp_path / "old").rglob("sweep.json")).parent
+    folder = tmp_path / "lab" / "sweep"
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps(finished_sweep()))
     assert main(["report", str(folder), "-o", str(out)]) == 0
     (folder / "sweep.json").write_text(json.dumps({"status": "finished"}))
     assert main(["report", str(folder), "-o", str(out)]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_a_hostile_run_name_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "root" / "circle").symlink_to(tmp_path / "root" / "circle")
     with pytest.raises(RunError):
         run_folder(tmp_path / "root", name)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", [1]])
+def test_run_json_of_another_version_is_refused_in_a_sentence(tmp_path: Path, version: Any) -> None:
+    folder = make_run(tmp_path, "other", schema=version, status="finished")
+    sentence = f"{folder.name}: run.json has version {re.escape(repr(version))} .*Use the Stepscope"
+    with pytest.raises(RunError, match=sentence):
+        read_run(folder)
+    before = (folder / "run.json").read_bytes()
+    note_end(folder, RunStatus.FAILED, "no", instead_of=(RunStatus.FINISHED,))
+    assert (folder / "run.json").read_bytes() == before
 
 
 def test_run_folders_are_listed_newest_first(tmp_path: Path) -> None:

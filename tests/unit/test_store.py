@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -11,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stepscope.cli import main
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
 from stepscope.store.reader import send_command
-from stepscope.store.schema import WAL_BYTES
+from stepscope.store.schema import SCHEMA_VERSION, WAL_BYTES
 from stepscope.store.writer import CHECKPOINT_COMMITS, PART_ROWS
+from tests.support.run_folders import make_run, make_store
 
 
 def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> SeriesBlock:
@@ -181,13 +184,34 @@ def test_unusable_stores_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path.unlink()
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE frames (x)")
-    for version, reason in ((2, "not a Stepscope store"), (4, "store version 4 is newer")):
-        connection.execute(f"PRAGMA user_version = {version}")
-        with pytest.raises(StoreError, match=reason), StoreReader(tmp_path):
-            pass
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    with pytest.raises(StoreError, match="not a Stepscope store"), StoreReader(tmp_path):
+        pass
     connection.close()
     with pytest.raises(StoreError, match="File exists"):
         StoreWriter(path)
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_a_store_of_another_version_is_refused_in_a_sentence(
+    tmp_path: Path, version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path, status="finished")
+    make_store(folder)
+    with closing(sqlite3.connect(folder / STORE_NAME)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    before = (folder / STORE_NAME).read_bytes()
+    sentence = f"{folder.name}: the store has version {version} .*Use the Stepscope that recorded"
+    with pytest.raises(StoreError, match=sentence), StoreReader(folder):
+        pass
+    with pytest.raises(StoreError, match=sentence):
+        send_command(folder, "stop", {})
+    with pytest.raises(StoreError, match=sentence):
+        StoreWriter(folder / STORE_NAME, reopen=True)
+    for words in (["diagnose"], ["export", "--format", "csv"]):
+        assert main([*words, str(folder)]) == 1
+        assert re.search(sentence, capsys.readouterr().err)
+    assert (folder / STORE_NAME).read_bytes() == before
 
 
 def test_the_wal_that_grew_behind_a_reader_is_truncated(tmp_path: Path) -> None:

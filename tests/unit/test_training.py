@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,7 @@ from trainer.config import (
     Strategy,
 )
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.checkpoint import read_checkpoint
 from trainer.training.state import TrainState, save
-
-OLD = Path(__file__).parents[1] / "data" / "checkpoints" / "cosine-per-epoch.pt"
-"""Of a version whose cosine moved once an epoch: step 11 of 28, in the second of four epochs."""
 
 
 def training(samples: int = 1, **changes: object) -> TrainState:
@@ -150,20 +145,6 @@ def test_plateau_moves_once_an_epoch() -> None:
     rates = [one_step(run) for _ in range(3 * 9)]
     # The first epoch sets the best loss, and three more without a better one are tolerated.
     assert rates == pytest.approx([0.2] * 15 + [0.1] * 12)
-
-
-def test_a_checkpoint_of_a_cosine_per_epoch_goes_on_with_one_per_step() -> None:
-    state = read_checkpoint(OLD)
-    config = RunConfig.from_dict(state["config"])
-    run = TrainState(config, nn.Linear(1, 1), CpuAccelerator(), samples=800)
-    run.load(state)
-    assert (run.step, run.epoch, run.steps_per_epoch, run.total_steps) == (11, 2, 7, 28)
-    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(
-        0.05 * (1 + math.cos(math.pi * 11 / 28)) / 2
-    )
-    again = TrainState(config, nn.Linear(1, 1), CpuAccelerator(), samples=800)
-    again.load(copy.deepcopy(run.state_dict()))
-    assert again.learning_rate == run.learning_rate
 
 
 @pytest.mark.parametrize("schedule", list(LRSchedule))

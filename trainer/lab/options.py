@@ -12,7 +12,6 @@ from typing import Any
 from stepscope.common.config_issue import ConfigError
 from stepscope.lab.command import UsageError, add_numbers, numbers
 from stepscope.lab.plan import Variant
-from stepscope.run.setting_names import EARLIER_IMPLS, EARLIER_WORKLOADS, current_settings
 from trainer.config import FIELDS, OptimizerImpl, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.plan import (
@@ -54,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     add_settings(found)
-    help_ = "settings to compare (default: all supported ones; old name: --arms)"
-    add("--variants", "--arms", dest="arms", metavar="A,B=1,…", help=help_)
+    help_ = "settings to compare (default: all supported ones)"
+    add("--variants", dest="arms", metavar="A,B=1,…", help=help_)
     add("--preset", choices=sorted(PRESETS), help="a ready-made baseline and settings")
     add_numbers(found)
     add("--list", action="store_true", help="list the settings for this baseline and exit")
@@ -76,7 +75,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 PLANNING = (
     *("workload", "arms", "preset", "device", "precision", "batch_size", "set"),
-    *("steps", "warmup", "max_rounds", "no_best"),
+    *("steps", "warmup", "max_rounds", "no_combination"),
 )
 """Options that a resumed sweep takes from its plan."""
 
@@ -111,7 +110,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
         if not equals:
             raise UsageError(f"--set: must be FIELD=VALUE, got {text!r}. Give a value.")
         named[field] = value
-    given = {_known(field, "--set"): value for field, value in current_settings(named).items()}
+    given = {_known(field, "--set"): value for field, value in named.items()}
     for field in ("precision", "batch_size"):
         if getattr(options, field) is not None:
             given[field] = getattr(options, field)
@@ -122,9 +121,7 @@ def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> R
     """Return the baseline of the options. Raises UsageError and ConfigError."""
     if options.workload is None:
         raise UsageError(f"--workload: is missing. Choose one of {', '.join(Workload)}.")
-    named = EARLIER_WORKLOADS.get(options.workload, options.workload)
-    if is_file(options.workload):
-        named = Workload.CUSTOM
+    named = Workload.CUSTOM if is_file(options.workload) else options.workload
     if named not in list(Workload):
         known = f"path.py:build or one of {', '.join(Workload)}"
         raise UsageError(f"--workload: must be {known}, got {named[:60]!r}.")
@@ -210,15 +207,13 @@ def _changes(
             switched[field] = _on(field, equals + text)
         else:
             texts[field] = text if equals else True
-    values = current_settings(texts)
-    # The earlier switches fused and foreach are one setting.
-    if len(switched) + len(values) + set(EARLIER_IMPLS).issubset(texts) < len(parts):
+    if len(switched) + len(texts) < len(parts):
         raise UsageError(f"--variants: {token!r} has a setting twice. Remove one of them.")
-    for field in values:
+    for field in texts:
         if _known(field, "--variants", custom) in FIXED:
             raise UsageError(f"--variants: {field} must be the same for all. Set it with --set.")
     base = RunConfig()
-    bare = [f for f, v in values.items() if v is True and not isinstance(getattr(base, f), bool)]
+    bare = [f for f, v in texts.items() if v is True and not isinstance(getattr(base, f), bool)]
     if bare and len(parts) > 1:
         raise UsageError(f"--variants: {bare[0]} in {token!r} has no value. Give {bare[0]}=….")
     if bare:
@@ -229,7 +224,7 @@ def _changes(
         return
     change = {"custom_options": own_with(config, switched)} if switched else {}
     try:
-        yield change | {f: v if v is True else value_of(f, v) for f, v in values.items()}
+        yield change | {f: v if v is True else value_of(f, v) for f, v in texts.items()}
     except ConfigError as error:
         raise UsageError(f"--variants: {error}") from error
 

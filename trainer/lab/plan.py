@@ -16,7 +16,6 @@ from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.gpu.source import is_simulated
 from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import SweepPlan, Variant, numbers_of
-from stepscope.run.setting_names import current_settings
 from trainer.config import FIELDS, LIMITS, CompileMode, RunConfig, Runner, Strategy, Workload
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, user_workload_settings
@@ -280,10 +279,9 @@ class WorkloadPlan(SweepPlan):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkloadPlan:
         """Return the plan of plan.json. Raises ConfigError, KeyError, TypeError and ValueError."""
-        arms = [{**arm, "changes": current_settings(arm["changes"])} for arm in values["arms"]]
         return cls(
             config=RunConfig.from_dict(values["config"]),
-            arms=msgspec.convert(arms, tuple[Variant, ...]),
+            arms=msgspec.convert(values["arms"], tuple[Variant, ...]),
             **numbers_of(values),
         )
 

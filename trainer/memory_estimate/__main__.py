@@ -18,7 +18,6 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes, three_digits
 from stepscope.host.process_limits import call_at_end_of, kill_group
 from stepscope.lab.command import UsageError, print_error
-from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS
 from trainer.config import FIELDS, RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, choose, user_problem
@@ -30,7 +29,7 @@ EXAMPLES = """\
 examples:
   stepscope measure-memory --workload gpt --batch-size 64 --precision bf16 --json
   stepscope measure-memory --workload resnet --batch-size 256 --activation-checkpointing
-  stepscope measure-memory --workload gpt --width 1024 --layers 24 --device cuda
+  stepscope measure-memory --workload gpt --width 1024 --num-layers 24 --device cuda
       (also without a GPU)
   stepscope measure-memory --config runs/NAME/run.json --batch-size 128
   stepscope measure-memory --workload digits_cnn --find-batch-size --measure-throughput
@@ -42,7 +41,6 @@ stopped.
 MAX_CONFIG_BYTES = 2**20
 FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
 _OWN = ("workload", "device", "precision", "batch_size")
-_EARLIER = {field: (name,) for name, field in EARLIER_FIELDS.items()}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,25 +55,22 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     add_settings(found)
     add("--config", metavar="FILE", help="settings as JSON, or a run.json; - is standard input")
-    help_ = "also predict other batch sizes, up to the limit (old name: --largest)"
-    add("--find-batch-size", "--largest", action="store_true", help=help_)
-    help_ = "with --find-batch-size: recommend a size, by short runs (old name: --probe)"
-    add("--measure-throughput", "--probe", action="store_true", help=help_)
-    add("--runs", help=argparse.SUPPRESS)  # of earlier versions; has no effect
+    help_ = "also predict other batch sizes, up to the limit"
+    add("--find-batch-size", action="store_true", help=help_)
+    help_ = "with --find-batch-size: recommend a size, by short runs"
+    add("--measure-throughput", action="store_true", help=help_)
     add("--json", action="store_true", help="print one JSON object")
-    for field in {*FIELDS, *EARLIER_IMPLS} - {*_OWN}:
+    for field in {*FIELDS} - {*_OWN}:
         is_switch = isinstance(getattr(RunConfig(), field), bool)
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
-        names = [f"--{name.replace('_', '-')}" for name in (field, *_EARLIER.get(field, ()))]
-        add(*names, metavar="VALUE", dest=f"field_{field}", help=argparse.SUPPRESS, **switch)
+        name = f"--{field.replace('_', '-')}"
+        add(name, metavar="VALUE", dest=f"field_{field}", help=argparse.SUPPRESS, **switch)
     return found
 
 
 def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
     """Return the configuration of options and settings file. Raises UsageError and ConfigError."""
-    fields = {
-        field: getattr(options, f"field_{field}", None) for field in (*FIELDS, *EARLIER_IMPLS)
-    }
+    fields = {field: getattr(options, f"field_{field}", None) for field in FIELDS}
     given = [f"{field}={text}" for field, text in fields.items() if text is not None]
     options = argparse.Namespace(**{**vars(options), "set": [*given, *options.set]})
     if options.device == "cuda":

@@ -18,7 +18,6 @@ from torch import Tensor
 from stepscope.common.files import atomic_replace, open_regular_file
 from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
-from stepscope.run.setting_names import current_settings
 from trainer.error_messages import RunFailedError
 from trainer.training.distributed_checkpoint import DAMAGED, NAME, Room, check_archive, load_shards
 
@@ -73,8 +72,6 @@ def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
         raise CheckpointError(
             f"resume_from: {name} was not written by Stepscope. Choose another checkpoint."
         )
-    if isinstance(config := state.get("config"), dict):
-        state["config"] = current_settings(config)
     if PARTS in state:
         _add_parts(state, path.parent, room)
     return state

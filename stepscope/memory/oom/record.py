@@ -1,7 +1,7 @@
 """The record `oom.json` of a failed allocation.
 
 The file is written before the error unwinds (`observer.py`). A file is untrusted: a malformed one
-is rejected with the name of the invalid field. Fields of earlier versions are ignored.
+is rejected with the name of the invalid field. Unknown fields are ignored.
 """
 
 from __future__ import annotations
