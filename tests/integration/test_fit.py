@@ -168,7 +168,7 @@ GPT = "--workload gpt"
         ("--config run.json", "[" * 100_000, "JSON"),
         ("--config run.json", '{"config": 3}', "with a workload"),
         ("--config run.json", '{"workload": ["gpt"]}', "workload: "),
-        ("--config run.json", '{"workload": "gpt", "layers": 0}', "layers: "),
+        ("--config run.json", '{"workload": "gpt", "num_layers": 0}', "num_layers: "),
     ],
 )
 def test_wrong_usage_is_one_sentence(

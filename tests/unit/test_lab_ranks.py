@@ -207,7 +207,6 @@ def test_the_number_of_ranks_is_part_of_the_plan(
     for other in (3, None):
         with pytest.raises(UsageError, match="another sweep"):
             lab.folder_of(options, plan(other))
-    assert "nproc_per_node" not in plan(None).to_dict()["script"]
 
 
 def test_the_cores_are_shared_by_the_ranks_of_a_tuned_script(
