@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import re
-import tempfile
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from stepscope.common.files import atomic_write, open_regular_file, read_regular_file, read_tail
 from stepscope.common.formatting import format_bytes, terminal_text
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
-from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask, kept_summary
+from stepscope.memory.snapshots.open_snapshot import SnapshotOpening
 from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
 
@@ -24,7 +23,7 @@ DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory 
 MAX_SNAPSHOTS = 50
 MAX_PROFILES = 500  # Of all ranks.
 FOLDER = "snapshots"  # In the runs folder; files that users put there are listed too.
-MAX_OPENED = 6  # Opened snapshots whose summaries are kept.
+MAX_OPENED = 6  # Snapshots whose summaries are kept.
 MAX_LISTED = 100
 
 _PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})(?:\.rank(\d{1,6}))?\.summary\.json")
@@ -152,8 +151,7 @@ class SnapshotLibrary:
     def __init__(self, runs: Path) -> None:
         self.folder = runs / FOLDER
         self._lock = threading.Lock()
-        self._opened: OrderedDict[tuple[Path, int, int], SnapshotLoadTask] = OrderedDict()
-        self._spare: tempfile.TemporaryDirectory[str] | None = None
+        self._opened: OrderedDict[tuple[Path, int, int], SnapshotOpening] = OrderedDict()
 
     def others(self) -> list[SnapshotFile]:
         """Return the snapshots in the folder, the newest first."""
@@ -165,28 +163,23 @@ class SnapshotLibrary:
                 found.append((-state.st_mtime, file))
         return [file for _, file in sorted(found, key=lambda one: one[0])[:MAX_LISTED]]
 
-    def opening(self, file: SnapshotFile) -> SnapshotLoadTask | None:
-        """Return the task that opens a file; None while another one is opened. Raises OSError."""
+    def opening(self, file: SnapshotFile) -> SnapshotOpening | None:
+        """Return the state of opening a file; None while another one is opened. Raises OSError."""
         state = file.path.stat(follow_symlinks=False)
         key = (file.path, state.st_size, state.st_mtime_ns)
         with self._lock:
-            known, spare = key in self._opened, self._spare_folder()
-        # Without the lock: parsing a foreign file must not block other sessions.
-        summary = None if known else kept_summary(file.path, spare)
-        with self._lock:
-            unfinished = [one for one in self._opened.values() if not one.poll()]
-            task = self._opened.get(key)
-            if task is None:
-                if unfinished and summary is None:  # each process may take gigabytes
+            unfinished = [opening for opening in self._opened.values() if not opening.poll()]
+            if key not in self._opened:
+                if unfinished:  # each process may take gigabytes
                     return None
-                task = self._opened[key] = SnapshotLoadTask(file.path, spare, summary)
+                self._opened[key] = SnapshotOpening(file.path)
             self._opened.move_to_end(key)
             while len(self._opened) > MAX_OPENED:
                 self._opened.popitem(last=False)[1].close()
-        return task
+            return self._opened[key]
 
     def forget(self, file: SnapshotFile) -> None:
-        """Drop the task of a file that could not be opened, so that `opening` tries again."""
+        """Drop the result of a file that could not be opened, so that `opening` tries again."""
         with self._lock:
             for key in [key for key in self._opened if key[0] == file.path]:
                 self._opened.pop(key).close()
@@ -206,19 +199,11 @@ class SnapshotLibrary:
             return free
 
     def close(self) -> None:
-        """End the processes and delete the temporary folder."""
+        """End the processes."""
         with self._lock:
-            for task in self._opened.values():
-                task.close()
+            for opening in self._opened.values():
+                opening.close()
             self._opened.clear()
-            if self._spare is not None:
-                self._spare.cleanup()
-                self._spare = None
-
-    def _spare_folder(self) -> Path:
-        if self._spare is None:
-            self._spare = tempfile.TemporaryDirectory(prefix="stepscope-snapshots-")
-        return Path(self._spare.name)
 
 
 def upload_name(name: str) -> str:

@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import streamlit as st
 
 from dashboard import services
-from dashboard.charts import snapshot as charts
 from dashboard.controls.actions import refusal
-from dashboard.format import escape_markdown, note, pick, segments
+from dashboard.format import escape_markdown, note, pick
 from dashboard.run_files import SnapshotFile, file_content, snapshots
-from dashboard.views.parts import download, number, plot, table, text, warning
+from dashboard.views.parts import download, number, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
-from stepscope.memory.snapshots.segments import DeviceSegments
-from stepscope.memory.snapshots.summary import SnapshotSummary, difference
-from stepscope.memory.snapshots.timeline import MemoryTimeline, lasting
+from stepscope.memory.snapshots.stacks import short, where
+from stepscope.memory.snapshots.summary import MAX_STACKS, SnapshotSummary, difference
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo
 
-CHOSEN, OTHER, UPLOADED = "snapshot_chosen", "snapshot_other", "snapshot_uploaded"
-UPLOADS, ERROR = "snapshot_uploads", "snapshot_upload_error"
+CHOSEN = "snapshot_chosen"
+OTHER = "snapshot_other"
+UPLOADED = "snapshot_uploaded"
+UPLOADS = "snapshot_uploads"
+ERROR = "snapshot_upload_error"
 WAITS = "snapshot_waits"
-LOOK_S = 1.0  # Refresh while a snapshot is being opened.
+REFRESH_S = 1.0  # While a snapshot is being opened.
+MIB = 2.0**20
+MAX_FRAMES = 30  # Of a stack in a table cell.
 VIZ = (
-    "To inspect single allocations, download the file and drop it on "
+    "For the history of the allocator and its fragmentation, download the file and drop it on "
     "[pytorch.org/memory_viz](https://pytorch.org/memory_viz); it stays in your browser."
 )
 SIZE = "%.3f MiB"
 COLUMNS = {
     "Size": number(format=SIZE, help="As the allocator gives it, rounded up."),
-    "Change": number(format="%+.3f MiB", help="After minus before."),
+    "Change": number(format="%+.3f MiB", help="Later minus earlier."),
     "Before": number(format=SIZE),
     "After": number(format=SIZE),
     "Blocks": number(format="localized"),
-    "Allocated at": text(width="medium", help="The innermost frame outside installed packages."),
-    "Module": text(
-        width="medium",
-        help="File of the innermost nn.Module forward, and the line that called it. Empty if "
-        "the stack has none; frames carry no class names.",
+    "GPU": number(format="%d", help="torch's index of the device."),
+    "Allocated at": text(
+        width="large",
+        help="The innermost line outside installed packages, and the line that allocated.",
     ),
     "Stack": st.column_config.ListColumn(
         width="large", help="Innermost frame first. A double click shows all of it."
@@ -51,7 +53,7 @@ COLUMNS = {
 def snapshot_section(run: RunInfo | None) -> None:
     """Draw the chosen snapshot or how to record one; each second while one is being opened."""
     waits = st.session_state.get(WAITS, False)
-    st.fragment(_section, run_every=LOOK_S if waits else None)(run)
+    st.fragment(_section, run_every=REFRESH_S if waits else None)(run)
 
 
 def _section(run: RunInfo | None) -> None:
@@ -87,9 +89,15 @@ def _choice(files: list[SnapshotFile]) -> list[SnapshotFile]:
     if rest:
         if state.get(OTHER) not in rest:
             state[OTHER] = None
-        about = "Shows allocations that are live in only one of the two."
-        more: Any = {"index": None, "placeholder": "None", "width": 340}
-        other = pick("Compare with", {one: _label(one) for one in rest}, OTHER, about, **more)
+        other = pick(
+            "Compare with",
+            {one: _label(one) for one in rest},
+            OTHER,
+            "Shows allocations that are live in only one of the two.",
+            index=None,
+            placeholder="None",
+            width=340,
+        )
     download(
         "Download",
         functools.partial(file_content, file.path),
@@ -112,8 +120,14 @@ def _upload() -> None:
     state = st.session_state
     key = f"snapshot_upload_{state.setdefault(UPLOADS, 0)}"
     with st.popover("Open a file…", icon=":material/folder_open:", key="snapshot_upload"):
-        more: Any = {"max_upload_size": MAX_FILE_BYTES // 2**20, "on_change": _keep, "args": (key,)}
-        st.file_uploader("Snapshot file", ["pickle", "pkl"], key=key, **more)
+        st.file_uploader(
+            "Snapshot file",
+            ["pickle", "pkl"],
+            key=key,
+            max_upload_size=MAX_FILE_BYTES // 2**20,
+            on_change=_keep,
+            args=(key,),
+        )
     if error := state.pop(ERROR, None):
         st.caption(f":red[{escape_markdown(error)}]")
 
@@ -151,9 +165,9 @@ def _opened(files: list[SnapshotFile]) -> bool:
             return summary
         summaries.append(summary)
     if len(summaries) == 2:
-        difference_parts(summaries[0], summaries[1])
+        _difference(summaries[0], summaries[1])
     if summaries:
-        summary_parts(summaries[0])
+        _live_stacks(summaries[0])
         st.caption(VIZ)
     return True
 
@@ -179,98 +193,63 @@ def _summary(file: SnapshotFile) -> SnapshotSummary | bool:
     return False
 
 
-def summary_parts(summary: SnapshotSummary) -> None:
-    """Draw totals, history, allocations and segments of one device."""
-    devices = sorted(
-        {one.device for one in summary.devices} | {one.device for one in summary.histories}
-    )
-    if not devices:
-        st.caption("This snapshot has no segments and no history.")
-        return
-    device = devices[0]
-    if len(devices) > 1:
-        device = st.segmented_control(
-            "GPU", devices, default=device, required=True, key="snapshot_device"
-        )
-    memory = next((one for one in summary.devices if one.device == device), None)
-    history = next((one for one in summary.histories if one.device == device), None)
-    if memory is not None:
-        st.markdown(f"Memory: {memory.parts.text}.")
-    failed = [one for one in summary.failed if one.device == device]
-    if failed:
-        free, size = failed[-1].device_free, format_bytes(failed[-1].requested)
-        had = "" if free is None else f"; the device had {format_bytes(free)} free"
-        times = "once" if len(failed) == 1 else f"{len(failed)} times"
-        text = f"An allocation failed {times} in this history, the last time of {size}{had}."
-        st.warning(text, icon=":material/memory_alt:")
-    if history is None:
-        st.caption("No history: taken without `_record_memory_history`.")
-    else:
-        _history(summary, history)
-    _allocations(summary, device, history)
-    if memory is not None:
-        _map(summary, memory)
-
-
-def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
-    lasted = f" in {lasting(history.seconds[-1])}" if history.seconds else ""
+def _live_stacks(summary: SnapshotSummary) -> None:
+    """Draw the live memory and a table of the stacks that allocated it."""
     st.markdown(
-        f"**Allocations over time:** {history.actions:,} actions{lasted}, peak "
-        f"{format_bytes(history.peak)}, {format_bytes(history.end)} at the end"
+        f"**Live allocations:** {format_bytes(summary.allocated)} in {summary.blocks:,} blocks, "
+        f"of {format_bytes(summary.reserved)} reserved"
     )
-    plot(charts.history_figure(summary, history), "snapshot_history")
-    st.caption(
-        "Each band is what one stack allocated, named by its innermost line outside installed "
-        "packages; the largest at the peak get their own band. Sizes as requested."
-    )
-
-
-def _allocations(summary: SnapshotSummary, device: int, history: MemoryTimeline | None) -> None:
-    held = [site for site in summary.sites if site.device == device]
-    kinds = {"At the end": charts.stack_rows(summary, held)}
-    if history is not None and history.at_peak:
-        kinds["At the peak"] = charts.stack_rows(summary, history.at_peak)
-    kinds["By module"] = charts.module_rows(summary, device)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown("**Top allocations**", width="content")
-        kind = segments("Top allocations", list(kinds), "snapshot_table")
-    rows = kinds.get(kind, kinds["At the end"])
-    if not rows:
-        listed = any(one.device == device for one in summary.devices)
-        st.caption("Nothing is allocated." if listed else "It lists no segments.")
+    if not summary.stacks:
+        st.caption("Nothing is allocated.")
         return
-    table(rows, COLUMNS, "snapshot_allocations", "Allocations, the largest first")
-    if kind != "At the peak" and summary.sites_left:
-        scope = " of all GPUs" if len(summary.devices) > 1 else ""
+    rows = [
+        {
+            "Size": stack.size / MIB,
+            "Blocks": stack.blocks,
+            "Allocated at": where(stack.frames),
+            "GPU": stack.device,
+            "Stack": _short_stack(stack.frames),
+        }
+        for stack in summary.stacks
+    ]
+    table(rows, COLUMNS, "snapshot_allocations", "Live allocations by stack, the largest first")
+    if not any(stack.frames for stack in summary.stacks):
         st.caption(
-            f"Not shown: {summary.sites_left:,} more stacks{scope}, holding "
-            f"{format_bytes(summary.size_left)}."
+            "No stacks were recorded: call `torch.cuda.memory._record_memory_history` before the "
+            "allocations."
         )
+    left = summary.stack_count - len(summary.stacks)
+    if left:
+        st.caption(f"Not shown: {left:,} more stacks with {format_bytes(summary.left_size)}.")
 
 
-def _map(summary: SnapshotSummary, memory: DeviceSegments) -> None:
-    st.markdown("**Segments:** memory taken from the driver, most fragmented first")
-    plot(charts.map_figure(summary, memory), "snapshot_map")
-    shown = memory.rows[: charts.MAP_ROWS]
-    more = memory.segments - len(shown)
-    if more:
-        left = memory.parts.reserved - sum(row.size for row in shown)
-        st.caption(f"{more:,} further segments of {format_bytes(left)} are split less.")
-
-
-def difference_parts(after: SnapshotSummary, before: SnapshotSummary) -> None:
+def _difference(after: SnapshotSummary, before: SnapshotSummary) -> None:
     """Draw the change of live memory since an earlier snapshot."""
     changes = difference(before, after)
-    more = changes.after - changes.before
+    size = changes.after - changes.before
     st.markdown(
-        f"**Difference:** {format_bytes(changes.after)} live, {format_bytes(abs(more))} "
-        f"{'more' if more >= 0 else 'less'} than the {format_bytes(changes.before)} of the "
+        f"**Difference:** {format_bytes(changes.after)} live, {format_bytes(abs(size))} "
+        f"{'more' if size >= 0 else 'less'} than the {format_bytes(changes.before)} of the "
         "earlier snapshot"
     )
-    if changes.changes:
-        alt = "Changes by stack, the largest first"
-        table(charts.change_rows(changes), COLUMNS, "snapshot_changes", alt)
-    else:
-        st.caption("The same stacks hold the same memory in both.")
     if not changes.complete:
-        st.caption("Incomplete: one of the snapshots has more stacks than are kept.")
+        st.caption(f"Only the {MAX_STACKS:,} largest stacks of each snapshot are compared.")
+    if not changes.changes:
+        st.caption("The same stacks hold the same memory in both.")
+        return
+    rows = [
+        {
+            "Change": change.size / MIB,
+            "Before": change.before / MIB,
+            "After": change.after / MIB,
+            "Blocks": change.blocks,
+            "Allocated at": where(change.frames),
+            "Stack": _short_stack(change.frames),
+        }
+        for change in changes.changes
+    ]
+    table(rows, COLUMNS, "snapshot_changes", "Changes by stack, the largest first")
+
+
+def _short_stack(frames: Sequence[str]) -> list[str]:
+    return [short(frame) for frame in frames[:MAX_FRAMES]]

@@ -31,7 +31,7 @@ COMMANDS = {
     "measure-memory": "measure a script's first steps and report how much larger the batch can be",
     "diagnose": "diagnose a run: what its steps wait for, what ended it, what to try next",
     "compare": "compare runs of a change with runs of its baseline",
-    "snapshot": "summarize a PyTorch memory snapshot, or compare two",
+    "snapshot": "list the live allocations of a PyTorch memory snapshot, or compare two",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
     "report": "write runs, or a sweep, as one HTML file without external references",
     "gc": "delete old runs of this user",

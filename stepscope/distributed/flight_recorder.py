@@ -23,6 +23,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from stepscope.common.clock import clock
+from stepscope.common.plain_pickle import PlainUnpickler
 
 DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")  # Of all but NCCL; of NCCL, not in CPU builds.
 SIZES = {
@@ -102,16 +103,9 @@ def _library() -> Any:
     return getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickler of dicts, lists and numbers alone, as torch writes them."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        raise pickle.UnpicklingError(f"{module_name}.{global_name} in a Flight Recorder dump")
-
-
 def unpickled(data: bytes) -> Mapping[str, Any]:
     """Return the content of a dump. Raises pickle.UnpicklingError, EOFError or ValueError."""
-    content = _PlainUnpickler(io.BytesIO(data)).load()
+    content = PlainUnpickler(io.BytesIO(data)).load()
     if not isinstance(content, dict):
         raise pickle.UnpicklingError("a Flight Recorder dump must be a dict")
     return content

@@ -26,7 +26,12 @@ PACKAGES = Path(__file__).parents[2]  # Folder of this package, which may not be
 
 
 def start_module(
-    module: str, arguments: Iterable[str], stdin: int = subprocess.DEVNULL, **variables: str
+    module: str,
+    arguments: Iterable[str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    **variables: str,
 ) -> subprocess.Popen[bytes]:
     """Start a module of this package, with its stderr as a pipe. Raises OSError."""
     paths = filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH")))
@@ -34,7 +39,7 @@ def start_module(
         # -P: a file of the working directory must not take the place of a module.
         [sys.executable, "-P", "-m", module, *arguments],
         stdin=stdin,
-        stdout=subprocess.DEVNULL,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables},
         start_new_session=True,  # Ctrl-C in the terminal is meant for this process

@@ -1,4 +1,4 @@
-"""Memory snapshots of real allocators: of a script, of a training; and opened again."""
+"""A memory snapshot of a training, recorded by command and opened again."""
 
 from __future__ import annotations
 
@@ -20,19 +20,6 @@ from trainer.runners import start
 
 STEPS = 3
 PATIENCE_S = 60.0
-Counted = dict[str, int]
-
-
-def counted() -> Counted:
-    """Return what torch itself counts now."""
-    stats = torch.cuda.memory_stats()
-    return {
-        "allocated": torch.cuda.memory_allocated(),
-        "reserved": torch.cuda.memory_reserved(),
-        "requested": stats["requested_bytes.all.current"],
-        "split": stats["inactive_split_bytes.all.current"],
-        "peak": stats["requested_bytes.all.peak"],
-    }
 
 
 @pytest.fixture
@@ -47,12 +34,12 @@ def clean() -> Iterator[None]:
 def test_a_training_of_ours_is_recorded_and_adds_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Counted] = []
+    seen: list[tuple[int, int]] = []
     dump = torch.cuda.memory._dump_snapshot
 
     def dump_and_count(path: str) -> None:
         dump(path)
-        seen.append(counted())
+        seen.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
 
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump_and_count)
     config = RunConfig(workload="digits_cnn", device=list_devices()[0].id, epochs=50)
@@ -68,35 +55,10 @@ def test_a_training_of_ours_is_recorded_and_adds_up(
     assert event["ok"] is True
     assert event["last"] - event["first"] + 1 == STEPS
 
-    found = open_snapshot(active.folder / event["path"], tmp_path)
-    [memory] = found.devices
-    parts = memory.parts
-    assert (parts.allocated, parts.reserved) == (at_end["allocated"], at_end["reserved"])
-    assert (memory.requested, parts.split) == (at_end["requested"], at_end["split"])
-    [history] = found.histories
-    assert history.end == at_end["requested"]
-    assert max(history.before) <= history.peak
-    assert history.peak >= history.end
-    # Parameters and the optimizer's state are older than the recording.
-    assert history.before[0] > 0
-    assert {label.removeprefix("phase=") for label in found.labels} >= {"forward", "backward"}
-    assert sum(site.size for site in found.sites) == at_end["allocated"]
-    assert any(frame for band in history.bands for frame in found.frames(band.stack))
-    assert any(found.module(stack) for stack in found.stacks)
-
-
-@pytest.mark.usefixtures("clean")
-def test_an_allocation_that_failed_is_in_the_history(tmp_path: Path) -> None:
-    torch.cuda.memory._record_memory_history(context="all", stacks="python", max_entries=1000)
-    total = torch.cuda.get_device_properties(0).total_memory
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(2 * total, dtype=torch.uint8, device="cuda")
-    path = tmp_path / "oom.pickle"
-    torch.cuda.memory._dump_snapshot(str(path))
-    found = open_snapshot(path, tmp_path)
-    assert any(failed.requested >= 2 * total for failed in found.failed)
-    assert all(0 <= (failed.device_free or 0) <= total for failed in found.failed)
-    assert found.histories[0].ooms
+    found = open_snapshot(active.folder / event["path"])
+    assert (found.allocated, found.reserved) == at_end
+    assert sum(stack.size for stack in found.stacks) == found.allocated
+    assert any(stack.frames for stack in found.stacks)
 
 
 def wait_for(folder: Path, what: str) -> dict[str, object]:

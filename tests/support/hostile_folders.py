@@ -47,7 +47,6 @@ def make_runs(root: Path) -> None:
     (killed / "profile-step-5-6.summary.json").write_text("{}")
     (killed / "profile-step-5-6.json.gz").write_bytes(gzip.compress(b"{}"))
     (killed / "snapshot-step-5.pickle").write_bytes(b"\x80\x04}.")
-    (killed / "snapshot-step-5.summary.json.gz").write_bytes(gzip.compress(b"{}"))
     (killed / "last.pt").write_bytes(b"PK")
     (killed / "agreement/answers").mkdir(parents=True)
     (killed / "agreement/notices.json").write_text("{}")
@@ -77,7 +76,7 @@ _RUN_FILES = """
 run.json rank1.json rank0.sqlite rank0.sqlite-wal rank0.sqlite-shm rank0.sqlite-journal
 rank1.sqlite rank0.ring output.log output.rank1.log worker.log traceback.txt oom.json fit.json
 hang-rank0.json hang-rank1.json profile-step-5-6.summary.json profile-step-5-6.json.gz
-snapshot-step-5.pickle snapshot-step-5.summary.json.gz last.pt agreement/notices.json
+snapshot-step-5.pickle last.pt agreement/notices.json
 agreement/answers/rank0.json crash-told ballast
 """
 FILES = (

@@ -36,7 +36,6 @@ from stepscope.cli import main
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from stepscope.memory.snapshots.load import SnapshotError
-from stepscope.memory.snapshots.open_snapshot import kept_summary
 from stepscope.recorder.recovery import note_end, recover_ended
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
@@ -86,7 +85,6 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "crash watch", lambda: CrashWatch(RunIndex(root)).look()
     yield "summary", lambda: row(read_run(folder), None)
     yield "files", lambda: (profiles(folder), snapshots(folder))
-    yield "snapshot", lambda: _kept_summary(folder / "snapshot-step-5.pickle")
     yield "checkpoint", lambda: read_checkpoint(folder / "last.pt")
     yield "sweeps", lambda: Sweeps(root, root / "examples").list_sweeps()
     yield "sweep", lambda: read_sweep(sweep_folder(root, SWEEP))
@@ -114,11 +112,6 @@ def _read_all(folder: Path) -> None:
     run.ranks, run.gpus, run.events(), run.config
     for metric in run.metrics[:5]:
         run.series(metric)
-
-
-def _kept_summary(path: Path) -> None:
-    with contextlib.suppress(OSError):  # as documented: the page says that it cannot be opened
-        kept_summary(path, path.parent)
 
 
 def attack(root: Path, client: TestClient, out: TextIO) -> None:

@@ -50,21 +50,6 @@ def segment(blocks: list[Json], address: int = ADDRESS, **more: Any) -> Json:
     } | more
 
 
-def action(
-    name: str, address: int, size: int, time_us: int = 0, line: int = 7, **more: Any
-) -> Json:
-    """Return an entry of a history."""
-    return {
-        "action": name,
-        "addr": address,
-        "size": size,
-        "stream": 0,
-        "time_us": 1_700_000_000_000_000 + time_us,
-        "frames": [frame(line)],
-        "user_metadata": "",
-    } | more
-
-
-def snapshot(blocks: list[Json], *traces: list[Json], **more: Any) -> Json:
-    """Return a snapshot of one segment with these blocks, and the histories of devices."""
-    return {"segments": [segment(blocks)], "device_traces": list(traces)} | more
+def snapshot(blocks: list[Json]) -> Json:
+    """Return a snapshot of one segment with these blocks, without a history."""
+    return {"segments": [segment(blocks)], "device_traces": []}

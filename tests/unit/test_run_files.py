@@ -10,10 +10,12 @@ import pytest
 from dashboard.run_files import (
     DOWNLOAD_LIMIT,
     SnapshotFile,
+    SnapshotLibrary,
     file_content,
     snapshots,
     tail,
     too_large_to_download,
+    upload_name,
 )
 
 
@@ -50,3 +52,57 @@ def test_only_the_end_of_a_regular_file_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe", "absent"):  # and does not wait for a writer of the pipe
         assert tail(tmp_path / name) is None
+
+
+def test_the_folder_of_snapshots_lists_plain_files_newest_first(tmp_path: Path) -> None:
+    offered = SnapshotLibrary(tmp_path)
+    assert offered.others() == []
+    offered.folder.mkdir()
+    for number, name in enumerate(
+        ["my file (ä).PICKLE", "b.pickle", "a.pkl", "c.txt", ".hidden.pickle", "a\nb.pickle"]
+    ):
+        (offered.folder / name).write_bytes(b"x")
+        os.utime(offered.folder / name, (number, number))
+    (offered.folder / "folder.pickle").mkdir()
+    assert [file.name for file in offered.others()] == ["a.pkl", "b.pickle", "my file (ä).PICKLE"]
+
+
+def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
+    offered = SnapshotLibrary(tmp_path)
+    names = [offered.keep("../x.pickle", content) for content in (b"1", b"2", b"3")]
+    assert names == ["x.pickle", "x-2.pickle", "x-3.pickle"]
+    assert [(offered.folder / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
+
+
+def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = SnapshotLibrary(tmp_path)
+    monkeypatch.setattr("dashboard.run_files.MAX_FILE_BYTES", 1000)
+    for name, size, told in (
+        ("a.exe", 1, "must end in .pickle"),
+        ("b.pickle", 0, "must have 1 to 1,000 bytes, got 0"),
+        ("b.pickle", 1001, "must have 1 to 1,000 bytes, got 1,001"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            offered.keep(name, bytes(size))
+    assert offered.keep("b.pickle", bytes(1000)) == "b.pickle"
+    assert [file.name for file in offered.others()] == ["b.pickle"]
+
+
+@pytest.mark.parametrize("name", ["", ".pickle/..", "a", "a.pickle.exe", "/etc/passwd"])
+def test_a_name_that_is_no_snapshots_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"name: must end in \.pickle"):
+        upload_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("../../x.pickle", "x.pickle"),
+        (".pickle", "snapshot.pickle"),
+        ("ä ö.PKL", "snapshot.pkl"),
+        ("a" * 300 + ".pickle", "a" * 100 + ".pickle"),
+        ("run/../snap\x00shot.pickle", "run-..-snap-shot.pickle"),
+    ],
+)
+def test_an_upload_gets_a_plain_name(name: str, kept: str) -> None:
+    assert upload_name(name) == kept

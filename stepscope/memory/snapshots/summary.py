@@ -1,210 +1,186 @@
-"""Summarize a snapshot for a page: largest allocation sites, modules, differences; no I/O."""
+"""Summarize a memory snapshot by stack, and compare two; no I/O.
+
+A snapshot may come from another version of torch or an untrusted file: malformed segments, blocks
+and frames are skipped, and a missing key counts as not recorded.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.common.formatting import printable
-from stepscope.memory.snapshots.load import MemorySnapshot
-from stepscope.memory.snapshots.segments import (
-    ACTIVE,
-    DeviceSegments,
-    PoolMemory,
-    blocks_of,
-    device_memory,
-    places,
-    segments_of,
-    whole,
-)
-from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of
-from stepscope.memory.snapshots.timeline import MAX_OOMS, MemoryTimeline, history
+from stepscope.memory.snapshots.stacks import frame_text
 
-MAX_SITES = 2000  # Stacks with live memory that are listed; programs have some hundred.
-MAX_TEXT_CHARS = 200
+MAX_STACKS = 1000  # Stacks with live memory that are listed; programs have some hundred.
+MAX_FRAMES = 100  # Frames of a stack, the innermost ones; those of C++ make up to 100.
+MAX_SIZE = 2**62  # Sizes in bytes from here on are invalid.
+ACTIVE = "active_allocated"
+Frames = tuple[str, ...]
+"""Lines of a stack, innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationSite:
-    """Live memory of one stack on one device at the end: allocated and requested bytes."""
+class LiveStack:
+    """Live blocks of one stack on one device; `frames` is () if torch did not record them."""
 
     device: int
-    stack: int
-    size: int
-    requested: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAllocation:
-    """An allocation that failed while the history was recorded, in bytes."""
-
-    device: int
-    requested: int
-    device_free: int | None
+    frames: Frames
+    size: int  # Bytes.
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
-    """The summary of a snapshot; frames of a stack are keys of `texts`, innermost first."""
+    """The live memory of a snapshot in bytes, all devices together."""
 
-    name: str
-    file_size: int
-    devices: tuple[DeviceSegments, ...]
-    places: tuple[PoolMemory, ...]
-    sites: tuple[AllocationSite, ...]  # Live at the end, the largest first.
-    sites_left: int  # Further sites, whose memory is in `size_left`.
-    size_left: int
-    histories: tuple[MemoryTimeline, ...]
-    failed: tuple[FailedAllocation, ...]
-    labels: tuple[str, ...]
-    texts: dict[int, str]
-    stacks: dict[int, tuple[int, ...]]
+    reserved: int
+    allocated: int
+    blocks: int
+    stacks: tuple[LiveStack, ...]  # The largest first, at most MAX_STACKS.
+    stack_count: int  # Of all stacks, listed or not.
 
-    def frames(self, stack: int) -> tuple[str, ...]:
-        """Return the lines of a stack, () if none was recorded."""
-        return tuple(self.texts[place] for place in self.stacks.get(stack, ()))
-
-    def module(self, stack: int) -> str | None:
-        """Return the module of a stack; None without one."""
-        return module_of(self.frames(stack))
+    @property
+    def left_size(self) -> int:
+        """Bytes of the stacks that are not listed."""
+        return self.allocated - sum(stack.size for stack in self.stacks)
 
 
-def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
-    """Return the summary of a snapshot. Raises OverflowError for sizes above 64 bits."""
-    table = snapshot.stacks
-    devices = device_memory(snapshot.segments, table)
-    sites = _sites(snapshot.segments, table)
-    histories = tuple(_histories(snapshot, devices))
-    failed = [
-        FailedAllocation(device, oom.requested, oom.device_free)
-        for device, trace in snapshot.traces.items()
-        for oom in trace.ooms
-    ]
-    used = [part.stack for memory in devices for row in memory.rows for part in row.parts]
-    used += [site.stack for site in sites[:MAX_SITES]]
-    for timeline in histories:
-        used += [band.stack for band in timeline.bands]
-        used += [held.stack for held in timeline.at_peak]
-    stacks = {number: table.frames[number] for number in sorted(set(used) - {NO_STACK})}
-    texts = {text: table.texts[text] for frames in stacks.values() for text in frames}
+def summarize(root: Mapping[Any, Any]) -> SnapshotSummary:
+    """Return the summary of a snapshot as torch writes it."""
+    sizes: Counter[tuple[int, Frames]] = Counter()
+    blocks: Counter[tuple[int, Frames]] = Counter()
+    reader = _StackReader()
+    reserved = 0
+    for segment in _segments(root.get("segments")):
+        device = _size(segment.get("device")) or 0
+        segment_size = 0
+        for block in _dicts(segment.get("blocks")):
+            size = _size(block.get("size"))
+            if size is None:
+                continue
+            segment_size += size
+            if block.get("state") == ACTIVE:
+                key = device, reader.read(block.get("frames"))
+                sizes[key] += size
+                blocks[key] += 1
+        reserved += max(_size(segment.get("total_size")) or 0, segment_size)
+    stacks = [LiveStack(*key, size, blocks[key]) for key, size in sizes.items()]
+    stacks.sort(key=lambda stack: (-stack.size, stack.device, stack.frames))
     return SnapshotSummary(
-        name=printable(snapshot.name)[:MAX_TEXT_CHARS],
-        file_size=snapshot.size,
-        devices=devices,
-        places=places(snapshot.segments),
-        sites=tuple(sites[:MAX_SITES]),
-        sites_left=len(sites[MAX_SITES:]),
-        size_left=sum(site.size for site in sites[MAX_SITES:]),
-        histories=histories,
-        failed=tuple(failed[:MAX_OOMS]),
-        labels=snapshot.labels,
-        texts=texts,
-        stacks=stacks,
+        reserved=reserved,
+        allocated=sizes.total(),
+        blocks=blocks.total(),
+        stacks=tuple(stacks[:MAX_STACKS]),
+        stack_count=len(stacks),
     )
 
 
-def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
-    sums: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for segment in segments_of(segments):
-        device = whole(segment.get("device")) or 0
-        for block in blocks_of(segment):
-            if block.state == ACTIVE:
-                total = sums[device, stacks.number(block.frames)]
-                total[0] += block.size
-                total[1] += block.requested
-                total[2] += 1
-    sites = [AllocationSite(*key, *numbers) for key, numbers in sums.items()]
-    return sorted(sites, key=lambda site: (-site.size, site.device, site.stack))
+class _StackReader:
+    """Reads each list of frames once; the snapshot keeps the lists alive, so ids are unique."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, tuple[str, ...]] = {}
+        self._texts: dict[int, str | None] = {}
+
+    def read(self, frames: object) -> tuple[str, ...]:
+        """Return the lines of a stack."""
+        if not isinstance(frames, list | tuple):
+            return ()
+        if id(frames) not in self._stacks:
+            texts = map(self._text, frames[:MAX_FRAMES])
+            self._stacks[id(frames)] = tuple(text for text in texts if text is not None)
+        return self._stacks[id(frames)]
+
+    def _text(self, frame: object) -> str | None:
+        if id(frame) not in self._texts:
+            self._texts[id(frame)] = frame_text(frame)
+        return self._texts[id(frame)]
 
 
-def _histories(
-    snapshot: MemorySnapshot, devices: Iterable[DeviceSegments]
-) -> Iterator[MemoryTimeline]:
-    reserved = {memory.device: memory.parts.reserved for memory in devices}
-    live: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for segment in segments_of(snapshot.segments):
-        device, begin = whole(segment.get("device")) or 0, whole(segment.get("address"))
-        for block in blocks_of(segment):
-            address = block.address
-            if address is None and begin is not None:
-                address = begin + block.start
-            if block.state == ACTIVE and address is not None:
-                live[device][address] = block.requested
-    for device, trace in snapshot.traces.items():
-        timeline = history(device, trace, live[device], reserved.get(device))
-        if timeline is not None:
-            yield timeline
+def _segments(segments: object) -> Iterator[dict[str, Any]]:
+    """Yield distinct segments with distinct blocks: a small file can list one a million times."""
+    seen: set[int] = set()
+    for segment in _dicts(segments):
+        blocks = segment.get("blocks")
+        ids = {id(segment), id(blocks)} if isinstance(blocks, list) else {id(segment)}
+        if not ids & seen:
+            seen |= ids
+            yield segment
+
+
+def _dicts(items: object) -> Iterator[dict[str, Any]]:
+    """Yield the dicts of a list; nothing for another type."""
+    if isinstance(items, list | tuple):
+        yield from (item for item in items if type(item) is dict)
+
+
+def _size(value: object) -> int | None:
+    """Return a number of bytes or of a device; None if it is invalid."""
+    return value if type(value) is int and 0 <= value < MAX_SIZE else None
 
 
 @dataclass(frozen=True, slots=True)
-class StackDiff:
-    """Live bytes and blocks of one stack in both snapshots."""
+class StackChange:
+    """Live bytes and blocks of one stack in two snapshots."""
 
-    frames: tuple[str, ...]
-    module: str | None
+    frames: Frames
     before: int
     after: int
-    count_before: int
-    count_after: int
+    blocks_before: int
+    blocks_after: int
 
     @property
-    def more(self) -> int:
+    def size(self) -> int:
         """Change of the live bytes, negative for freed bytes."""
         return self.after - self.before
+
+    @property
+    def blocks(self) -> int:
+        """Change of the number of live blocks."""
+        return self.blocks_after - self.blocks_before
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDiff:
     """The changes from one snapshot to another, the largest first, all devices together."""
 
-    changes: tuple[StackDiff, ...]
+    changes: tuple[StackChange, ...]
     before: int  # All live bytes.
     after: int
-    complete: bool  # False if one of both has more stacks than are listed and compared.
+    complete: bool  # False if either has stacks that are not listed, and so not compared.
 
 
 def difference(first: SnapshotSummary, second: SnapshotSummary) -> SnapshotDiff:
     """Return the changes of live memory by the allocating stack: addresses differ across runs."""
-    sums: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for side, summary in enumerate((first, second)):
-        for site in summary.sites:
-            total = sums[summary.frames(site.stack)]
-            total[side] += site.size
-            total[2 + side] += site.count
-    changes = (StackDiff(frames, module_of(frames), *total) for frames, total in sums.items())
-    changed = [one for one in changes if one.more or one.count_before != one.count_after]
+    sizes_before, blocks_before = _by_frames(first)
+    sizes_after, blocks_after = _by_frames(second)
+    changes = [
+        StackChange(
+            frames=frames,
+            before=sizes_before[frames],
+            after=sizes_after[frames],
+            blocks_before=blocks_before[frames],
+            blocks_after=blocks_after[frames],
+        )
+        for frames in {*blocks_before, *blocks_after}
+    ]
+    changed = [change for change in changes if change.size or change.blocks]
+    changed.sort(key=lambda change: (-abs(change.size), change.frames))
     return SnapshotDiff(
-        tuple(sorted(changed, key=lambda one: (-abs(one.more), one.frames))),
-        live_bytes(first),
-        live_bytes(second),
-        complete=not first.sites_left and not second.sites_left,
+        changes=tuple(changed),
+        before=first.allocated,
+        after=second.allocated,
+        complete=max(first.stack_count, second.stack_count) <= MAX_STACKS,
     )
 
 
-def live_bytes(summary: SnapshotSummary) -> int:
-    """Return the bytes of all live blocks."""
-    return sum(site.size for site in summary.sites) + summary.size_left
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleMemory:
-    """Live bytes of all stacks of one module; None for stacks without a module."""
-
-    module: str | None
-    size: int
-    count: int
-
-
-def by_module(summary: SnapshotSummary, device: int | None = None) -> tuple[ModuleMemory, ...]:
-    """Return the live bytes by module, the largest first; without a device of all together."""
-    sums: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
-    for site in summary.sites:
-        if device is None or site.device == device:
-            total = sums[summary.module(site.stack)]
-            total[0] += site.size
-            total[1] += site.count
-    modules = [ModuleMemory(module, *numbers) for module, numbers in sums.items()]
-    return tuple(sorted(modules, key=lambda one: (-one.size, one.module or "")))
+def _by_frames(summary: SnapshotSummary) -> tuple[Counter[Frames], Counter[Frames]]:
+    """Return the bytes and the number of live blocks by stack."""
+    sizes: Counter[Frames] = Counter()
+    blocks: Counter[Frames] = Counter()
+    for stack in summary.stacks:
+        sizes[stack.frames] += stack.size
+        blocks[stack.frames] += stack.blocks
+    return sizes, blocks
