@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import at_most, report, say, wait_for_quiet
+from stepscope.distributed.hangs.cases import Hang, HangCause
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.hangs.job_state import Hang, HangCause
 from tests.support.hanging_job import STARTS_S, Job, hanging
 
 KINDS = {

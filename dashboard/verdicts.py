@@ -23,7 +23,7 @@ from stepscope.bottleneck.classify import (
 )
 from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
-from stepscope.distributed.hangs.job_state import Hang
+from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.stragglers.detect import StragglerVerdict
 from stepscope.metrics import Stream
 from stepscope.recorder.final_values import last_value, read_newest

@@ -32,7 +32,7 @@ from dashboard.ranks.job_ranks import ranks_answer, read_job
 from dashboard.run_look import RunLook
 from dashboard.sources import source_state
 from dashboard.verdicts import as_json, rank_verdict
-from stepscope.distributed.hangs.job_state import Hang
+from stepscope.distributed.hangs.cases import Hang
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreError, StoreReader
 from stepscope.store.reader import Axis

@@ -17,12 +17,11 @@ from operator import or_
 from stepscope.alerts import settings as named
 from stepscope.alerts.settings import AlertRule, AlertState
 from stepscope.common.formatting import format_bytes, format_duration
+from stepscope.common.stall_detector import StepGap
 from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import BY_KEY, Stream, Unit
 
 RETRIED_S = 60.0  # time for which a retried allocation counts
-WARM_STEPS = 3  # steps before a run counts as warm: the first ones compile and allocate
-PATIENCE = 2.0  # factor on the longest wait for a step so far, after which a run is stuck
 LOSSES = ("train/loss", "val/loss")
 
 
@@ -81,34 +80,6 @@ class AlertInstance:
         return AlertState.RAISED if self.raised else AlertState.CLEARED
 
 
-@dataclass(slots=True)
-class StallDetector:
-    """Measures the time without a due step, and the longest such time that a step ended."""
-
-    longest_s: float = 0.0  # Some trainings validate for minutes without any recorded metric.
-    _changes: int = 0
-    _step: int | None = None
-    _sign: int = 0
-    _since: float = 0.0
-
-    @property
-    def is_warm(self) -> bool:
-        """True after the run's first steps."""
-        return self._changes >= WARM_STEPS
-
-    def update(self, now: float, step: int, *, due: bool, sign: int) -> float | None:
-        """Return the seconds without a step or other work (`sign`), or None if no step is due."""
-        moved = self._step is not None and step != self._step
-        if moved:
-            if self.is_warm:
-                self.longest_s = max(self.longest_s, now - self._since)
-            self._changes += 1
-        if self._step is None or moved or sign != self._sign or not due:
-            self._since = now
-        self._step, self._sign = step, sign
-        return now - self._since if due and self.is_warm else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertFacts:
     """Input of one evaluation.
@@ -116,13 +87,12 @@ class AlertFacts:
     `values`: since the last evaluation, by source and metric, newest last; `odd_steps`: step of the
     first non-finite value. `lost`: reason by UUID of each lost GPU; `labels`: names of GPUs.
     `trains_on`: GPUs of all processes of the run; `own`: the GPU of this process; `own_total`: its
-    memory in bytes, used without NVML. `step_due`: the run trains, and no command holds it up.
+    memory in bytes, used without NVML. `gap`: the time without a step, None unless one is due.
     """
 
     now: float
     step: int = 0
-    step_due: bool = False
-    sign: int = 0
+    gap: StepGap | None = None
     values: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
     odd_steps: Mapping[tuple[str, str], int] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -169,8 +139,6 @@ class AlertEvaluator:
     def __init__(self, rules: Sequence[AlertRule]) -> None:
         self._rules = [rule for rule in rules if rule.enabled and rule.name not in named.ENDINGS]
         self._alarms: dict[tuple[str, str], AlertInstance] = {}
-        self._clock = StallDetector()
-        self._silent_s: float | None = None
         self._retries: float | None = None
         self._retried_at = -math.inf
         self._special: dict[str, Callable[[AlertFacts], Iterable[Reading]]] = {
@@ -184,9 +152,6 @@ class AlertEvaluator:
 
     def evaluate(self, facts: AlertFacts) -> list[AlarmChange]:
         """Return the alert instances that changed; call it about once a second."""
-        self._silent_s = self._clock.update(
-            facts.now, facts.step, due=facts.step_due, sign=facts.sign
-        )
         changes = []
         for rule in self._rules:
             readings = (
@@ -201,9 +166,7 @@ class AlertEvaluator:
         source = reading.source
         alarm = self._alarms.get((rule.name, source))
         if alarm is None:
-            for_s = (
-                0.0 if rule.name == named.NO_STEP else rule.for_s
-            )  # StallDetector has waited already
+            for_s = 0.0 if rule.name == named.NO_STEP else rule.for_s  # The gap is that long.
             alarm = self._alarms[rule.name, source] = AlertInstance(for_s, rule.clear_s)
         state = alarm.update(facts.now, condition_of(rule, reading.values))
         if state is None:
@@ -253,20 +216,18 @@ class AlertEvaluator:
 
     def _steps(self, facts: AlertFacts) -> Iterator[Reading]:
         """Yield 1 if the run has been without a step for too long."""
-        silent_s = self._silent_s
-        if silent_s is None:
+        if facts.gap is None:
             yield Reading("", ())
             return
         for_s = next(rule.for_s for rule in self._rules if rule.name == named.NO_STEP)
-        is_stuck = silent_s >= max(for_s, PATIENCE * self._clock.longest_s)
-        yield Reading("", (float(is_stuck),), silent_s, format_duration(silent_s))
+        seconds = facts.gap.seconds
+        yield Reading("", (float(facts.gap.is_stall(for_s)),), seconds, format_duration(seconds))
 
     def _idle(self, facts: AlertFacts) -> Iterator[Reading]:
-        works = facts.step_due and self._clock.is_warm
         for uuid, values in facts.of_metric("gpu/util"):
             if uuid in facts.trains_on:
                 shown = _with_unit("gpu/util", values[-1])
-                yield Reading(uuid, values if works else (), values[-1], shown)
+                yield Reading(uuid, values if facts.gap else (), values[-1], shown)
 
     def _lost(self, facts: AlertFacts) -> Iterator[Reading]:
         """Yield 1 for each lost GPU, 0 for a recovered GPU."""

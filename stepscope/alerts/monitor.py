@@ -27,6 +27,7 @@ from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.settings import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertSettings, AlertState
 from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common.formatting import number_name
+from stepscope.common.stall_detector import StepGap
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
 from stepscope.run.rank_info import UNREADABLE, RankExit, now_of, rank_numbers, read_run_json
@@ -49,9 +50,8 @@ SeriesKey = tuple[str, str]  # source ("" for the process, a UUID for a GPU) and
 class AlertMonitor:
     """Evaluates the alert rules of one process's run.
 
-    `busy` returns True while a command holds the training up. `stuck` returns why a job makes no
-    step, or None. `signs` returns a number that rises with work other than steps. `saw` and `look`
-    run in the writer thread, `ended` and `close` in the thread that closes the run.
+    `add` and `check` run in the writer thread, `ended` and `close` in the thread that closes the
+    run.
     """
 
     def __init__(
@@ -60,12 +60,8 @@ class AlertMonitor:
         folder: Path,
         *,
         rank: int = 0,
-        signs: Callable[[], int] = int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.busy: Callable[[], bool] = lambda: False
-        self.stuck: Callable[[], str | None] = lambda: None
-        self._signs = signs
         self._settings = settings
         self._folder = folder
         self._rank = rank
@@ -90,7 +86,7 @@ class AlertMonitor:
             log.warning("stepscope: alerts: %s", text)
         self._broken = settings.path is None
 
-    def saw(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
+    def add(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
         """Add stored rows and events."""
         if self._broken:
             return
@@ -104,15 +100,19 @@ class AlertMonitor:
         except Exception as error:  # noqa: BLE001 - it must not end the writer thread
             self._give_up(error)
 
-    def look(self, run_json: RunJson, step: int) -> list[EventParts]:
-        """Evaluate all rules; return the events to write."""
+    def check(
+        self, run_json: RunJson, step: int, gap: StepGap | None, hang: str | None
+    ) -> list[EventParts]:
+        """Evaluate all rules; return the events to write. `hang` is why a job makes no step."""
         events: list[EventParts] = [(PROBLEM_KIND, text, {}) for text in self._problems]
         self._problems = ()
         if self._broken:
             return events
         try:
-            facts = self._facts(run_json, step)
+            facts = self._facts(run_json, step, gap)
             for change in self._evaluator.evaluate(facts):
+                if change.rule.name == NO_STEP and change.state is AlertState.RAISED and hang:
+                    change = replace(change, text=f"{change.text}. {hang}")
                 events.append(self._report(change, run_json, facts))
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
@@ -185,12 +185,9 @@ class AlertMonitor:
         held = {place: last for place, (last, until) in self._last.items() if now < until}
         return held | fresh
 
-    def _facts(self, run_json: RunJson, step: int) -> AlertFacts:
+    def _facts(self, run_json: RunJson, step: int, gap: StepGap | None) -> AlertFacts:
         now = self._clock()
         odd_steps, self._odd_steps = self._odd_steps, {}
-        total = run_json.get("total_steps")
-        has_ended = type(total) is int and 0 < total <= step
-        due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
         own, memory = training_gpu(run_json), run_json.get("device_memory")
         trains_on = frozenset() if own is None else frozenset({own})
         # One rank samples the GPUs of all.
@@ -201,8 +198,7 @@ class AlertMonitor:
         return AlertFacts(
             now=now,
             step=step,
-            step_due=due,
-            sign=self._signs(),
+            gap=gap,
             values=self._take_values(now),
             odd_steps=odd_steps,
             lost=self._lost,
@@ -215,9 +211,6 @@ class AlertMonitor:
     def _report(self, change: AlarmChange, run_json: RunJson, facts: AlertFacts) -> EventParts:
         """Return the event of an alert, and deliver it; delivery errors lose no event."""
         is_hang = change.rule.name == NO_STEP
-        cause = self.stuck() if is_hang and change.state is AlertState.RAISED else None
-        if cause is not None:  # the rank and the collective
-            change = replace(change, text=f"{change.text}. {cause}")
         is_gpu = change.source in facts.labels or change.source in facts.lost
         device = change.source if is_gpu else None
         alert = make_alert(change, run_json, self._folder, self._rank, facts.step, device)

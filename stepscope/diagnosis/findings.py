@@ -10,8 +10,8 @@ from typing import Any
 from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
 from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
+from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.hangs.job_state import Hang
 from stepscope.distributed.stragglers.detect import StragglerKind, StragglerVerdict
 from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent_times
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase

@@ -27,7 +27,7 @@ from stepscope.distributed.flight_recorder import FlightRecorderDump, counts, pa
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 MAX_BYTES = 64 * 2**20  # 2,000 collectives with stacks, which torch always adds, take some 10 MiB.
-WAIT_S = 3.0  # Timeout of one `look`: the monitor reads its pipe once a second.
+WAIT_S = 3.0  # Timeout of one `read`: the monitor reads its pipe once a second.
 LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
 OURS = "nccl-record-"  # Begins the name of a dump in the run folder; torch appends the rank.
@@ -105,7 +105,7 @@ class NcclRecord:
         self._counts: Any = None  # The numbers of the collectives when `_dump` was requested.
         self._requested: tuple[float, int, Any] | None = None  # Time, mtime before, and numbers.
 
-    def look(self, rank: int) -> FlightRecorderDump | str:
+    def read(self, rank: int) -> FlightRecorderDump | str:
         """Return the present dump, or the reason why it is missing; waits up to WAIT_S."""
         until = time.monotonic() + WAIT_S
         while (result := self._poll(rank)) is None:

@@ -18,7 +18,7 @@ from stepscope.common.json_values import dict_of
 from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, compare_runs
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
 from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
-from stepscope.distributed.hangs.diagnose import read_record
+from stepscope.distributed.hangs.record import read_record
 from stepscope.lab.report import HEADINGS, closing, ordered
 from stepscope.lab.report import rows as verdict_rows
 from stepscope.memory.oom.reader import judged
@@ -163,8 +163,9 @@ def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
         rows = {
             "waiting ranks": ", ".join(map(str, hang.waiting[:MAX_ROWS])),
             "wait for ranks": ", ".join(map(str, hang.ranks[:MAX_ROWS])),
-            "collective": hang.operation and f"{hang.operation} #{hang.sequence}",
-            **{"process group": hang.group, "phase": hang.phase, "last step": str(hang.step)},
+            "operation": hang.operation,
+            "phase": hang.phase,
+            "last step": str(hang.step),
         }
         values = [(name, value or "unknown") for name, value in rows.items()]
         report.table("Hang", ("property", "value"), values)

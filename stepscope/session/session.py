@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +20,7 @@ from stepscope.commands.command import Command
 from stepscope.commands.job_commands import JobCommands
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
+from stepscope.common.stall_detector import StallDetector
 from stepscope.distributed.debug_pipe import open_pipe
 from stepscope.distributed.hangs.watchdog import HangWatchdog
 from stepscope.gpu.device_info import DeviceInfo
@@ -81,12 +84,11 @@ class Session:
         self.job: JobCommands | None = None  # commands of a job of several ranks
         if ranks > 1:
             self.share_commands(ranks, lead)
-        self.alerts = AlertMonitor(
-            alert_settings.load(), folder, rank=rank, signs=lambda: self.recorder.signs
-        )
-        self.hang = HangWatchdog(self.recorder, rank)
-        self.recorder.observe(self.alerts.saw, self._look)
-        self.alerts.stuck = lambda: self.hang.text
+        self.alerts = AlertMonitor(alert_settings.load(), folder, rank=rank)
+        self._stalls = StallDetector()
+        self._hangs = HangWatchdog(self.recorder, rank, self._stalls)
+        self._is_busy: Callable[[], bool] = lambda: False  # a command holds the training up
+        self.recorder.observe(self.alerts.add, self._check)
         self._code = code
         self._pid = os.getpid()
         self._rank = rank
@@ -167,8 +169,7 @@ class Session:
         recorder = self.recorder
         if self.job is not None:
             self.job.step = lambda: recorder.step if (found := alive()) is None else found.step()
-        self.alerts.busy = lambda: (found := alive()) is not None and found.busy
-        self.hang.busy = self.alerts.busy
+        self._is_busy = lambda: (found := alive()) is not None and found.busy
         return server
 
     def told_case(
@@ -209,7 +210,7 @@ class Session:
             try:
                 self._at_close.close()
             finally:  # Ctrl-C may come during a join
-                self.hang.close(status)
+                self._hangs.close(status)
                 recorder = self.recorder
                 event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
                 if event is not None:
@@ -217,11 +218,22 @@ class Session:
                 recorder.close(status, reason)
                 self.alerts.close()
 
-    def _look(
+    def _check(
         self, run_json: Mapping[str, Any], step: int
     ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        # The hang first: an alert quotes its text.
-        return [*self.hang.look(run_json, step), *self.alerts.look(run_json, step)]
+        """Return the events of hangs and alerts; called about once a second."""
+        total_steps = run_json.get("total_steps") or math.inf
+        is_training = run_json.get("status") == RunStatus.RUNNING and step < total_steps
+        gap = self._stalls.update(
+            time.monotonic(),
+            step,
+            due=is_training and not self._is_busy(),
+            work=self.recorder.signs,
+        )
+        hang_events = self._hangs.check(run_json, step, gap)
+        hang = self._hangs.hang
+        cause = None if hang is None else hang.what  # An alert quotes it.
+        return [*hang_events, *self.alerts.check(run_json, step, gap, cause)]
 
 
 def listed(gpu: DeviceInfo) -> GpuEntry:

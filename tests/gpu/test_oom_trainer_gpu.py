@@ -78,7 +78,7 @@ def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
     assert verdict.case is OomCause.TOO_BIG, verdict.text
     assert report.ended
     assert report.last.steps_done == 0
-    assert report.last.phase in ("forward", "data")
+    assert report.last.phase in ("forward", "input")
     assert [step.name for step in verdict.next][:2] == ["batch_size", "activation_checkpointing"]
     reason = run_json(tmp_path / "r")["reason"]
     assert reason.startswith("The GPU ran out of memory (tried to allocate")

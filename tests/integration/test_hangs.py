@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.distributed.hangs.cases import HangCause
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.hangs.job_state import HangCause
 from stepscope.report.reports import run_report
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreReader
@@ -27,7 +27,7 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
             found = job.hang()
         assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
         assert found.waiting == (0, 2)
-        assert (found.operation, found.sequence) == ("all_reduce", 81)
+        assert found.operation == "all_reduce #81 (16 B)"
         assert "in hang." in found.text
         run = job.run
         assert run is not None

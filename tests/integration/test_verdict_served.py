@@ -10,7 +10,7 @@ from pathlib import Path
 from dashboard.run_look import RunLook
 from dashboard.services import Services
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.hangs.record import hang_name, parse
+from stepscope.distributed.hangs.record import hang_name, read_record
 from stepscope.memory.oom.record import OomReport
 from stepscope.run import process_identity, rank_json, write_run_json
 from tests.support.oom_records import PIECES
@@ -65,7 +65,8 @@ def test_a_job_that_hangs_says_so_while_it_does(server: Services, tmp_path: Path
     folder = write_run(tmp_path / "job", {**live, "rank": 0}, steps=rows(0.06))
     write_run_json(folder, {**live, "rank": 1}, rank_json(1))
     for number in range(2):
-        record = parse((HANGS / "sleep-gloo" / hang_name(number)).read_bytes())
+        record = read_record(HANGS / "sleep-gloo", number)
+        assert record is not None
         record = replace(record, since=now - 9, seen=now)
         (folder / hang_name(number)).write_text(json.dumps(asdict(record)))
     server.hangs = RunLook(

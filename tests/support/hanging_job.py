@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.hangs.job_state import Hang
 from stepscope.run import RunError, RunInfo, read_run, run_folders
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stepscope.alerts.evaluator import (
-    PATIENCE,
     RETRIED_S,
     AlarmChange,
     AlertEvaluator,
@@ -27,9 +26,11 @@ from stepscope.alerts.settings import (
     AlertRule,
     AlertState,
 )
+from stepscope.common.stall_detector import StepGap
 
 GPU, OTHER = "GPU-a", "GPU-b"
 GIB = 2.0**30
+BUSY = StepGap(0.0, 0.1, 0.0)
 
 
 def facts(now: float, **known: Any) -> AlertFacts:
@@ -37,7 +38,7 @@ def facts(now: float, **known: Any) -> AlertFacts:
     values = {place: (value,) for place, value in known.pop("values", {}).items()}
     base: dict[str, Any] = {
         "step": int(now),
-        "step_due": True,
+        "gap": BUSY,
         "trains_on": frozenset({GPU}),
         "own": GPU,
         "labels": {GPU: "NVIDIA A100", OTHER: "NVIDIA T4"},
@@ -153,38 +154,22 @@ def test_each_loss_has_its_own_alert_with_its_step() -> None:
     assert cleared.text == "Loss not finite (train/loss): cleared after 12 s"
 
 
-def stalled(from_s: int, to_s: int, step: int = 9, **known: Any) -> list[AlertFacts]:
-    return [facts(now, step=step, **known) for now in range(from_s, to_s)]
-
-
-def steps(count: int, every_s: int = 1) -> list[AlertFacts]:
-    return [facts(every_s * step, step=step) for step in range(count)]
+def gaps(*seconds: float | None, longest_s: float = 0.0) -> list[AlertFacts]:
+    """Return the facts of a run at step 9, without a step for these times; None: none is due."""
+    known = (None if one is None else StepGap(one, 0.1, longest_s) for one in seconds)
+    return [facts(now, step=9, gap=gap) for now, gap in enumerate(known)]
 
 
 def test_a_minute_without_a_step_is_raised_once_and_cleared_at_the_next_step() -> None:
-    looks = [*steps(10), *stalled(10, 200), facts(200, step=10), facts(201, step=11)]
-    assert states(looks) == [(69, NO_STEP, "raised"), (200, NO_STEP, "cleared")]
+    looks = gaps(58, 59, 60, 61, 500, 0, 1)
+    assert states(looks) == [(2, NO_STEP, "raised"), (5, NO_STEP, "cleared")]
     raised = changes(*looks)[0]
     assert (raised.text, raised.value) == ("No step for 1 min 00 s: the last was step 9", 60)
 
 
-@pytest.mark.parametrize(
-    "quiet",
-    [
-        [*steps(10), *stalled(10, 500, step_due=False), *stalled(500, 550)],
-        [*steps(10), *(facts(now, step=9, sign=now // 30) for now in range(10, 500))],
-        [look for step in range(3) for look in stalled(300 * step, 300 * step + 300, step)],
-    ],
-    ids=["paused", "validates", "compiles its first steps"],
-)
-def test_a_run_without_a_due_step_raises_nothing(quiet: list[AlertFacts]) -> None:
-    assert changes(*quiet) == []
-
-
-def test_long_steps_raise_the_limit_for_the_next_ones() -> None:
-    # The first long step raised an alert; after it the limit is known.
-    found = states([*steps(10, every_s=100), *stalled(900, 2000)])
-    assert [now for now, _, state in found if state == "raised"][-1] == 900 + PATIENCE * 100
+def test_a_gap_that_is_usual_or_not_known_raises_nothing() -> None:
+    assert states(gaps(None, None, 59)) == []
+    assert states(gaps(100, 149, 150, longest_s=100)) == [(2, NO_STEP, "raised")]
 
 
 def idle(util: float, from_s: int, to_s: int, **known: Any) -> list[AlertFacts]:
@@ -193,7 +178,7 @@ def idle(util: float, from_s: int, to_s: int, **known: Any) -> list[AlertFacts]:
 
 
 def test_an_idle_gpu_is_raised_after_a_minute_of_training_on_it() -> None:
-    looks = [*steps(5), *idle(0, 5, 100), *idle(80, 100, 120)]
+    looks = [*idle(0, 5, 100), *idle(80, 100, 120)]
     assert states(looks) == [(65, GPU_IDLE, "raised"), (110, GPU_IDLE, "cleared")]
     assert changes(*looks)[0].text == (
         "NVIDIA A100 is idle: utilization below 5% for 1 min 00 s, while the run trains on it"
@@ -203,13 +188,12 @@ def test_an_idle_gpu_is_raised_after_a_minute_of_training_on_it() -> None:
 @pytest.mark.parametrize(
     "looks",
     [
-        [*steps(5), *idle(6, 5, 200)],
-        [*steps(5), *idle(0, 5, 200, step_due=False)],
-        [*steps(5), *idle(0, 5, 200, trains_on=frozenset(), own=None)],
-        idle(0, 0, 200, step=0),
-        [*steps(5), *idle(0, 5, 60), *idle(50, 60, 61), *idle(0, 61, 110)],
+        idle(6, 5, 200),
+        idle(0, 5, 200, gap=None),
+        idle(0, 5, 200, trains_on=frozenset(), own=None),
+        [*idle(0, 5, 60), *idle(50, 60, 61), *idle(0, 61, 110)],
     ],
-    ids=["busy", "paused", "on the CPU", "before the first steps", "not for long enough"],
+    ids=["busy", "no step is due", "on the CPU", "not for long enough"],
 )
 def test_a_gpu_may_be_idle(looks: list[AlertFacts]) -> None:
     assert GPU_IDLE not in {change.rule.name for change in changes(*looks)}

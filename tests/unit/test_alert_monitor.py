@@ -14,6 +14,7 @@ import pytest
 from stepscope.alerts.monitor import STALE_S, AlertMonitor
 from stepscope.alerts.notifier import AlertNotifier
 from stepscope.alerts.settings import DEFAULTS, AlertRule, AlertSettings
+from stepscope.common.stall_detector import StepGap
 from stepscope.run import RunStatus
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import RECORDED_NAN, Event, Sample
@@ -46,22 +47,22 @@ class Bench:
         keys = tuple(key.replace("_", "/", 1) for key in values)
         count = len(next(iter(values.values())))
         axis = np.arange(count, dtype=float)
-        self.watch.saw(SeriesBlock.raw(keys, axis, axis, np.array(list(values.values()))), ())
+        self.watch.add(SeriesBlock.raw(keys, axis, axis, np.array(list(values.values()))), ())
 
     def sampled(self, source: str, **values: float) -> None:
         named = {key.replace("_", "/", 1): value for key, value in values.items()}
         stream = "devices" if source else "samples"
-        self.watch.saw(NOTHING, [Sample(stream, source, 0.0, 0, named)])
+        self.watch.add(NOTHING, [Sample(stream, source, 0.0, 0, named)])
 
-    def look(self, step: int = 0) -> list[str]:
+    def look(self, gap: StepGap | None = None) -> list[str]:
         self.now += 1
         return [
             f"{data['rule']} {data['state']} {data.get('uuid', '')}".strip()
-            for *_, data in self.watch.look(self.run_json, step)
+            for *_, data in self.watch.check(self.run_json, 5, gap, None)
         ]
 
-    def looks(self, count: int, step: int = 0) -> list[str]:
-        return [change for _ in range(count) for change in self.look(step)]
+    def looks(self, count: int) -> list[str]:
+        return [change for _ in range(count) for change in self.look()]
 
 
 def test_one_rank_reports_the_gpus_that_all_ranks_train_on(tmp_path: Path) -> None:
@@ -113,45 +114,28 @@ def test_a_nan_between_two_looks_is_seen_and_a_missing_value_is_not_one(tmp_path
     assert bench.look() == ["loss_not_finite raised"]
 
 
-@pytest.mark.parametrize(
-    ("change", "busy", "is_due"),
-    [
-        ({}, False, True),
-        ({}, True, False),
-        ({"status": "paused"}, False, False),
-        ({"status": "pending"}, False, False),
-        ({"total_steps": 5}, False, False),
-        ({"total_steps": 6}, False, True),
-        ({"total_steps": "many"}, False, True),
-    ],
-)
-def test_a_step_is_due_while_the_run_trains(
-    tmp_path: Path, change: dict[str, Any], busy: bool, is_due: bool
+def test_a_hang_of_a_job_is_delivered_once_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path)
-    assert [change for step in range(6) for change in bench.look(step)] == []
-    bench.run_json |= change
-    bench.watch.busy = lambda: busy
-    assert bench.looks(70, 5) == ["no_step raised"] * is_due
-
-
-def test_a_hang_of_a_job_is_delivered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     delivered = []
     monkeypatch.setattr(AlertNotifier, "deliver", lambda self, alert: delivered.append(alert))
     for rank in range(3):
         bench = Bench(tmp_path, rank=rank, run_json={"world_size": 3})
-        found = [change for look in range(70) for change in bench.look(min(look, 5))]
-        assert found == ["no_step raised"]
+        [(_, text, data)] = bench.watch.check(
+            bench.run_json, 5, StepGap(60.0, 0.1, 0.0), "Rank 1 did not enter all_reduce #7."
+        )
+        assert data["rule"] == "no_step"
+        assert text.endswith("step 5. Rank 1 did not enter all_reduce #7.")
     assert [(alert.rule, alert.rank) for alert in delivered] == [("no_step", 0)]
 
 
 def test_lost_and_recovered_gpus_are_events_of_the_sampler(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     lost = Event(0.0, 0, 0, "gpu_lost", "GPU 1 (H100): GPU is lost", {"uuid": "GPU-b"})
-    bench.watch.saw(NOTHING, [lost])
+    bench.watch.add(NOTHING, [lost])
     assert bench.looks(2) == ["gpu_lost raised GPU-b"]
     back = Event(0.0, 0, 0, "gpu_recovered", "GPU 1 (H100): answers again", {"uuid": "GPU-b"})
-    bench.watch.saw(NOTHING, [back])
+    bench.watch.add(NOTHING, [back])
     assert bench.looks(30) == []
     assert bench.look() == ["gpu_lost cleared GPU-b"]
 
@@ -194,6 +178,6 @@ def test_the_end_of_a_run_is_reported_by_the_rank_that_caused_it(
 def test_disabled_alerts_have_no_events(tmp_path: Path) -> None:
     watch = AlertMonitor(AlertSettings(), tmp_path)
     block = SeriesBlock.raw(("train/loss",), np.zeros(1), np.zeros(1), np.array([[RECORDED_NAN]]))
-    watch.saw(block, ())
-    assert watch.look({"status": "running"}, 0) == []
+    watch.add(block, ())
+    assert watch.check({"status": "running"}, 0, StepGap(99.0, 0.1, 0.0), None) == []
     assert watch.ended({}, 0, RunStatus.FAILED, "no") is None

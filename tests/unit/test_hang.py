@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from stepscope.distributed.flight_recorder import Collective
-from stepscope.distributed.hangs.causes import PATIENCE_S
-from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of, judge
-from stepscope.distributed.hangs.job_state import Hang, HangCause, RankLiveness, RankObservation
-from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name, parse
+from stepscope.distributed.hangs.cases import (
+    PATIENCE_S,
+    Hang,
+    HangCause,
+    RankObservation,
+    find_hang,
+)
+from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
+from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name, read_record
 from stepscope.run import STALE_S, process_identity, rank_json, read_run, write_run_json
 
 DATA = Path(__file__).parents[1] / "data" / "hangs"
@@ -23,24 +28,18 @@ DATA = Path(__file__).parents[1] / "data" / "hangs"
 
 def recorded(case: str) -> list[RankObservation]:
     """Return the ranks of a hang as they wrote it."""
-    files = (DATA / case / hang_name(number) for number in range(2))
-    return [state(number, parse(file.read_bytes())) for number, file in enumerate(files)]
+    found = [state(rank, read_record(DATA / case, rank)) for rank in range(2)]
+    assert all(one.record for one in found)
+    return found
 
 
-def state(
-    rank: int, record: HangRecord | None, condition: RankLiveness = RankLiveness.ALIVE
-) -> RankObservation:
-    return RankObservation(
-        rank=rank, host="node1", pid=100 + rank, condition=condition, beat_age_s=12.0, record=record
-    )
+def state(rank: int, record: HangRecord | None, lost: HangCause | None = None) -> RankObservation:
+    process = f"process {100 + rank} on node1"
+    return RankObservation(rank=rank, process=process, lost=lost, record=record)
 
 
-def judged(
-    ranks: list[RankObservation], world_size: int | None = None, *, ended: bool = False
-) -> Hang:
-    records = [one.record for one in ranks if one.record is not None]
-    now = max(record.seen for record in records)
-    found = judge(ranks, now, world_size or len(ranks), ended=ended)
+def found_in(ranks: list[RankObservation], world_size: int = 0, *, ended: bool = False) -> Hang:
+    found = find_hang(ranks, world_size or len(ranks), ended=ended)
     assert found is not None
     return found
 
@@ -62,45 +61,45 @@ def works(rank: int, last: int = 6, members: int = 4) -> HangRecord:
     return replace(record, collectives=(done,), frames=(frame,), phase="input")
 
 
+def message(rank: int, text: str, group: str = "0", members: int = 2) -> HangRecord:
+    """Return the record of a rank that waits for a message."""
+    one = Collective(group=group, operation=text, sequence=None, input_bytes=400)
+    return replace(waits(rank, members=members), collectives=(one,))
+
+
 SLEEP = (
-    "rank 1 has not entered all_reduce #81 (16 B), which rank 0 entered",
-    "Rank 1 is at hanging.py:84 in hang.",
+    "rank 1 did not enter all_reduce #81 (16 B), which rank 0 entered",
+    "hanging.py:84 in hang",
 )
-MISMATCH = ("rank 0 all_reduce (16 B); rank 1 all_gather (400 B)",)
-ORDER = ("rank 1 in all_reduce #1 of group 1 (400 B)",)
-RECEIVE = ("rank 0 waits in recv 0<-1; rank 1 waits in recv 1<-0",)
-RECEIVE_STACKS = ("all ranks wait for each other: rank 0 at hanging.py:92 in hang; rank 1",)
+MISMATCH = ("in all_reduce #81 (16 B): rank 0; in all_gather #81 (400 B): rank 1",)
+RECEIVE_STACKS = ("in torch.distributed at hanging.py:92 in hang: ranks 0, 1",)
 
 
 @pytest.mark.parametrize(
-    ("case", "cause", "ranks", "phase", "sequence", "texts"),
+    ("case", "cause", "ranks", "phase", "texts"),
     [
-        ("sleep-gloo", HangCause.NOT_ENTERED, (1,), None, 81, SLEEP),
-        ("sleep-nccl", HangCause.NOT_ENTERED, (1,), None, 81, SLEEP),
-        ("input-gloo", HangCause.NOT_ENTERED, (1,), "input", 81, ("in __getitem__ (input)",)),
-        ("mismatch-gloo", HangCause.MISMATCH, (1,), "communication", 81, MISMATCH),
-        ("mismatch-nccl", HangCause.MISMATCH, (1,), "communication", 81, MISMATCH),
-        ("order-gloo", HangCause.ORDER, (0, 1), "communication", 81, ORDER),
-        ("receive-nccl", HangCause.MISMATCH, (0, 1), "communication", None, RECEIVE),
+        ("sleep-gloo", HangCause.NOT_ENTERED, (1,), None, SLEEP),
+        ("sleep-nccl", HangCause.NOT_ENTERED, (1,), None, SLEEP),
+        ("input-gloo", HangCause.NOT_ENTERED, (1,), "input", ("#81", "in __getitem__ (input)")),
+        ("mismatch-gloo", HangCause.MISMATCH, (1,), "communication", MISMATCH),
+        ("mismatch-nccl", HangCause.MISMATCH, (1,), "communication", MISMATCH),
+        (
+            "order-gloo",
+            HangCause.ORDER,
+            (0, 1),
+            "communication",
+            ("group 1 (400 B): rank 1",),
+        ),
+        ("receive-nccl", HangCause.ORDER, (0, 1), "communication", ("recv 0<-1", "recv 1<-0")),
         # gloo records no point-to-point operations.
-        ("receive-gloo", HangCause.STACK, (0, 1), "communication", None, RECEIVE_STACKS),
+        ("receive-gloo", HangCause.ORDER, (0, 1), "communication", RECEIVE_STACKS),
     ],
 )
 def test_recorded_hangs(
-    case: str,
-    cause: HangCause,
-    ranks: tuple[int, ...],
-    phase: str | None,
-    sequence: int | None,
-    texts: tuple[str, ...],
+    case: str, cause: HangCause, ranks: tuple[int, ...], phase: str | None, texts: tuple[str, ...]
 ) -> None:
-    found = judged(recorded(case))
-    assert (found.cause, found.ranks, found.phase, found.sequence) == (
-        cause,
-        ranks,
-        phase,
-        sequence,
-    )
+    found = found_in(recorded(case))
+    assert (found.cause, found.ranks, found.phase) == (cause, ranks, phase)
     assert all(text in found.text for text in texts)
 
 
@@ -108,146 +107,134 @@ def test_different_sizes_under_one_number() -> None:
     ranks = [state(rank, waits(rank)) for rank in range(4)]
     small = replace(waits(2).collectives[0], input_bytes=40)
     ranks[2] = state(2, replace(waits(2), collectives=(small,)))
-    found = judged(ranks)
-    assert (found.cause, found.ranks) == (HangCause.MISMATCH, (2,))
-    assert "ranks 0, 1, 3 all_reduce (4.00 KiB); rank 2 all_reduce (40 B)" in found.text
+    found = found_in(ranks)
+    assert (found.cause, found.ranks, found.waiting) == (HangCause.MISMATCH, (2,), (0, 1, 3))
     for rank, size in enumerate((40, 80)):  # this operation allows it
         one = Collective(group="0", operation="all_to_all", sequence=7, input_bytes=size)
         ranks[rank] = state(rank, replace(waits(rank, members=2), collectives=(one,)))
-    assert judged(ranks[:2]).cause is HangCause.ALL_ENTERED
+    assert found_in(ranks[:2]).cause is HangCause.ALL_ENTERED
 
 
 def test_the_end_of_a_chain_of_groups_is_named() -> None:
     """Rank 0 waits for 1 in one group, 1 for 2 in another; 2 reads data."""
-    first = replace(waits(0, 5, "a"), groups={"a": (0, 1), "b": (1, 2)})
-    second = replace(waits(1, 9, "b"), groups=first.groups)
-    third = replace(works(2), groups=first.groups)
-    found = judged([state(0, first), state(1, second), state(2, third)])
-    assert (found.cause, found.ranks, found.group) == (HangCause.NOT_ENTERED, (2,), "b")
+    groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (1, 2)}
+    records = (waits(0, 5, "a"), waits(1, 9, "b"), works(2))
+    found = found_in([state(one.rank, replace(one, groups=groups)) for one in records])
+    assert (found.cause, found.ranks, found.waiting) == (HangCause.NOT_ENTERED, (2,), (1,))
+    assert found.operation == "all_reduce #9 of group b (4.00 KiB)"
 
 
 def test_a_message_to_a_rank_that_does_something_else() -> None:
-    one = Collective(group="0", operation="recv 0<-1", sequence=None, input_bytes=400)
-    first = replace(waits(0, members=2), collectives=(one,))
-    found = judged([state(0, first), state(1, works(1, members=2))])
-    assert (found.rank, found.phase) == (1, "input")
-    assert "rank 0 waits in recv 0<-1. Rank 1 is at train.py:30 in load (input)" in found.text
-
-
-def test_a_message_names_nobody_until_the_other_rank_has_a_record() -> None:
-    """The files of two ranks appear up to a second apart: the second tells what the hang is."""
-    first, second = recorded("receive-nccl")
-    assert first.record is not None
-    assert judge([first, replace(second, record=None)], first.record.seen, 2) is None
-    found = judged([replace(first, record=None), second], ended=True)
-    assert (found.ranks, found.phase) == ((0,), None)
+    found = found_in([state(0, message(0, "recv 0<-1")), state(1, works(1, members=2))])
+    assert (found.rank, found.phase, found.operation) == (1, "input", "recv 0<-1 (400 B)")
+    assert "Rank 1: train.py:30 in load (input)" in found.text
 
 
 def test_the_rank_that_a_message_comes_from_is_counted_in_its_group() -> None:
-    one = Collective(group="b", operation="recv 0<-1", sequence=None, input_bytes=400)
-    groups = {"0": (0, 1, 2, 3), "b": (1, 3)}
+    groups: dict[str, tuple[int, ...]] = {"0": (0, 1, 2, 3), "b": (1, 3)}
     ranks = [state(rank, replace(works(rank), groups=groups)) for rank in range(4)]
-    ranks[1] = state(1, replace(waits(1), collectives=(one,), groups=groups))
-    assert (judged(ranks).ranks, judged(ranks).waiting) == ((3,), (1,))
+    ranks[1] = state(1, replace(message(1, "recv 0<-1", "b"), groups=groups))
+    found = found_in(ranks)
+    assert (found.ranks, found.waiting) == ((3,), (1,))
 
 
-def test_one_of_several_is_elsewhere_by_its_stack() -> None:
-    alone = [replace(one, record=replace(one.record, collectives=())) if one.record else one
-             for one in recorded("sleep-gloo")]  # fmt: skip
-    first = alone[0].record
-    assert first is not None
-    alone[0] = replace(alone[0], record=replace(first, phase="communication"))
-    found = judged(alone)
-    assert (found.cause, found.ranks, found.waiting) == (HangCause.STACK, (1,), (0,))
+def test_stacks_show_who_waits_if_there_are_no_collectives() -> None:
+    """But not while a rank has no record, which may be the cause."""
+    alone = [replace(works(rank, members=3), collectives=()) for rank in range(3)]
+    alone[0] = replace(alone[0], phase="communication")
+    alone[2] = replace(alone[2], phase="communication")
+    ranks = [state(rank, record) for rank, record in enumerate(alone)]
+    found = found_in(ranks)
+    assert (found.cause, found.ranks, found.waiting) == (HangCause.NOT_ENTERED, (1,), (0, 2))
+    assert find_hang([*ranks[:2], state(2, None)], 3) is None
 
 
 @pytest.mark.parametrize(
-    ("condition", "cause", "words", "next_words"),
+    ("cause", "words", "next_words"),
     [
-        (RankLiveness.GONE, HangCause.GONE, "rank 2 is gone without an exit record", "dmesg"),
-        (
-            RankLiveness.STOPPED,
-            HangCause.STOPPED,
-            "rank 2 is stopped by a signal",
-            "kill -CONT 102",
-        ),
-        (RankLiveness.SILENT, HangCause.SILENT, "not responded for 12 s:", "py-spy dump --pid 102"),
-        (RankLiveness.ENDED, HangCause.ENDED, "rank 2 has ended", "same number of steps"),
-        (RankLiveness.ABSENT, HangCause.ABSENT, "rank 2 has never started", "launcher"),
+        (HangCause.GONE, "rank 2 left no exit record (process 102 on node1)", "dmesg"),
+        (HangCause.STOPPED, "stopped rank 2 (process 102 on node1)", "kill -CONT"),
+        (HangCause.SILENT, "rank 2 (process 102 on node1) did not respond", "py-spy dump"),
+        (HangCause.ENDED, "rank 2 ended (process 102 on node1)", "same number of steps"),
+        (HangCause.ABSENT, "rank 2 never started", "launcher"),
     ],
 )
-def test_a_process_that_explains_it(
-    condition: RankLiveness, cause: HangCause, words: str, next_words: str
-) -> None:
+def test_a_process_that_explains_it(cause: HangCause, words: str, next_words: str) -> None:
     ranks = [state(rank, waits(rank)) for rank in (0, 1, 3)]
-    found = judged([*ranks, state(2, None, condition)], 4)
-    assert (found.cause, found.ranks, found.waiting) == (cause, (2,), (0, 1, 3))
-    assert words in found.text
-    assert "ranks 0, 1, 3 wait in all_reduce #7 (4.00 KiB)" in found.text
+    found = found_in([*ranks, state(2, None, cause)])
+    assert (found.cause, found.ranks) == (cause, (2,))
+    assert f"{words}" in found.text
+    assert "in all_reduce #7 (4.00 KiB): ranks 0, 1, 3" in found.text
     assert next_words in found.next
 
 
-def test_a_rank_that_has_ended_holds_up_only_those_of_its_groups() -> None:
+def test_a_rank_that_has_ended_holds_up_only_those_that_wait_for_it() -> None:
     groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (1, 2)}
-    first = replace(waits(0, 5, "a"), groups=groups)
-    second = replace(works(1), groups=groups)
-    over = state(2, None, RankLiveness.ENDED)
-    assert judged([state(0, first), state(1, second), over], 3).ranks == (1,)
-    waiting = replace(waits(1, 5, "b"), groups=groups)
-    assert judged([state(0, first), state(1, waiting), over], 3).ranks == (2,)
-
-
-def test_without_collectives_the_stack_shows_who_waits_for_an_ended_rank() -> None:
+    first = state(0, replace(waits(0, 5, "a"), groups=groups))
+    over = state(2, None, HangCause.ENDED)
+    second = state(1, replace(works(1), groups=groups))
+    assert found_in([first, second, over]).ranks == (1,)
+    waiting = state(1, replace(waits(1, 5, "b"), groups=groups))
+    assert found_in([first, waiting, over]).ranks == (2,)
+    # Without collectives the stack shows who waits.
     empty = replace(works(0, members=2), collectives=(), phase="communication")
-    found = judged([state(0, empty), state(1, None, RankLiveness.ENDED)])
-    assert (found.cause, found.ranks) == (HangCause.ENDED, (1,))
+    assert found_in([state(0, empty), state(1, None, HangCause.ENDED)]).cause is HangCause.ENDED
     saves = replace(empty, doing="saving or loading a checkpoint")
     for works_on in (saves, works(0, members=2)):  # such as a report after the last step
-        assert judge([state(0, works_on), state(1, None, RankLiveness.ENDED)], 9.0, 2) is None
+        assert find_hang([state(0, works_on), state(1, None, HangCause.ENDED)], 2) is None
 
 
-def test_nothing_is_said_of_a_rank_without_a_record() -> None:
-    ranks = [*(state(rank, waits(rank)) for rank in range(3)), state(3, None)]
-    assert judge(ranks, 9.0, 4) is None
-    late = [replace(one, record=replace(one.record, since=-90.0)) if one.record else one
+@pytest.mark.parametrize(
+    ("waiting", "busy"),
+    [
+        ([waits(rank) for rank in range(3)], 3),
+        ([message(0, "recv 0<-1")], 1),
+    ],
+)
+def test_a_live_rank_without_a_record_is_named_after_a_minute(
+    waiting: list[HangRecord], busy: int
+) -> None:
+    """The files of two ranks appear up to a second apart: the second may explain the hang."""
+    ranks = [state(one.rank, one) for one in waiting] + [state(busy, None)]
+    assert find_hang(ranks, len(ranks)) is None
+    late = [replace(one, record=one.record and replace(one.record, seen=PATIENCE_S))
             for one in ranks]  # fmt: skip
-    found = judge(late, 9.0, 4)
-    assert found is not None
-    assert (found.ranks, found.phase) == ((3,), None)
-    assert "busy with something other than a step" in found.text
+    for found in (find_hang(late, len(ranks)), find_hang(ranks, len(ranks), ended=True)):
+        assert found is not None
+        assert (found.ranks, found.phase) == ((busy,), None)
+        assert "something other than a step" in found.text
 
 
 def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:
     """It makes steps, as the last one does that has batches left within `Join`."""
-    message = Collective(group="0", operation="recv 1<-0", sequence=None, input_bytes=400)
-    shadow = state(1, replace(waits(1, members=2), collectives=(message,)))
+    shadow = state(1, replace(message(1, "recv 1<-0"), seen=PATIENCE_S))
     at_work = replace(state(0, None), step=4)
-    assert judge([at_work, shadow], 9.0, 2) is None
-    found = judge([replace(at_work, step=3), shadow], 9.0 + PATIENCE_S, 2)
-    assert found is not None
-    assert (found.cause, found.ranks, found.phase) == (HangCause.NOT_ENTERED, (0,), None)
-    for condition in (RankLiveness.GONE, RankLiveness.STOPPED):
-        assert judge([replace(at_work, condition=condition), shadow], 9.0, 2) is not None
+    assert find_hang([at_work, shadow], 2) is None
+    assert find_hang([replace(at_work, step=3), shadow], 2) is not None
+    assert find_hang([replace(at_work, lost=HangCause.GONE), shadow], 2) is not None
 
 
-def test_no_hang_without_records_in_a_pause_and_while_one_compiles() -> None:
+def test_no_hang_without_records_and_while_one_compiles() -> None:
     ranks = [state(0, waits(0, members=2)), state(1, works(1, members=2))]
-    assert judge([state(0, None), state(1, None)], 9.0, 2) is None
-    assert judge([ranks[0], replace(ranks[1], paused=True)], 9.0, 2) is None
+    assert found_in(ranks).rank == 1
+    assert find_hang([state(0, None), state(1, None)], 2) is None
     compiles = replace(works(1, members=2), doing="compiling")
-    assert judge([ranks[0], state(1, compiles)], 9.0, 2) is None
+    assert find_hang([ranks[0], state(1, compiles)], 2) is None
+
+
+def test_a_rank_whose_collectives_are_unknown_is_not_behind() -> None:
+    """Such as one whose dump torch has not written yet: it may wait as well."""
+    unknown = replace(works(1, members=2), collectives=(), collectives_reason="not written yet")
+    assert find_hang([state(0, waits(0, members=2)), state(1, unknown)], 2) is None
 
 
 def test_how_an_ended_job_hung() -> None:
-    ranks = [replace(one, condition=RankLiveness.GONE) for one in recorded("sleep-nccl")]
-    found = judged(ranks, ended=True)
+    ranks = [replace(one, lost=HangCause.GONE) for one in recorded("sleep-nccl")]
+    found = found_in(ranks, ended=True)
     assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
     assert found.text.startswith("It had made no step for ")
-    assert "rank 1 had not entered all_reduce #81 (16 B), which rank 0 entered" in found.text
-    assert "Rank 1 was at hanging.py:84 in hang." in found.text
-    assert found.next == "Check what rank 1 did there."
-    killed = [state(0, waits(0, members=2), RankLiveness.GONE), state(1, None, RankLiveness.GONE)]
-    assert judged(killed, ended=True).ranks == (1,)
+    killed = [state(0, waits(0, members=2), HangCause.GONE), state(1, None, HangCause.GONE)]
+    assert found_in(killed, ended=True).ranks == (1,)
 
 
 @pytest.mark.parametrize(
@@ -257,17 +244,11 @@ def test_how_an_ended_job_hung() -> None:
         {"collectives": [3]},
         {"since": None},
         {"since": -1.0},
-        {"since": -1e308, "seen": 1e308},
-        {"since": 1e308, "seen": 1e308},
-        {"seen": 1.0},
-        {"seen": 2**62},
+        {"seen": 1e308},
+        {"step": 10**400},
         {"collectives": [{"group": "0", "operation": "all_reduce", "sequence": -1}]},
         {"collectives": [{"group": "0", "operation": "all_reduce", "input_bytes": -1}]},
-        {"step": 10**400},
-        {"host": "x" * 5000},
-        {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": -1.0}]},
         {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 1e308}]},
-        {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 9e9}]},
         {"collectives": [{"group": "0", "operation": "all_reduce"}] * 2001},
         {"frames": [{"file": "a.py", "line": 1, "function": "f"}] * 2001},
         {"groups": {str(number): [0] for number in range(2001)}},
@@ -276,79 +257,64 @@ def test_how_an_ended_job_hung() -> None:
         {"groups": {"0": [-1]}},
     ],
 )
-def test_a_record_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
-    told = json.loads((DATA / "sleep-gloo" / hang_name(1)).read_text())
-    assert parse(json.dumps(told)).rank == 1
-    with pytest.raises(ValueError, match="record"):
-        parse(json.dumps(told | changed))
-    for text in ("", "[]", '{"schema": 2}', "[" * 100_000):
-        with pytest.raises(ValueError, match="must be"):
-            parse(text)
+def test_a_record_that_cannot_be_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    content = json.loads((DATA / "sleep-gloo" / hang_name(1)).read_text())
+    path = tmp_path / hang_name(1)
+    path.write_text(json.dumps(content))
+    assert read_record(tmp_path, 1) is not None
+    for text in (json.dumps(content | changed), "", "[]", '{"schema": 2}', "[" * 100_000):
+        path.write_text(text)
+        assert read_record(tmp_path, 1) is None
 
 
-def test_an_entry_of_unknown_time_has_no_age_and_a_record_comes_back_as_written() -> None:
-    ranks = [state(0, waits(0, members=2)), state(1, works(1, members=2))]
-    assert "which rank 0 entered. Rank 1 is" in judged(ranks).text
-    known = replace(waits(0).collectives[0], created_s=4.0)
-    ranks[0] = state(0, replace(waits(0, members=2), collectives=(known,)))
-    assert "which rank 0 entered 5 s ago. Rank 1 is" in judged(ranks).text
-    record = works(1)
-    assert parse(json.dumps(asdict(record))) == record
+def test_a_record_comes_back_as_written(tmp_path: Path) -> None:
+    (tmp_path / hang_name(1)).write_text(json.dumps(asdict(works(1))))
+    assert read_record(tmp_path, 1) == works(1)
 
 
-def write(folder: Path, number: int, now: float, **facts: object) -> None:
+def write(folder: Path, number: int, age_s: float = 0.0, **facts: object) -> None:
     """Write a rank's files as its host does."""
-    told = {"created": now - 100, "status": "running", "heartbeat": now, "kind": "watch"}
-    told |= {"rank": number, "world_size": 3} | process_identity()
-    write_run_json(folder, told | facts, rank_json(number), durable=False)
+    now = time.time() - age_s
+    content = {"created": now - 100, "status": "running", "heartbeat": now, "kind": "watch"}
+    content |= {"rank": number, "world_size": 3} | process_identity()
+    write_run_json(folder, content | facts, rank_json(number), durable=False)
     os.utime(folder / rank_json(number), (now, now))
 
 
-def hangs(folder: Path, number: int, now: float, *, waits: bool) -> None:
-    """Write the record of a rank that has waited for 8 s in all_reduce 9, or has left 8."""
-    sequence, created_s = (9, now - 8) if waits else (8, now - 10)
-    last = Collective(
-        group="0", operation="all_reduce", sequence=sequence, created_s=created_s, done=not waits
-    )
-    record = HangRecord(
-        number=number, rank=number, step=50, since=now - 9, seen=now, collectives=(last,)
-    )
+def write_hang(folder: Path, number: int, age_s: float) -> None:
+    """Let ranks 0 and 2 wait for 1."""
+    record = waits(number, 9, members=3) if number != 1 else works(1, 8, members=3)
     path = folder / hang_name(number)
     path.write_text(json.dumps(asdict(record)))
-    os.utime(path, (now, now))
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
 
 
-def job(folder: Path, now: float, age_s: float = 0.0) -> Hang | None:
-    """Let ranks 0 and 2 wait for 1."""
+def job(folder: Path, age_s: float = 0.0) -> Hang | None:
     for number in range(3):
-        write(folder, number, now)
-        hangs(folder, number, now - age_s, waits=number != 1)
-    return hang_of(read_run(folder), now)
+        write(folder, number)
+        write_hang(folder, number, age_s)
+    return hang_of(read_run(folder))
 
 
 def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
-    now = time.time()
-    found = job(tmp_path, now)
+    found = job(tmp_path)
     assert found is not None
     assert (found.cause, found.ranks, found.waiting) == (HangCause.NOT_ENTERED, (1,), (0, 2))
-    assert found.since == pytest.approx(now - 9, abs=0.01)
-    assert found.silent_s == pytest.approx(9, abs=0.01)
     # A host whose clock was set: its own times stay as they began, and its heartbeat is right.
-    write(tmp_path, 2, now, host="node2", wall_offset_s=60.0)
-    found = hang_of(read_run(tmp_path), now)
-    assert found is not None
-    assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
+    write(tmp_path, 2, host="node2", wall_offset_s=60.0)
+    assert hang_of(read_run(tmp_path)) == found
+    write(tmp_path, 2, status="paused")
+    assert hang_of(read_run(tmp_path)) is None
 
 
 def test_a_record_that_is_left_over_is_of_no_hang(tmp_path: Path) -> None:
-    assert job(tmp_path, time.time(), FRESH_S + 1) is None
+    assert job(tmp_path, FRESH_S + 1) is None
 
 
 def test_a_rank_whose_heartbeat_has_stopped_is_gone(tmp_path: Path) -> None:
-    now = time.time()
-    job(tmp_path, now)
-    write(tmp_path, 2, now - 2 * STALE_S, host="node2")
+    job(tmp_path)
+    write(tmp_path, 2, 2 * STALE_S, host="node2")
     (tmp_path / hang_name(2)).unlink()
-    found = hang_of(read_run(tmp_path), now)
+    found = hang_of(read_run(tmp_path))
     assert found is not None
     assert (found.cause, found.ranks) == (HangCause.GONE, (2,))

@@ -12,30 +12,26 @@ from typing import Any
 import pytest
 
 from dashboard.run_look import EVERY_S, REST, RunLook
-from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
+from stepscope.common.stall_detector import StallDetector, StepGap
+from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs import watchdog
-from stepscope.distributed.hangs.diagnose import judge
-from stepscope.distributed.hangs.job_state import Hang, RankObservation
+from stepscope.distributed.hangs.cases import Hang, RankObservation, find_hang
 from stepscope.distributed.hangs.record import (
-    DOING,
     KEPT,
-    PENDING,
-    PHASES,
     HangRecord,
-    frames_of,
+    capture,
     hang_name,
-    kept,
     newest,
-    parse,
-    word_of,
+    read_record,
 )
-from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, HangWatchdog, StallTimer, Told
+from stepscope.distributed.hangs.watchdog import MIN_HANG_S, EventParts, HangWatchdog
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
 from tests.support.fake_live import FakeClock
 from tests.support.waiting import wait_until
 
 JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
+STALL = StepGap(MIN_HANG_S, 0.1, 0.0)
 
 
 @pytest.fixture
@@ -46,26 +42,16 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     made.close(RunStatus.FINISHED)
 
 
-def hung(watch: HangWatchdog, run_json: dict[str, Any] = JOB) -> list[Told]:
-    """Let a rank make ten steps a second for ten seconds, and none after; return the events."""
-    told = []
-    for second in range(20):
-        watch._clock.now = float(second)  # type: ignore[attr-defined]
-        told += watch.look(run_json, min(100, 10 * second))
-    return told
+@pytest.fixture
+def stalls() -> StallDetector:
+    return StallDetector()
 
 
 @pytest.fixture
-def watch(recorder: Recorder) -> Iterator[HangWatchdog]:
-    made = HangWatchdog(recorder, 0, clock=FakeClock(now=0.0))
+def watch(recorder: Recorder, stalls: StallDetector) -> Iterator[HangWatchdog]:
+    made = HangWatchdog(recorder, 0, stalls)
     yield made
     made.close(RunStatus.FINISHED)
-
-
-def at(watch: HangWatchdog, now: float, step: int) -> list[Told]:
-    """Let the watchdog check at a time at which the rank has counted these steps."""
-    watch._clock.now = now  # type: ignore[attr-defined]
-    return watch.look(JOB, step)
 
 
 def no_thread() -> bool:
@@ -73,25 +59,25 @@ def no_thread() -> bool:
 
 
 def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder, watch: HangWatchdog) -> None:
-    hung(watch)
-    path = recorder.folder / hang_name(0)
-    wait_until(path.exists)
-    record = parse(path.read_bytes())
-    assert (record.step, record.rank, record.usual_s) == (100, 0, 0.1)
+    watch.check(JOB, 100, STALL)
+    wait_until((recorder.folder / hang_name(0)).exists)
+    record = read_record(recorder.folder, 0)
+    assert record is not None
+    assert (record.step, record.rank) == (100, 0)
+    assert record.seen - record.since >= MIN_HANG_S
     assert record.place is not None
-    assert record.place.file == __file__, "where the training thread is"
-    at(watch, 20.0, 101)
-    assert not path.exists()
+    assert Path(__file__).name in record.place, "where the training thread is"
+    watch.check(JOB, 101, StepGap(0.0, 0.1, MIN_HANG_S))
+    assert not (recorder.folder / hang_name(0)).exists()
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"world_size": 1}, {"status": RunStatus.PAUSED}, {"total_steps": 100}, {}],
-    ids=["alone", "in a pause", "after the last step", "while a command is served"],
+    ("run_json", "gap"),
+    [(JOB | {"world_size": 1}, STALL), (JOB, None), (JOB, replace(STALL, seconds=4.9))],
+    ids=["alone", "no step is due", "a short gap"],
 )
-def test_no_record(watch: HangWatchdog, other: dict[str, Any]) -> None:
-    watch.busy = lambda: not other and watch._clock() > 10
-    hung(watch, JOB | other)
+def test_no_record(watch: HangWatchdog, run_json: dict[str, Any], gap: StepGap | None) -> None:
+    watch.check(run_json, 100, gap)
     assert no_thread()
 
 
@@ -107,9 +93,9 @@ def test_a_dump_that_never_returns_holds_up_nobody(
         return first
 
     monkeypatch.setattr(watchdog, "capture", stuck)
-    hung(watch)
+    watch.check(JOB, 100, STALL)
     assert began.wait(5)
-    at(watch, 21.0, 102)  # steps go on
+    watch.check(JOB, 102, None)  # steps go on
     watch.close(RunStatus.FINISHED)
     lock.set()
     wait_until(no_thread)
@@ -123,7 +109,7 @@ def test_an_error_in_the_capture_is_said_once(
         raise RuntimeError("no such entry")
 
     monkeypatch.setattr(watchdog, "capture", broken)
-    hung(watch)
+    watch.check(JOB, 100, STALL)
     wait_until(lambda: "could not be recorded: no such entry" in caplog.text)
     watch.close(RunStatus.FAILED)
     assert caplog.text.count("no such entry") == 1
@@ -142,16 +128,24 @@ def entered(*created_s: float) -> Callable[[HangRecord, int], HangRecord]:
 
 
 def test_no_record_while_collectives_go_on(
-    recorder: Recorder, watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder,
+    watch: HangWatchdog,
+    stalls: StallDetector,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in a validation without a DataLoader, or within `Join`."""
+    for second in range(10):
+        stalls.update(float(second), 10 * second, due=True, work=0)
     monkeypatch.setattr(watchdog, "capture", entered(time.time()))
-    hung(watch)
+    watch.check(JOB, 90, STALL)
     wait_until(no_thread)
     assert not (recorder.folder / hang_name(0)).exists()
-    assert at(watch, 20.0, 100) == []
-    assert no_thread(), "the wait has begun again"
-    at(watch, 30.0, 100)
+    gap = stalls.update(20.0, 90, due=True, work=0)
+    assert gap is not None
+    assert gap.seconds == 0.0
+    assert watch.check(JOB, 90, gap) == []
+    monkeypatch.setattr(watchdog, "capture", entered(time.time() - 60))
+    watch.check(JOB, 90, STALL)
     wait_until((recorder.folder / hang_name(0)).exists)  # no newer collective since
 
 
@@ -162,7 +156,8 @@ def both_stuck() -> Hang:
         HangRecord(number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,))
         for rank in range(2)
     ]
-    found = judge([RankObservation(rank=one.rank, record=one) for one in ranks], 9.0, 2)
+    ranks = [replace(one, groups={"0": (0, 1)}) for one in ranks]
+    found = find_hang([RankObservation(rank=one.rank, record=one) for one in ranks], 2)
     assert found is not None
     return found
 
@@ -171,51 +166,47 @@ def test_a_hang_is_over_once_collectives_go_on(
     recorder: Recorder, watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "hang_of", lambda _run: both_stuck())
-    monkeypatch.setattr(watchdog, "SOON_S", 0.0)
+    monkeypatch.setattr(watchdog, "FIRST_LOOK_S", 0.0)
     monkeypatch.setattr(watchdog, "REFRESH_S", 0.0)
     monkeypatch.setattr(watchdog, "capture", entered(1.0, time.time()))
-    told = hung(watch)
+    events: list[EventParts] = watch.check(JOB, 100, STALL)
     wait_until(no_thread)
     assert not (recorder.folder / hang_name(0)).exists()
-    told += at(watch, 21.0, 100)
-    assert [kind for kind, _, _ in told] == ["hang", "hang_over"]
-    assert told[1][1].startswith("Collectives go on after ")
+    assert watch.hang == both_stuck()
+    events += watch.check(JOB, 100, None)
+    assert [kind for kind, _, _ in events] == ["hang", "hang_over"]
+    assert watch.hang is None
 
 
-def collective(number: int, *, done: bool, group: str = "0") -> Collective:
-    return Collective(
-        record=number, sequence=number, group=group, operation="all_reduce", done=done
-    )
+def collective(number: int, *, done: bool) -> Collective:
+    return Collective(record=number, sequence=number, group="0", operation="x", done=done)
 
 
-def test_what_is_not_over_is_kept_and_the_newest_of_each_group() -> None:
-    told = [collective(number, done=number != 3) for number in range(500)]
-    other = [collective(900, done=True, group="1")]
-    kept_ones = newest(FlightRecorderDump(collectives=(*other, *told), groups={}))
-    assert [one.record for one in kept_ones] == [900, 3, *range(500 - KEPT, 500)]
-    waiting = tuple(collective(number, done=False) for number in range(500))
-    many = newest(FlightRecorderDump(collectives=waiting, groups={}))
-    assert len(many) == PENDING + KEPT
+def test_what_is_not_over_is_kept_and_the_newest() -> None:
+    content = [collective(number, done=number != 3) for number in range(500)]
+    assert [one.record for one in newest(content)] == [3, *range(500 - KEPT, 500)]
+    waiting = [collective(number, done=False) for number in range(500)]
+    kept = [one.record for one in newest(waiting)]
+    assert kept == [*range(KEPT), *range(500 - KEPT, 500)]
 
 
-def test_the_stack_of_another_thread_names_the_phase() -> None:
+def test_the_stack_of_another_thread_names_phase_and_line() -> None:
     ready, end = threading.Event(), threading.Event()
     scope: dict[str, Any] = {"ready": ready, "end": end}
     code = compile("def forward():\n ready.set()\n end.wait(10)\n", "/x/model.py", "exec")
-    outer = compile("def call(f):\n f()\n", "/x/site-packages/torch/nn/modules/module.py", "exec")
+    module = "/x/site-packages/torch/nn/modules/module.py"
+    outer = compile("def _call_impl(f):\n f()\n", module, "exec")
     exec(code, scope)
     exec(outer, scope)
-    thread = threading.Thread(target=scope["call"], args=(scope["forward"],))
+    thread = threading.Thread(target=scope["_call_impl"], args=(scope["forward"],))
     thread.start()
     assert ready.wait(5)
-    frames = frames_of(thread.ident or 0)
+    known = HangRecord(number=0, rank=0, step=3, since=0.0, seen=0.0)
+    record = capture(known, thread.ident or 0)
     end.set()
     thread.join()
-    assert word_of(frames, PHASES) == "forward"
-    assert word_of(frames, DOING) is None
-    place = next(frame for frame in kept(frames) if frame.own)
-    assert (place.file, place.function) == ("/x/model.py", "forward")
-    assert frames_of(thread.ident or 0) == ()
+    assert (record.phase, record.doing, record.place) == ("forward", None, "model.py:3 in forward")
+    assert capture(known, thread.ident or 0).frames == ()
 
 
 def at_once(look: Callable[[], None]) -> None:
@@ -260,63 +251,3 @@ def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
         clock.now = second * EVERY_S
         assert hangs.of(run) == ("found" if second == 3 else None)
     assert caplog.text.count("cannot be said") == 1
-
-
-def run(pace: StallTimer, seconds: range, step_s: float) -> None:
-    for second in seconds:
-        assert pace.look(float(second), int(second / step_s), due=True) is None
-
-
-@pytest.fixture
-def pace() -> StallTimer:
-    """A run that has made ten steps a second for 9 s."""
-    made = StallTimer()
-    run(made, range(10), 0.1)
-    return made
-
-
-def test_steps_hang_after_the_least_time_or_ten_times_their_own(pace: StallTimer) -> None:
-    waits = [pace.look(float(second), 90, due=True) for second in range(10, 17)]
-    assert waits == [None] * 4 + [LEAST_S, 6.0, 7.0]
-    pace = StallTimer()
-    run(pace, range(41), 4.0)
-    assert pace.usual_s == 4.0
-    assert [pace.look(40 + wait, 10, due=True) for wait in (39.0, 40.0)] == [None, 40.0]
-
-
-def test_first_steps_other_work_and_pauses_do_not_count(pace: StallTimer) -> None:
-    first = StallTimer()
-    assert all(first.look(float(second), 2, due=True) is None for second in range(600))
-    works = StallTimer()
-    run(works, range(10), 0.1)
-    for second in range(10, 60):
-        assert works.look(float(second), 90, due=True, sign=second) is None
-    for second in range(10, 100):  # a pause
-        assert pace.look(float(second), 90, due=False) is None
-    assert pace.look(103.0, 90, due=True) is None
-    assert pace.look(104.0, 90, due=True) == LEAST_S
-
-
-def test_a_wait_that_ended_by_itself_is_waited_for_again(pace: StallTimer) -> None:
-    """Such as that for a checkpoint every thousand steps."""
-    assert pace.look(20.0, 90, due=True) is not None
-    assert pace.look(21.0, 91, due=True) is None
-    assert pace.longest_s == 12.0
-    run(pace, range(22, 30), 0.1)
-    last = int(29 / 0.1)
-    assert pace.look(29 + PATIENCE * 12 - 1, last, due=True) is None
-    assert pace.look(29 + PATIENCE * 12, last, due=True) is not None
-
-
-def test_collectives_that_go_on_begin_the_wait_anew(pace: StallTimer) -> None:
-    assert pace.look(15.0, 90, due=True) is not None
-    pace.moved(15.0, 1.0, waited=False)
-    assert (pace.since, pace.longest_s) == (14.0, 0.0)
-    assert pace.look(18.0, 90, due=True) is None
-    assert pace.look(19.0, 90, due=True) == LEAST_S
-    pace.moved(19.0, 60.0, waited=False)
-    assert pace.since == 14.0, "older than what is known"
-    pace.moved(19.0, -60.0, waited=False)
-    assert pace.since == 19.0, "the clock was set back"
-    pace.moved(25.0, 1.0, waited=True)  # such as for a long batch of a validation
-    assert (pace.longest_s, pace.limit_s) == (5.0, PATIENCE * 5.0)

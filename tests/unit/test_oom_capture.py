@@ -143,8 +143,8 @@ def test_loading_is_known_by_torchs_files_and_by_ours() -> None:
             return 1
 
     loader: Any = torch.utils.data.DataLoader(Data(), collate_fn=lambda parts: parts)
-    assert next(iter(loader)) == ["data"]
-    assert here({"tests/unit/test_oom_capture.py": "data"}).phase == "data"
+    assert next(iter(loader)) == ["input"]
+    assert here({"tests/unit/test_oom_capture.py": "input"}).phase == "input"
     assert here().phase is None
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from stepscope.common.stack_phases import INPUT
 from stepscope.host.environment import granted_cores
-from stepscope.profiling.phase_ranges import DATA
 from stepscope.recorder.cuda_readback import keep_for_good
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RUN_JSON, RunKind, RunStatus
@@ -58,8 +58,8 @@ from trainer.training.warmup import full_batch_size, run_warmup
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
-DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("loaders", "worker_pool")}
-"""Files whose failed allocations belong to the data phase."""
+DATA_FILES = {f"trainer/training/{name}.py": INPUT for name in ("loaders", "worker_pool")}
+"""Files whose failed allocations belong to the input phase."""
 FIRST_RANK_S = 30.0  # timeout for rank 0 to start: importing torch takes seconds
 POLL_S = 0.05
 

@@ -24,6 +24,7 @@ import psutil
 
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
+from stepscope.common.stack_phases import BACKWARD, FORWARD, frame_phase, stack_phase
 from stepscope.gpu.process_memory import OTHERS, OWN, OWN_NOT_LISTED, shares
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import nvml_uuid, open_source
@@ -39,7 +40,6 @@ from stepscope.memory.oom.record import (
     RecentSamples,
 )
 from stepscope.metrics import Stream
-from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER
 from stepscope.recorder.recorder import Recorder
 
 MAX_ROWS = 300  # Maximum number of samples in a record, the newest.
@@ -208,7 +208,6 @@ MAX_FRAMES = 40  # Maximum number of frames in a record, the innermost.
 MAX_DEPTH = 400  # Maximum number of frames that are read.
 MAX_INPUTS = 8
 _PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
-_OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_grad.py")
 
 
 def stack_here(own_parts: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -247,10 +246,10 @@ def stack_of(
 def _place(frames: Sequence[FrameType], own_parts: Mapping[str, str] | None) -> dict[str, Any]:
     # Without frames of this package, and of Python's start of a program.
     shown = [frame for frame in frames if not _file(frame).startswith((_PACKAGE, "<frozen "))]
-    calls = [frame.f_locals for frame in shown if _is_model_call(frame)]
+    calls = [frame.f_locals for frame in shown if _frame_phase(frame) == FORWARD]
     training = getattr(calls[-1].get("self"), "training", None) if calls else None
     return {
-        "phase": _phase(shown, own_parts or {}),
+        "phase": stack_phase(((_file(one), one.f_code.co_name) for one in shown), own_parts),
         "training": training if isinstance(training, bool) else None,
         "inputs": tuple(_shapes(calls[-1])) if calls else (),
         "stack": tuple(
@@ -274,38 +273,13 @@ def _waiting_in_backward() -> list[FrameType]:
     """Return the stack of another thread that waits in `backward()`; [] without one."""
     for thread, frame in sys._current_frames().items():
         frames = _frames(frame)
-        if thread != threading.get_ident() and any(map(_is_backward, frames)):
+        if thread != threading.get_ident() and any(_frame_phase(one) == BACKWARD for one in frames):
             return frames
     return []
 
 
-def _phase(frames: Sequence[FrameType], own_parts: Mapping[str, str]) -> str | None:
-    """Return the phase of the step: the innermost, or a backward pass around a forward pass."""
-    phases = [phase for phase in (_frame_phase(frame, own_parts) for frame in frames) if phase]
-    is_recomputed = phases[:1] == [FORWARD] and BACKWARD in phases
-    return BACKWARD if is_recomputed else next(iter(phases), None)
-
-
-def _frame_phase(frame: FrameType, own_parts: Mapping[str, str]) -> str | None:
-    file = _file(frame)
-    if any(part in file for part in _OPTIMIZING):
-        return OPTIMIZER if frame.f_code.co_name != "scale" else None
-    if _is_backward(frame):
-        return BACKWARD
-    if _is_model_call(frame):
-        return FORWARD
-    if "/torch/utils/data/" in file:
-        return DATA
-    return next((part for end, part in own_parts.items() if file.endswith(end)), None)
-
-
-def _is_backward(frame: FrameType) -> bool:
-    names = ("_engine_run_backward", "backward", "grad")
-    return "/torch/autograd/" in _file(frame) and frame.f_code.co_name in names
-
-
-def _is_model_call(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "_call_impl" and _file(frame).endswith("nn/modules/module.py")
+def _frame_phase(frame: FrameType) -> str | None:
+    return frame_phase(_file(frame), frame.f_code.co_name)
 
 
 def _shapes(call: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,65 @@
+"""Name the phase of a training step by the frames of a Python stack. Pure; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+INPUT = "input"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
+COMMUNICATION = "communication"
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRule:
+    """Frames of torch by a part of their file, and by `functions` unless these are empty."""
+
+    phase: str | None
+    file: str
+    functions: tuple[str, ...] = ()
+
+
+FRAME_RULES = (
+    FrameRule(None, "torch/distributed/elastic/"),  # Its frames enclose a whole training.
+    FrameRule(COMMUNICATION, "torch/distributed/"),
+    FrameRule(INPUT, "torch/utils/data/"),
+    FrameRule(BACKWARD, "torch/autograd/", ("_engine_run_backward", "backward", "grad")),
+    FrameRule(FORWARD, "torch/nn/modules/module.py", ("_call_impl",)),
+    FrameRule(None, "torch/amp/grad_scaler.py", ("scale",)),
+    FrameRule(OPTIMIZER, "torch/amp/grad_scaler.py"),
+    FrameRule(OPTIMIZER, "torch/nn/utils/clip_grad.py"),
+    FrameRule(OPTIMIZER, "torch/optim/"),
+)
+"""The first rule that matches a frame counts."""
+
+
+def frame_phase(file: str, function: str) -> str | None:
+    """Return the phase that one frame shows, or None."""
+    for rule in FRAME_RULES:
+        if rule.file in file and (not rule.functions or function in rule.functions):
+            return rule.phase
+    return None
+
+
+def stack_phase(
+    frames: Iterable[tuple[str, str]], own_files: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the phase of a stack by its frames, the innermost first; None if unknown.
+
+    A frame is its file and function. `own_files` maps ends of further files to phases. A forward
+    pass within a backward pass is activation checkpointing, and part of the backward pass.
+    """
+    phases: list[str] = []
+    for file, function in frames:
+        phase = frame_phase(file, function)
+        for end, own_phase in (own_files or {}).items():
+            if phase is None and file.endswith(end):
+                phase = own_phase
+        if phase is not None:
+            phases.append(phase)
+    if not phases:
+        return None
+    is_recomputed = phases[0] == FORWARD and BACKWARD in phases
+    return BACKWARD if is_recomputed else phases[0]

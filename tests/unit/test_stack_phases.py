@@ -1,0 +1,36 @@
+"""The phase of a step by the frames of a stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.common.stack_phases import stack_phase
+
+TORCH = "/venv/lib/site-packages/torch/"
+USER = ("/home/me/train.py", "main")
+CALL = (f"{TORCH}nn/modules/module.py", "_call_impl")
+BACKWARD = (f"{TORCH}autograd/graph.py", "_engine_run_backward")
+REDUCE = (f"{TORCH}distributed/distributed_c10d.py", "all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ([USER], None),
+        ([USER, CALL, USER], "forward"),
+        ([USER, BACKWARD, USER], "backward"),
+        ([CALL, BACKWARD], "backward"),  # activation checkpointing
+        ([(f"{TORCH}autograd/function.py", "apply"), CALL], "forward"),
+        ([(f"{TORCH}optim/adam.py", "step")], "optimizer"),
+        ([(f"{TORCH}amp/grad_scaler.py", "step")], "optimizer"),
+        ([(f"{TORCH}amp/grad_scaler.py", "scale")], None),
+        ([REDUCE, CALL], "communication"),
+        ([(f"{TORCH}distributed/elastic/api.py", "run")], None),
+        ([(f"{TORCH}utils/data/dataloader.py", "__next__")], "input"),
+        ([("/x/own/loaders.py", "next"), CALL], "input"),
+    ],
+)
+def test_the_innermost_frame_of_torch_names_the_phase(
+    frames: list[tuple[str, str]], phase: str | None
+) -> None:
+    assert stack_phase(frames, {"own/loaders.py": "input"}) == phase
