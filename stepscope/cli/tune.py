@@ -14,7 +14,7 @@ from stepscope.common.formatting import printable
 from stepscope.host.environment import granted_cores
 from stepscope.lab import command
 from stepscope.lab.command import UsageError, print_error
-from stepscope.lab.patch import Patch, write_patch
+from stepscope.lab.patch import FP16, ManualChange, Patch, write_patch
 from stepscope.lab.script_plan import TunePlan, tuning_candidates, variant
 from stepscope.lab.statistics import load_scipy
 from stepscope.lab.sweep_runner import SweepRunner
@@ -115,6 +115,9 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
         if arm["verdict"] == "impossible":  # it begins with the setting
             reason = reason.partition(": ")[2]
         lines.append(f"  {arm['name']}: {reason}")
+    # Only a process that uses a GPU has allocated memory there.
+    if finished and sweep["baseline"]["metrics"]["peak_allocated"] and "bf16" not in used:
+        lines += _by_hand("Not tried", FP16)
     return ["\t".join(map(printable, line.split("\t"))) for line in lines]
 
 
@@ -133,9 +136,13 @@ def _gain(best: Mapping[str, Any], patch: Patch) -> list[str]:
     if diff:
         count = sum(line.startswith("+") for line in diff[2:])
         lines += ["", f"{count} line{'s' * (count > 1)} (patch.diff in the folder):", *diff]
-    for one in patch.by_hand:
-        lines += ["", f"By hand, {one.setting}, {one.where}:", *(f"    {it}" for it in one.lines)]
+    for change in patch.by_hand:
+        lines += _by_hand("By hand", change)
     return lines
+
+
+def _by_hand(title: str, change: ManualChange) -> list[str]:
+    return ["", f"{title}, {change.setting}, {change.where}:", *(f"    {x}" for x in change.lines)]
 
 
 def _waits_for(metrics: Mapping[str, Any]) -> str:

@@ -23,7 +23,6 @@ LOADER = {"num_workers": 5, "pin_memory": 7, "persistent_workers": 13, "prefetch
 IMPORT_LEVEL = ("tf32", "cudnn_benchmark", "threads")
 WHERE = {
     "bf16": "around the forward pass and the loss",
-    "fp16": "around the forward pass and the loss, and in place of backward() and step()",
     "channels_last": "after the model is on its device, and for each batch of images",
     "compile": "after the model and its optimizer are constructed",
     "gc_off": "before the training loop, and in it",
@@ -41,6 +40,22 @@ class ManualChange:
     setting: str
     lines: list[str]
     where: str
+
+
+FP16 = ManualChange(
+    "fp16",
+    [
+        'scaler = torch.amp.GradScaler("cuda")',
+        'with torch.autocast("cuda", dtype=torch.float16):',
+        "    ...  # forward and loss",
+        "scaler.scale(loss).backward()",
+        "scaler.unscale_(optimizer)  # before code that reads or clips gradients",
+        "scaler.step(optimizer)",
+        "scaler.update()",
+    ],
+    "around the forward pass and the loss, and in place of backward() and step()",
+)
+"""What no trial can add to a script: GradScaler replaces calls of its training loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def tuning_candidates(cores: int) -> list[str]:
     """Return the variants of `stepscope tune`; in a short time the last are left out first."""
     workers = f"num_workers={max(1, min(4, cores))}"
     return [
-        *("tf32", "bf16", "fp16", workers, "fused", "channels_last", "cudnn_benchmark"),
+        *("tf32", "bf16", workers, "fused", "channels_last", "cudnn_benchmark"),
         *("set_to_none", f"{workers} pin_memory", f"{workers} persistent_workers"),
         f"{workers} pin_memory non_blocking",
         *("pin_memory", "persistent_workers", "prefetch_factor=4", "foreach"),

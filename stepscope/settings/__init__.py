@@ -23,7 +23,6 @@ SETTINGS: Mapping[str, type[Setting]] = {
         checkpoint.Checkpoint,  # refused for a compiled model; before the hooks of autocast
         model.ChannelsLast,
         autocast.Bf16,
-        autocast.Fp16,
         process.Sdpa,
         optimizer.Fused,
         optimizer.Foreach,

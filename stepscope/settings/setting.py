@@ -56,8 +56,6 @@ class Setting:
     code: ClassVar[str]
     """The lines of code that apply the setting by hand, with {value}."""
     moment: ClassVar[Moment]
-    trials_only: ClassVar[bool] = False
-    """True if it may change a training beyond its numerics, so that only trials apply it."""
     bounds: ClassVar[tuple[int, int] | None] = None
     """The least and the largest value; None for a setting without a value."""
     choices: ClassVar[tuple[str, ...]] = ()

@@ -22,7 +22,6 @@ from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
 from stepscope.tracker import annotate
 from stepscope.watch.script import ScriptNotFoundError, from_file, from_module, split_options
-from stepscope.watch.trial import TRIAL
 from stepscope.watch.watched_run import begin, follow
 
 PACKAGE_FOLDER = Path(__file__).parent
@@ -96,20 +95,10 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if not words:
         parser.error("no script given: name a file, or a module after -m.")
     try:
-        _check_settings(options.settings)
+        parse(options.settings)
     except SettingError as error:
         parser.error(f"--with: {error}")
     return options, words
-
-
-def _check_settings(words: Sequence[str]) -> None:
-    """Raise SettingError for words that are no settings, or that a training cannot have."""
-    for setting in parse(words):
-        if setting.trials_only and TRIAL not in os.environ:
-            raise SettingError(
-                f"{setting.name} is applied only in trials of stepscope lab and tune. In a "
-                "training, add these lines:\n" + "\n".join(setting.lines())
-            )
 
 
 def _joined(folder: Path | None) -> RankContext | None:

@@ -29,35 +29,6 @@ def test_settings_of_a_gpu_are_in_effect_and_restored() -> None:
     assert not torch.backends.cudnn.benchmark
 
 
-@pytest.mark.parametrize("scaled", [1.0, 1e3])
-def test_fp16_equals_a_grad_scaler_by_hand(scaled: float) -> None:
-    def run(scaler: torch.amp.GradScaler | None) -> list[float]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        losses = []
-        for batch in torch.randn(30, 8, 4).cuda():
-            optimizer.zero_grad()
-            with torch.autocast("cuda", torch.float16, enabled=scaler is not None):
-                loss = model(batch).pow(2).mean() * scaled
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-            else:
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-            losses.append(loss.item())
-        return losses
-
-    by_hand = run(torch.amp.GradScaler("cuda"))
-    with applied("fp16") as found:
-        assert run(None) == by_hand
-        assert found["fp16"]["state"] == "in effect", found["fp16"]["text"]
-        assert (", 0 of 30" in found["fp16"]["text"].replace("; ", ", ")) == (scaled == 1.0)
-    assert run(None) != by_hand
-
-
 def test_workers_are_refused_for_data_on_the_gpu() -> None:
     with applied("num_workers=2") as found:
         loader = DataLoader(TensorDataset(torch.randn(32, 4, device="cuda")), batch_size=8)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stepscope.settings import parse
-from stepscope.settings.autocast import Autocast
+from stepscope.settings.autocast import Bf16
 from stepscope.settings.process import SDPA
 from stepscope.watch.hooks.settings import SettingHooks
 from tests.support.fake_live import FakeLive
@@ -55,7 +55,7 @@ def applied(words: str) -> Iterator[Applied]:
             yield found
         finally:
             for setting in found.hooks.settings:
-                if isinstance(setting, Autocast):
+                if isinstance(setting, Bf16):
                     setting.end_pass()
                 if setting.places and setting.name in RESTORE:
                     RESTORE[setting.name]()

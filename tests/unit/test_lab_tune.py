@@ -177,6 +177,20 @@ def test_the_result_has_the_gain_the_patch_and_the_rest(tmp_path: Path) -> None:
     assert not any(line.startswith("  fused:") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("peak_allocated", "used", "named"),
+    [(None, "fused", False), (1e9, "fused", True), (1e9, "bf16", False)],
+)
+def test_fp16_is_named_for_a_gpu_whose_best_setting_is_not_bf16(
+    tmp_path: Path, peak_allocated: float | None, used: str, named: bool
+) -> None:
+    sweep, _ = tuned(tmp_path, {"fused": 0.5})
+    sweep["baseline"]["metrics"]["peak_allocated"] = peak_allocated
+    sweep["best"]["arms"] = [used]
+    lines = tune.result_lines(sweep, Patch("", []))
+    assert ("    scaler.scale(loss).backward()" in lines) is named
+
+
 @pytest.mark.parametrize("minutes", ["0", "nan", "1e9"])
 def test_wrong_options(
     minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

@@ -75,7 +75,7 @@ class TorchHooks:
     """The hooks of one run, installed when torch is imported."""
 
     def __init__(self, session: ScriptSession, applied: SettingHooks | None) -> None:
-        self._state = HookState(session)
+        self._state = HookState(session, applied)
         self.applied = applied
         self._import = PostImportHook("torch", self._attach)
         self._has_torch = False

@@ -37,14 +37,19 @@ class LossHook:
         self._began_s, self._collecting_s = time.perf_counter(), 0.0
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
+        if state.applied is not None:
+            opaque(state.applied.before_backward, with_callees=True)
 
     def around_backward(self, original: Function) -> Function:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` also calls."""
         state, guard, add = self._state, self._guard, self._add
         parties, by_hand, clock = state.parties, state.by_hand, time.perf_counter
         readings = state.session.readings
+        applied = state.applied
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if applied is not None:
+                applied.before_backward(tensors)
             # A nested call is reentrant checkpointing.
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
@@ -81,9 +86,9 @@ class LossHook:
         return backward
 
     def around_zero_grad(self, original: Function) -> Function:
-        state, guard = self._state, self._guard
+        state, guard, applied = self._state, self._guard, self._state.applied
 
-        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def zero_grad(optimizer: Any, set_to_none: bool = True) -> Any:
             if not state.parties.made:  # one that was copied, or made before the hooks
                 guard.call(self._register, optimizer)
             if get_ident() == state.thread:
@@ -91,7 +96,9 @@ class LossHook:
                     guard.call(state.drop_loss, optimizer)
                 else:
                     state.loss = None
-            return original(optimizer, *args, **kwargs)
+            if applied is not None:
+                set_to_none = applied.set_to_none(set_to_none)
+            return original(optimizer, set_to_none)
 
         return zero_grad
 

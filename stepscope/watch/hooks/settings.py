@@ -1,8 +1,8 @@
 """Apply the settings of `stepscope watch --with` from wrappers of torch.
 
-Wrapped are the construction and iteration of DataLoaders, the construction, `zero_grad` and `step`
-of optimizers, `backward`, for some settings copies and attention, and until the model is known the
-calls of all modules.
+Wrapped are the construction and iteration of DataLoaders, the construction and `step` of
+optimizers, for some settings copies and attention, and until the model is known the calls of all
+modules. The wrappers of `backward` and `zero_grad` are those of `loss.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MethodType, ModuleType
 from typing import Any
 
 from stepscope.settings import Setting
-from stepscope.settings.autocast import Autocast, Fp16
+from stepscope.settings.autocast import Bf16
 from stepscope.settings.loader import LoaderSetting, NonBlocking
 from stepscope.settings.model import ModelSetting
 from stepscope.settings.optimizer import SetToNone
@@ -52,7 +52,7 @@ class SettingHooks:
         moments = {setting.moment for setting in settings}
         self._awaits_training = Moment.TRAINING in moments
         self._awaits_model = Moment.MODEL in moments
-        self._autocasts = [one for one in settings if isinstance(one, Autocast)]
+        self._autocasts = [one for one in settings if isinstance(one, Bf16)]
         self.end()
 
     def end(self) -> list[dict[str, Any]]:
@@ -71,8 +71,6 @@ class SettingHooks:
         replace_call(loaders.DataLoader, "__init__", self._make_loader)
         replace_call(loaders.DataLoader, "_get_iterator", self._get_iterator)
         replace_call(optimizers, "__init__", self._make_optimizer)
-        replace_call(optimizers, "zero_grad", self._zero_grad)
-        replace_call(torch.autograd, "backward", self._backward)
         if self._autocasts:
             replace_call(torch.autocast, "__enter__", self._enter_autocast)
             replace_call(torch.autograd, "grad", self._grad)
@@ -143,21 +141,18 @@ class SettingHooks:
             self._refuse_models("A later optimizer was constructed after the first step.")
         self._apply(Moment.OPTIMIZER, optimizer)
 
-    def _zero_grad(self, original: Function, optimizer: Any, /, set_to_none: bool = True) -> Any:
+    def set_to_none(self, given: bool) -> bool:
+        """Return the argument for one call of `zero_grad(set_to_none=given)`."""
         for setting in self.settings if self.is_active else ():
             if isinstance(setting, SetToNone):
-                set_to_none = setting.zero_grad(set_to_none)
-        return original(optimizer, set_to_none)
+                given = setting.zero_grad(given)
+        return given
 
-    def _backward(self, original: Function, /, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replace `torch.autograd.backward`, which `Tensor.backward` also calls."""
+    def before_backward(self, tensors: Any) -> None:
+        """Act before `torch.autograd.backward(tensors)`, in any thread."""
         root = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         self._begin_training(getattr(root, "device", None))
         self._end_pass()
-        for setting in self._autocasts if self.is_active else ():
-            if isinstance(setting, Fp16) and setting.places:
-                return setting.backward(original, tensors, args, kwargs)
-        return original(tensors, *args, **kwargs)
 
     def _grad(
         self, original: Function, /, outputs: Any, inputs: Any, *args: Any, **kwargs: Any

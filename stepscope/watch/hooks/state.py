@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.common.clock import clock
 from stepscope.watch.hooks.attribution import ClipGradCalls, LossAttribution, ScalarValue, summed
 from stepscope.watch.hooks.epochs import BatchTracker
+from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.step_timing import StepTimer
 
 if TYPE_CHECKING:
@@ -102,8 +103,9 @@ class HookState:
     calls `backward()`. After its end another thread may replace it.
     """
 
-    def __init__(self, session: ScriptSession) -> None:
+    def __init__(self, session: ScriptSession, applied: SettingHooks | None = None) -> None:
         self.session = session
+        self.applied = applied
         self.recorder: Any = session.recorder
         self.thread = 0  # Id of the training thread; 0 without one.
         self._owner: threading.Thread | None = None
