@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -33,7 +34,6 @@ from stepscope.run import RunInfo, RunKind, rank_file
 from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers
 from trainer.config import RunConfig
-from trainer.runners.weights import read_weights
 
 OUTPUT = "output.log"
 RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
@@ -122,7 +122,7 @@ def details_tab(run: RunInfo) -> None:
     if (git := read_metadata(run).git) is not None:
         _code("Commit", git.text)
     if run_kind(run) is RunKind.TRAINER and not run.status.live:
-        _checkpoints(run, [path.name for path in sorted(run.folder.glob("*.pt"))])
+        _checkpoints(run)
     for title, name in _TABLES.items():
         if shown := values.get(name):
             _table(title, shown)
@@ -177,19 +177,22 @@ def _table(title: str, values: Mapping[str, Any]) -> None:
     parts.table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
 
 
-def _checkpoints(run: RunInfo, names: list[str]) -> None:
-    if not names:
+def _checkpoints(run: RunInfo) -> None:
+    files = sorted(run.folder.glob("*.pt"))
+    if not files:
         return
     st.markdown("#### Checkpoints")
     with st.container(horizontal=True, key="checkpoints"):
-        for name in names[:MAX_CHECKPOINTS]:
-            parts.download(
-                f"Download weights ({name})",
-                functools.partial(read_weights, run.folder / name),
-                f"{run.id}-{name.removesuffix('.pt')}-weights.pt",
-                f"weights_{name}",
-                "state_dict only; load it with torch.load(..., weights_only=True).",
-            )
+        for path in files[:MAX_CHECKPOINTS]:
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                parts.download(
+                    f"Download {path.name}",
+                    functools.partial(file_content, path),
+                    f"{run.id}-{path.name}",
+                    f"checkpoint_{path.name}",
+                    'The weights are torch.load(..., weights_only=True)["model"].',
+                    file=(path, path.stat().st_size),
+                )
         about = "Put this run's settings and its last checkpoint into the sidebar of Start run."
         more: Any = {"on_click": _resume, "args": (run,)}
         if run.folder.parent != (runs := services.get().runs):

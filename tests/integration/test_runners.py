@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import signal
 import subprocess
 import threading
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunError, RunStatus, read_run
+from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreError, StoreReader
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import small, start_worker
@@ -24,8 +21,6 @@ from tests.support.waiting import wait_for, wait_until
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
 from trainer.runners.child_process import SHUT_DOWN
-from trainer.runners.weights import read_weights
-from trainer.training.checkpoint import write_checkpoint
 from trainer.training.step import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", [Runner.THREAD, Runner.PROCESS])
@@ -168,21 +163,3 @@ def test_it_stops_when_its_parent_is_gone(tmp_path: Path) -> None:
         child.stdin.close()
         assert child.wait(20) == 0
     assert run_json(tmp_path)["status"] == "stopped"
-
-
-def test_the_weights_come_through_a_process_of_their_own(tmp_path: Path) -> None:
-    tensor = torch.arange(3_000_000.0)
-    write_checkpoint(tmp_path / "best.pt", {"model": {"w": tensor}, "optimizer": {}})
-    weights = torch.load(io.BytesIO(read_weights(tmp_path / "best.pt")), weights_only=True)
-    assert torch.equal(weights["w"], tensor)
-
-
-def test_a_file_that_breaks_its_reader_breaks_that_process_alone(tmp_path: Path) -> None:
-    """Hashing a tuple in a tuple in a tuple … overruns the stack."""
-    path = tmp_path / "best.pt"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("best/data.pkl", b"\x80\x02})" + b"\x85" * 3_000_000 + b"K\x01s.")
-        archive.writestr("best/version", b"3\n")
-        archive.writestr("best/byteorder", b"little")
-    with pytest.raises(RunError, match="best.pt"):
-        read_weights(path)

@@ -58,8 +58,7 @@ from stepscope.store import StoreWriter, store_name
 from tests.support.unprivileged import NOBODY, not_root, reachable_folder
 from trainer.config import checkpoints
 from trainer.runners.child_process import log_text
-from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes
-from trainer.training.distributed_checkpoint import METADATA, read_list
+from trainer.training.checkpoint import CheckpointError, read_checkpoint
 
 KINDS = ("fifo", "device", "link", "folder", "sparse")
 
@@ -124,19 +123,12 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_download_and_no_checkpoint_is_a_special_file(tmp_path: Path, kind: str) -> None:
     profile = ProfileFiles(1, 2, None)
-    for name in (
-        profile.summary,
-        profile.trace,
-        "snapshot-1.pickle",
-        "last.pt",
-        f"parts/{METADATA}",
-    ):
+    for name in (profile.summary, profile.trace, "snapshot-1.pickle", "last.pt"):
         make_special(tmp_path / name, kind)
     for read in (
         lambda: profile_summary(tmp_path, profile),
         lambda: file_content(tmp_path / profile.trace),
         lambda: file_content(tmp_path / "snapshot-1.pickle"),
-        lambda: read_list(tmp_path / "parts"),
     ):
         with pytest.raises((OSError, ValueError)):
             read()
@@ -183,7 +175,7 @@ def test_a_checkpoint_that_inflates_or_exceeds_the_free_memory_is_refused(tmp_pa
         file.seek(2**40)
         file.write(saved(model={"weight": torch.zeros(1)}))
     with pytest.raises(CheckpointError):
-        weights_bytes(path)
+        read_checkpoint(path)
 
 
 FALSE: list[dict[str, Any]] = [

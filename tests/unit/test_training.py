@@ -76,7 +76,8 @@ def test_the_setting_chooses_the_kernel_of_the_optimizer_also_of_a_resumed_run(
     second = training(optimizer=optimizer, optimizer_impl=impl)
     second.load(copy.deepcopy(first.state_dict()))
     one_epoch(second)
-    assert called == [KERNELS[other], KERNELS[impl]]
+    # Loading takes a step with gradients of 0 first.
+    assert (called[0], set(called[1:])) == (KERNELS[other], {KERNELS[impl]})
 
 
 HALF_ROOT = 0.5**0.5

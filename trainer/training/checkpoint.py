@@ -1,29 +1,36 @@
 """Checkpoint files in the run folder: `best.pt`, `last.pt` and `step-N.pt` (Save checkpoint).
 
 Files are replaced atomically, and read with `weights_only`, so that a foreign file cannot run code.
-With FSDP the tensors are in a folder next to the file (`distributed_checkpoint.py`).
 """
 
 from __future__ import annotations
 
-import io
 import os
+import pickle
+import struct
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 from stepscope.common.files import atomic_replace, open_regular_file
 from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
 from trainer.error_messages import RunFailedError
-from trainer.training.distributed_checkpoint import DAMAGED, NAME, Room, check_archive, load_shards
+from trainer.training.rank_info import TrainerRank
 
 FORMAT = "stepscope-checkpoint-1"
-MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
-"""Keys of a state; `parts` is the name of the folder with the tensors of the other two."""
+MODEL, OPTIMIZER = "model", "optimizer"  # keys of a state
+MAX_PICKLE_BYTES = 64 * 2**20  # without the tensors
+_ALLOCATING = (b"\nbytearray\n", b"c_codecs\n")  # as a pickle names them, unlike names of layers
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, ArithmeticError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError, AssertionError),
+)
+"""Exceptions of unpickling foreign or damaged files."""
 
 
 class CheckpointError(RunFailedError):
@@ -42,12 +49,31 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
         raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
 
 
-def _on_host(name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    return torch.empty(size, dtype=dtype)
+def check_archive(file: IO[bytes]) -> None:
+    """Rewind the file; raises ValueError if `torch.save` cannot have written it.
+
+    Compressed archives could inflate to any size, and pickles with `bytearray` or `_codecs` could
+    allocate any length.
+    """
+    size = file.seek(0, os.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not stored or sum(entry.file_size for entry in entries) > size:
+                raise ValueError("it is compressed")
+            pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
+            if any(entry.file_size > MAX_PICKLE_BYTES for entry in pickles):
+                raise ValueError("its pickle is too large")
+            if any(name in archive.read(entry) for entry in pickles for name in _ALLOCATING):
+                raise ValueError("it makes bytes")
+    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+        raise ValueError("it is no archive of torch") from error
+    file.seek(0)
 
 
-def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
-    """Return a checkpoint on the CPU, its shards read into `room`. Raises CheckpointError."""
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return a checkpoint on the CPU. Raises CheckpointError."""
     name = f"{path.parent.name}/{path.name}"
     try:
         with open(open_regular_file(path), "rb") as file:
@@ -64,7 +90,7 @@ def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
             f"resume_from: {name} cannot be read ({error.strerror or error}). Choose another "
             "checkpoint."
         ) from error
-    except (*DAMAGED, AssertionError) as error:
+    except _DAMAGED as error:
         raise CheckpointError(
             f"resume_from: {name} is damaged or no checkpoint at all. Choose another checkpoint."
         ) from error
@@ -72,33 +98,18 @@ def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
         raise CheckpointError(
             f"resume_from: {name} was not written by Stepscope. Choose another checkpoint."
         )
-    if PARTS in state:
-        _add_parts(state, path.parent, room)
     return state
 
 
-def _add_parts(state: dict[str, Any], folder: Path, room: Room) -> None:
-    """Insert the tensors of the shard folder into the state."""
-    name = state.pop(PARTS)
-    try:
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError("it names no folder of parts")
-        for key, tensor in load_shards(folder / name, room).items():
-            kind, _, rest = key.partition(".")
-            if kind == MODEL:
-                state[MODEL][rest] = tensor
-            else:
-                number, _, entry = rest.partition(".")
-                state[OPTIMIZER]["state"].setdefault(int(number), {})[entry] = tensor
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"resume_from: the parts of {folder.name}'s checkpoint cannot be read ({error}). "
-            "Choose another checkpoint."
-        ) from error
+def read_on_first_rank(path: Path, ranks: TrainerRank) -> dict[str, Any]:
+    """Return a checkpoint; on other ranks than 0 without the tensors of model and optimizer.
 
-
-def weights_bytes(path: Path) -> bytes:
-    """Return the model weights as a `.pt` file for `load_state_dict`. Raises CheckpointError."""
-    buffer = io.BytesIO()
-    torch.save(read_checkpoint(path).get(MODEL), buffer)
-    return buffer.getvalue()
+    All ranks must call this: rank 0 reads and broadcasts. Raises CheckpointError on rank 0.
+    """
+    state = {} if ranks.rank else read_checkpoint(path)
+    if not ranks.several:
+        return state
+    tensors = {MODEL: state.pop(MODEL, {}), OPTIMIZER: state.pop(OPTIMIZER, {})}
+    received = [state]
+    dist.broadcast_object_list(received, src=0)
+    return received[0] | tensors

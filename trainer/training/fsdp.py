@@ -167,14 +167,5 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def distribute_like(value: Tensor, like: Tensor) -> Tensor:
-    """Shard a full tensor like `like`, of the same shape; other tensors are returned unchanged."""
-    if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
-        return value
-    value = value.to(like.to_local().device)
-    # No communication: every rank has read the same file.
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
-
-
 def _norms(model: nn.Module) -> bool:
     return any(isinstance(part, _BatchNorm) for part in model.modules())

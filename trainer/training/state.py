@@ -1,26 +1,29 @@
 """Training state in a checkpoint: model, optimizer, LR scheduler, scaler, RNG and position.
 
-Rank 0 writes it; with FSDP each rank writes its shards into a folder that the checkpoint names.
-Both can be resumed with any strategy and number of ranks.
+Rank 0 writes it, with FSDP as full tensors: any strategy and number of ranks can resume it.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer.config import LRSchedule, Optimizer, OptimizerImpl, Precision, RunConfig, Strategy
 from trainer.config_validation import TRAITS, reads
 from trainer.training.accelerator import Accelerator
-from trainer.training.checkpoint import MODEL, OPTIMIZER, PARTS, CheckpointError, write_checkpoint
-from trainer.training.distributed_checkpoint import NAME, save_shards
-from trainer.training.fsdp import distribute_like
+from trainer.training.checkpoint import MODEL, OPTIMIZER, CheckpointError, write_checkpoint
 from trainer.training.precision import grad_scaler
 from trainer.training.rank_info import ALONE, TrainerRank
 
@@ -65,7 +68,6 @@ class TrainState:
         self.samples = samples
         self._go_to(0, 1, 0)
         self.best_loss = math.inf
-        self.saved = 0  # number of calls of `save`
         self._generator = torch.Generator().manual_seed(config.seed)
         self._epoch_state = self._generator.get_state()
 
@@ -103,11 +105,15 @@ class TrainState:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and plain values to resume from, bit for bit on a CPU."""
+        """Return tensors and plain values to resume from, bit for bit on a CPU.
+
+        All ranks must call this; only rank 0 gets the tensors of model and optimizer.
+        """
+        full = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return {
             "config": self.config.to_dict(),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            MODEL: get_model_state_dict(self.model, options=full),
+            OPTIMIZER: get_optimizer_state_dict(self.model, self.optimizer, options=full),
             "schedule": self.plateau.state_dict() if self.plateau else {},
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
@@ -158,14 +164,16 @@ class TrainState:
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        ours = self.model.state_dict()
-        self.model.load_state_dict(
-            {
-                name: distribute_like(value, ours[name]) if name in ours else value
-                for name, value in state["model"].items()
-            }
-        )
-        self._load_optimizer(state["optimizer"])
+        # Rank 0 has the tensors; each rank keeps the full ones or its shards.
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.ranks.several)
+        set_model_state_dict(self.model, state[MODEL], options=options)
+        # torch restores these as well: mixed kernels raise in an fp16 step, and eps depends on the
+        # precision.
+        for group in state[OPTIMIZER].get("param_groups", ()):
+            for name in group.keys() & {"fused", "foreach", "capturable", "eps"}:
+                group[name] = self.optimizer.defaults[name]
+        set_optimizer_state_dict(self.model, self.optimizer, state[OPTIMIZER], options=options)
+        self._begin_momentum()
         if self.plateau is not None:
             self.plateau.load_state_dict(state["schedule"])
             for group in self.optimizer.param_groups:
@@ -180,25 +188,6 @@ class TrainState:
         position = state["position"]
         self._go_to(*(int(position[name]) for name in ("step", "epoch", "offset")))
         self.best_loss = float(state["best_loss"])
-
-    def _load_optimizer(self, state: dict[str, Any]) -> None:
-        # torch restores these as well: mixed kernels raise in an fp16 step, and eps depends on the
-        # precision.
-        ours = self.optimizer.defaults
-        for group in state["param_groups"]:
-            names = group.keys() & {"fused", "foreach", "capturable", "eps"}
-            group.update({name: ours[name] for name in names})
-        parameters = [
-            weights for group in self.optimizer.param_groups for weights in group["params"]
-        ]
-        numbers = [number for group in state["param_groups"] for number in group["params"]]
-        for weights, number in zip(parameters, numbers, strict=True):
-            entries = state["state"].get(number, {})
-            for name, value in entries.items():
-                if isinstance(value, Tensor):
-                    entries[name] = distribute_like(value, weights)
-        self.optimizer.load_state_dict(state)
-        self._begin_momentum()
 
     def _begin_momentum(self) -> None:
         """Initialize the momentum of fused SGD with zeros, which gives the same first step.
@@ -259,49 +248,6 @@ def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def save(path: Path, training: TrainState) -> int | None:
-    """Write a checkpoint, with FSDP on all ranks; return its bytes on rank 0. Raises OSError."""
-    training.saved += 1
-    if training.config.strategy is not Strategy.FSDP:
-        return None if training.ranks.rank else write_checkpoint(path, training.state_dict())
-    state, tensors = _split_tensors(training.state_dict())
-    parts = path.with_name(f"{path.stem}.{training.saved}.parts")
-    save_shards(parts, tensors)
-    if training.ranks.rank:
-        return None
-    try:
-        size = write_checkpoint(path, state | {PARTS: parts.name})
-    except OSError:
-        shutil.rmtree(parts, ignore_errors=True)  # unreferenced, and the disk may be full
-        raise
-    for former in path.parent.glob(f"{path.stem}.*.parts"):
-        if former != parts and NAME.fullmatch(former.name):
-            shutil.rmtree(former, ignore_errors=True)
-    return size + sum(file.stat().st_size for file in parts.iterdir())
-
-
-def room(training: TrainState, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return an empty tensor for a tensor of a checkpoint: this rank's shard, or the full one."""
-    kind, _, key = name.partition(".")
-    if kind == MODEL:
-        like = training.model.state_dict().get(key)
-    else:
-        number = int(key.partition(".")[0])
-        weights = training.optimizer.param_groups[0]["params"]
-        like = weights[number] if number < len(weights) else None
-    if isinstance(like, Tensor) and like.shape == size:
-        return torch.empty_like(like, dtype=dtype, requires_grad=False)
-    return torch.empty(size, dtype=dtype)
-
-
-def _split_tensors(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Split a state into one without tensors of model and optimizer, and these by name."""
-    tensors = {f"{MODEL}.{name}": value for name, value in state[MODEL].items()}
-    values: dict[int, dict[str, Any]] = {}
-    for number, entries in state[OPTIMIZER]["state"].items():
-        values[number] = {}
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{OPTIMIZER}.{number}.{name}"] = value
-            else:
-                values[number][name] = value
-    return state | {MODEL: {}, OPTIMIZER: state[OPTIMIZER] | {"state": values}}, tensors
+    """Write a checkpoint; return its bytes on rank 0. All ranks must call this. Raises OSError."""
+    state = training.state_dict()
+    return None if training.ranks.rank else write_checkpoint(path, state)

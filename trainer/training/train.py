@@ -36,7 +36,7 @@ from trainer.training.accelerator import (
     CudaAccelerator,
     lost_device_reason,
 )
-from trainer.training.checkpoint import read_checkpoint
+from trainer.training.checkpoint import read_on_first_rank
 from trainer.training.cuda_graph_step import GraphedStep, capture_step
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import weights_on_first_rank
@@ -52,7 +52,7 @@ from trainer.training.rank_info import (
     sampled,
     sampled_by,
 )
-from trainer.training.state import TrainState, room
+from trainer.training.state import TrainState
 from trainer.training.step import TrainPhaseTimer, TrainStep, build_train_step
 from trainer.training.warmup import full_batch_size, run_warmup
 from trainer.workloads import WORKLOADS
@@ -303,7 +303,7 @@ def _captured(step: TrainStep, training: TrainState, task: Task, recorder: Recor
 def _resume(training: TrainState, recorder: Recorder) -> None:
     """Load the checkpoint `resume_from` of a run in the same root folder."""
     name = training.config.resume_from
-    state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
+    state = read_on_first_rank(recorder.folder.parent / name, training.ranks)
     training.load(state)
     recorder.step, recorder.epoch = training.step, training.epoch
     changed = training.changed_settings(state)
