@@ -139,13 +139,7 @@ class RunConfig:
     runner: Runner = Runner.THREAD
     strategy: Strategy = Strategy.NONE
     devices_per_node: int = 1  # batch_size is the micro-batch of one device
-    no_sync: bool = True  # gradients are averaged once per optimizer step, not per micro-batch
-    static_graph: bool = False  # ddp: the same parameters get gradients in every step
-    gradient_as_bucket_view: bool = False  # ddp: gradients are views of the buckets
-    bucket_cap_mb: int = 25  # ddp: MiB of gradients that are averaged together
-    reshard_after_forward: bool = True  # fsdp: weights are freed after the forward pass
     cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state in host memory
-    time_collectives: bool = False  # times every collective; may reduce overlap
     nan_policy: NanPolicy = NanPolicy.STOP
     # Workloads that read the following fields: TRAITS in trainer/config_validation.py.
     width: int = 32  # channels of the first stage, embedding size, or side of a matrix
@@ -154,10 +148,8 @@ class RunConfig:
     context_length: int = 64  # characters
     num_classes: int = 10
     dropout: float = 0.0  # probability
-    tie_embeddings: bool = True  # the head shares the weights of the embedding
     dataset: str = ""  # path relative to the data folder
     horizontal_flip: bool = True  # mirrors half of the training images at random
-    skip_unreadable: bool = False  # skips unreadable images and rows; off: they end the run
     custom_options: str = ""  # comma-separated options of the custom workload that are on
     num_threads: int = 0  # intra-op CPU threads; 0 is half the cores
     max_steps: int = 0  # optimizer steps after which the run ends; 0 is all epochs
@@ -249,7 +241,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_classes": (2, 10_000),
     "dropout": (0.0, 0.9),
     "devices_per_node": (1, 64),
-    "bucket_cap_mb": (1, 1024),
 }
 
 CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")

@@ -35,13 +35,11 @@ TRAITS: dict[Workload, WorkloadTraits] = {
     Workload.DIGITS_MLP: WorkloadTraits(),
     Workload.DIGITS_CNN: WorkloadTraits(convolutions=True),
     Workload.IMAGES: WorkloadTraits(
-        fields=("dataset", "image_size", "horizontal_flip", "skip_unreadable"),
+        fields=("dataset", "image_size", "horizontal_flip"),
         convolutions=True,
         decodes=True,
     ),
-    Workload.GPT: WorkloadTraits(
-        fields=("num_layers", "width", "context_length", "dropout", "tie_embeddings")
-    ),
+    Workload.GPT: WorkloadTraits(fields=("num_layers", "width", "context_length", "dropout")),
     Workload.RESNET: WorkloadTraits(
         fields=("width", "image_size", "num_classes"), convolutions=True, seeded_data=True
     ),
@@ -97,7 +95,7 @@ def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigI
         *(_copy_problems(config) if on_gpu else _on_a_cpu(config)),
         *(_data_parallel(config, on_gpu) if config.strategy is Strategy.DP else ()),
         *_ranks(config, usable if on_gpu else None),
-        *(_distributed(config, on_gpu) if config.distributed else ()),
+        *(_sharded(config, on_gpu) if config.strategy is Strategy.FSDP else ()),
     ]
     return tuple(problem for problem in found if problem is not None)
 
@@ -322,18 +320,16 @@ def _ranks(config: RunConfig, gpus: int | None) -> Iterator[ConfigIssue]:
         yield ConfigIssue("strategy", reason, "Switch off cuda_graphs")
 
 
-def _distributed(config: RunConfig, on_gpu: bool) -> Iterator[ConfigIssue]:
-    reasons = {"time_collectives": "gloo (CPU) does not time collectives"}
-    if config.strategy is Strategy.FSDP:
-        reasons["cpu_offload"] = "on a CPU the weights are already in host memory"
-        if config.optimizer is Optimizer.SGD and config.optimizer_impl is OptimizerImpl.FUSED:
-            reason = "PyTorch has no fused SGD for sharded weights"
-            yield ConfigIssue("optimizer_impl", reason, "Set it to foreach, or choose adam")
-            yield ConfigIssue(
-                "optimizer", reason, "Choose adam or adamw, or set optimizer_impl to foreach"
-            )
+def _sharded(config: RunConfig, on_gpu: bool) -> Iterator[ConfigIssue]:
+    if config.optimizer is Optimizer.SGD and config.optimizer_impl is OptimizerImpl.FUSED:
+        reason = "PyTorch has no fused SGD for sharded weights"
+        yield ConfigIssue("optimizer_impl", reason, "Set it to foreach, or choose adam")
+        yield ConfigIssue(
+            "optimizer", reason, "Choose adam or adamw, or set optimizer_impl to foreach"
+        )
     if not on_gpu:
-        yield from _unsupported(config, reasons, "Switch it off, or choose a GPU")
+        reason = "on a CPU the weights are already in host memory"
+        yield from _unsupported(config, {"cpu_offload": reason}, "Switch it off, or choose a GPU")
 
 
 def _unsupported(

@@ -129,40 +129,10 @@ _PARALLEL = {
         "processes share the cores. More devices mean more samples per step: epochs get shorter, "
         "but the loss may not fall as fast.",
     ),
-    "no_sync": (
-        "no_sync",
-        "Averages gradients across ranks once per optimizer step instead of after every batch. "
-        "Needs gradient accumulation; with FSDP2, each rank keeps full gradients in between.",
-    ),
-    "static_graph": (
-        "Static graph",
-        "Promises DDP that every step uses the same parameters. Leave it off for models that "
-        "sometimes skip parts; most others gain little.",
-    ),
-    "gradient_as_bucket_view": (
-        "gradient_as_bucket_view",
-        "Keeps gradients in DDP's buckets instead of copying them in and out. Saves as much "
-        "memory as the gradients take, and little time.",
-    ),
-    "bucket_cap_mb": (
-        "Bucket size (MiB)",
-        "How many gradients are averaged together during the backward pass. Small buckets start "
-        "earlier, large ones need fewer calls; no effect if the model fits in one bucket.",
-    ),
-    "reshard_after_forward": (
-        "Reshard after forward",
-        "Frees each block's gathered weights after its forward pass and gathers them again for "
-        "backward. Off: a third less communication, but every device keeps the whole model.",
-    ),
     "cpu_offload": (
         "CPU offload",
         "Keeps weights, gradients and optimizer state in host memory and runs the optimizer "
         "there. Saves GPU memory; most steps become several times slower.",
-    ),
-    "time_collectives": (
-        "Time collectives",
-        "Has NCCL time every collective. Small overhead; may reduce the overlap of communication "
-        "and compute.",
     ),
 }
 SWITCHES = tuple(Technique(field, *texts) for field, texts in _SWITCHES.items())

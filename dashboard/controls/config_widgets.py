@@ -62,19 +62,10 @@ TEXTS: dict[str, tuple[str, str]] = {  # Label and help of each field.
     "image_size": ("Image size", "Pixels per side; memory grows with its square."),
     "num_classes": ("Classes", "Number of synthetic classes."),
     "dropout": ("Dropout", "Share of activations zeroed during training; 0 is off."),
-    "tie_embeddings": (
-        "Tie embeddings",
-        "The output layer shares the embedding weights. Fewer parameters; may learn better or "
-        "worse.",
-    ),
     "horizontal_flip": (
         "Random flip",
         "Mirrors half of the training images. Turn it off where left and right matter, as in "
         "digits or text.",
-    ),
-    "skip_unreadable": (
-        "Skip unreadable images",
-        "Counts unreadable rows and images and skips them; otherwise the first one ends the run.",
     ),
 } | {name: (technique.label, technique.help) for name, technique in BY_FIELD.items()}
 DEFAULTS = RunConfig()

@@ -55,9 +55,7 @@ GROUPS: dict[str, tuple[str, ...]] = {  # the fields of each group
         *("deterministic", "nan_policy", "set_to_none"),
         *("prefetch_factor", "persistent_workers", "copy_stream"),
         *("kernel_warmup", "preallocate_memory"),
-        *("static_graph", "gradient_as_bucket_view", "bucket_cap_mb"),
-        *("reshard_after_forward", "cpu_offload", "no_sync", "time_collectives"),
-        *("runner", "num_threads"),
+        *("cpu_offload", "runner", "num_threads"),
     ),
 }
 PLACES = {name: group for group, names in GROUPS.items() for name in names}
@@ -105,18 +103,13 @@ def _field(name: str, choice: widgets.SidebarState, checkpoints: Sequence[str]) 
 
 
 def _has_effect(name: str, config: fields.RunConfig) -> bool:
-    strategy, distributed = config.strategy, config.distributed
+    strategy = config.strategy
     on_gpu = config.device != "cpu"
     of_workers = dict.fromkeys(("prefetch_factor", "persistent_workers"), config.num_workers > 0)
-    of_ddp = ("static_graph", "gradient_as_bucket_view", "bucket_cap_mb")
-    shards = strategy is fields.Strategy.FSDP
-    of_strategy = dict.fromkeys(of_ddp, strategy is fields.Strategy.DDP) | {
+    of_strategy = {
         "devices_per_node": strategy is not fields.Strategy.NONE,
-        "reshard_after_forward": shards,
-        "cpu_offload": shards and (on_gpu or config.cpu_offload),
-        "no_sync": distributed and config.gradient_accumulation_steps > 1,
-        "time_collectives": distributed and (on_gpu or config.time_collectives),
-        "runner": not distributed,
+        "cpu_offload": strategy is fields.Strategy.FSDP and (on_gpu or config.cpu_offload),
+        "runner": not config.distributed,
     }
     return (of_workers | of_strategy).get(name, True)
 

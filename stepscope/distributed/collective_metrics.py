@@ -78,7 +78,8 @@ SWITCHED_OFF = "the Flight Recorder is switched off: set TORCH_FR_BUFFER_SIZE to
 NOTHING_YET = "no collective of a whole step has been recorded yet"
 NOT_BY_GLOO = "only NCCL can time collectives, and this job has none"
 NOT_TIMED = (
-    "collectives are not timed: turn on Time collectives, or use stepscope watch --time-collectives"
+    "collectives are not timed: use stepscope watch --time-collectives, or set "
+    "TORCH_NCCL_ENABLE_TIMING=1"
 )
 NONE_LARGE = "no timed collective was as large as 1 MiB"
 

@@ -35,7 +35,6 @@ def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
     widget(app, "strategy").set_value("ddp").run()
     assert drawn(app) == {
         *("strategy", "devices_per_node"),
-        *("static_graph", "gradient_as_bucket_view", "bucket_cap_mb"),
     }
     assert widget(app, "devices_per_node").value == 2
     assert app.query_params["strategy"] == "ddp"
@@ -44,11 +43,9 @@ def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
     assert "128 × 2 ranks" in text_of(app)
     assert not [box for box in app.selectbox if box.key == "config_runner"]
     widget(app, "gradient_accumulation_steps").set_value(4).run()
-    assert "no_sync" in drawn(app)
     assert "1,024" in text_of(app)
     widget(app, "strategy").set_value("fsdp").run()
-    assert {"reshard_after_forward", "no_sync"} <= drawn(app)
-    assert "bucket_cap_mb" not in drawn(app)
+    assert drawn(app) == {"strategy", "devices_per_node"}
     widget(app, "strategy").set_value("none").run()
     assert drawn(app) == {"strategy"}
     assert "runner" not in app.query_params
@@ -62,7 +59,7 @@ def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
     assert drawn(app) == {"strategy", "devices_per_node"}
     assert widget(app, "devices_per_node").value == 2
     widget(app, "strategy").set_value("fsdp").run()
-    assert {"cpu_offload", "time_collectives"} <= drawn(app)
+    assert "cpu_offload" in drawn(app)
     widget(app, "devices_per_node").set_value(3).run()
     assert "devices_per_node" in str(start_refused(app))
 
@@ -70,13 +67,12 @@ def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
 def test_a_link_without_a_runner_can_start_and_another_workload_keeps_the_ranks(
     page: OpenPage,
 ) -> None:
-    app = page(strategy="ddp", devices_per_node="3", static_graph="1")
+    app = page(strategy="ddp", devices_per_node="3")
     assert app.query_params["runner"] == "torchrun"
     assert start_refused(app) is None
     about = {one.field: one for one in PARALLEL_SWITCHES}
-    for name in ("strategy", "devices_per_node", "static_graph", "bucket_cap_mb"):
+    for name in ("strategy", "devices_per_node"):
         assert widget(app, name).label == about[name].label
         assert widget(app, name).help.startswith(about[name].help)
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     assert widget(app, "devices_per_node").value == 3
-    assert widget(app, "static_graph").value is True

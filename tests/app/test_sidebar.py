@@ -200,7 +200,7 @@ def test_a_setting_is_in_the_group_that_the_diagnosis_names(page: OpenPage) -> N
         for kind in ("toggle", "number_input", "selectbox")
         for widget in group.get(kind)
     }
-    of_others = {"reshard_after_forward", "cpu_offload", "time_collectives", "runner"}
+    of_others = {"cpu_offload", "runner"}
     assert found == {name: group for name, group in PLACES.items() if name not in of_others}
 
 

@@ -46,10 +46,10 @@ def drawn(app: AppTest) -> dict[str, object]:
 
 
 def test_a_workload_shows_its_own_fields_with_its_own_defaults(page: OpenPage) -> None:
-    app = page(workload="gpt", num_layers="3", width="96", tie_embeddings="0", dropout="0.25")
+    app = page(workload="gpt", num_layers="3", width="96", dropout="0.25")
     shown = drawn(app)
     assert (shown["Layers"], shown["Width"], shown["Context"]) == (3, 96, 64)
-    assert (shown["Tie embeddings"], shown["Dropout"]) == (False, 0.25)
+    assert shown["Dropout"] == 0.25
     labels = {name: TEXTS[name][0] for name in FIELDS}
     for workload in (Workload.LINEAR, Workload.GPT, Workload.RESNET):
         app.sidebar.selectbox(key="config_workload").select(workload).run()

@@ -67,7 +67,7 @@ def two(one: Path) -> Path:
     jobs = {
         "ddp": job(mlp(), DDP, 2),
         "fsdp": job(mlp(), FSDP, 2),
-        "gpt-ddp": job(gpt(), DDP, 2, static_graph=True, gradient_as_bucket_view=True),
+        "gpt-ddp": job(gpt(), DDP, 2),
         "gpt-fsdp": job(gpt(), FSDP, 2, activation_checkpointing=True, kernel_warmup=True),
         "ddp-half": job(mlp(precision=Precision.FP16), DDP, 2),
         "fsdp-half": job(mlp(precision=Precision.FP16, max_grad_norm=100.0), FSDP, 2),

@@ -61,15 +61,11 @@ def test_the_written_digits_are_learned(
     info = run_json(tmp_path / "run")
     assert re.findall(r"\d(?:[\d,]*\d)?", info["data"]) == ["1,438", "10", "359"]
     assert info["classes"] == list("0123456789")
-    assert info["left_out"] == {"count": 0, "reasons": []}
 
 
 def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (digits / "images" / "broken.png").write_bytes(b"no image")
-    with (digits / "labels.csv").open("a") as rows:
-        rows.write("\nimages/broken.png,3")
     asked: list[str] = []
     decode_image = images.decode_image
 
@@ -81,25 +77,12 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
     decodes, losses = {}, {}
     for kept in (False, True):
         asked.clear()
-        config = few(dataset_on_device=kept, horizontal_flip=True, skip_unreadable=True, epochs=3)
+        config = few(dataset_on_device=kept, horizontal_flip=True, epochs=3)
         losses[kept] = train(tmp_path, f"run-{kept}", config)
-        decodes[kept] = len(asked) - asked.count("broken.png")
+        decodes[kept] = len(asked)
     assert np.array_equal(losses[False], losses[True])
-    # 61 images: each once, and the one that stands in for the broken one. FLOPs are counted on
-    # shapes alone, so nothing else is decoded.
-    assert decodes == {False: 3 * 61, True: 61}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, workers: int) -> None:
-    for path in sorted((digits / "images").iterdir())[:3]:
-        path.write_bytes(path.read_bytes()[:60])
-    losses = train(tmp_path, "run", few(num_workers=workers, skip_unreadable=True, epochs=3))
-    told = [event.text for event in events(tmp_path / "run") if event.kind == "left_out"]
-    assert len(told) == 1
-    assert told[0].startswith("3 images ")
-    assert "labels.csv, line " in told[0]
-    assert len(losses) == 3 * 3
+    # FLOPs are counted on shapes alone, so nothing else is decoded.
+    assert decodes == {False: 3 * 60, True: 60}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -95,7 +95,6 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: st
         (Workload.DIGITS_MLP, {"width": 9, "dataset": "x", "custom_options": "y", "seed": 5}, None),
         (Workload.GPT, {"num_layers": 5}, "num_layers"),
         (Workload.GPT, {"context_length": 32}, "context_length"),
-        (Workload.GPT, {"tie_embeddings": False}, "tie_embeddings"),
         (Workload.LINEAR, {"dataset": "other", "width": 9}, None),
         (Workload.LINEAR, {"seed": 5}, "seed"),
         (Workload.CUSTOM, {"custom_options": "wide"}, "custom_options"),

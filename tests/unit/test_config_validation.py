@@ -204,7 +204,7 @@ def job(strategy: Strategy, device: str = GPU.id, **changes: Any) -> RunConfig:
     )
 
 
-UNUSED = {"cpu_offload": True, "time_collectives": True, "static_graph": True}
+UNUSED = {"cpu_offload": True}
 SGD = {"optimizer": "sgd"}
 JOBS: list[tuple[RunConfig, dict[str, str]]] = [
     *((job(strategy, device), {}) for strategy in (DDP, FSDP) for device in ("cpu", GPU.id)),
@@ -224,8 +224,7 @@ JOBS: list[tuple[RunConfig, dict[str, str]]] = [
     (job(DDP, runner="thread"), {"runner": "torchrun"}),
     (job(NONE, runner="torchrun"), {"runner": "DDP and FSDP2"}),
     (job(NONE, "cpu", **UNUSED), {}),  # a URL may set what belongs to another strategy
-    (job(DDP, "cpu", cpu_offload=True, reshard_after_forward=False), {}),
-    (job(DDP, "cpu", time_collectives=True), {"time_collectives": "gloo"}),
+    (job(DDP, "cpu", cpu_offload=True), {}),
     (job(FSDP, "cpu", cpu_offload=True), {"cpu_offload": "already"}),
     (job(FSDP, cpu_offload=True, precision="fp16"), {}),
     (job(FSDP, cpu_offload=True, precision="bf16"), {}),

@@ -115,10 +115,6 @@ def test_accumulation_takes_less_than_one_large_batch_and_checkpointing_less_tha
     again = peak(batch_size=32, activation_checkpointing=True)
     assert parts.allocated < 0.5 * whole.allocated
     assert again.allocated < 0.8 * whole.allocated
-    # Tied weights count once.
-    untied = peak(batch_size=32, tie_embeddings=False)
-    characters, rest = divmod(untied.parts["parameters"] - whole.parts["parameters"], 4 * 32)
-    assert (90 < characters < 120, rest) == (True, 0)
 
 
 def test_a_model_that_reads_weights(monkeypatch: pytest.MonkeyPatch, one_layer: RunConfig) -> None:
@@ -343,8 +339,6 @@ def test_each_rank_of_ddp_has_buckets_as_large_as_its_weights(one_layer: RunConf
     assert each.peak == alone.peak
     assert each.outside == alone.outside | {"gradient_buckets": WEIGHTS}
     assert any("NCCL" in note for note in each.notes)
-    views = estimate_memory(replace(ddp, device=GPU.id, gradient_as_bucket_view=True), GPU)
-    assert views.outside["gradient_buckets"] == WEIGHTS - views.peak.parts["gradients"]
 
 
 def test_ranks_on_a_cpu_share_the_hosts_memory(one_layer: RunConfig) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from trainer.workloads import image_index as lists
 from trainer.workloads import image_index as sources
-from trainer.workloads.image_index import ImageError, ImageList, InvalidEntries, read_images
+from trainer.workloads.image_index import ImageError, ImageList, read_images
 
 NAMES = [f"{name}.png" for name in "abcdefghij"]
 
@@ -33,11 +33,6 @@ def table(folder: Path, text: str | bytes, name: str = "labels.csv") -> Path:
 
 def rows(*lines: str, header: str = "path,label") -> str:
     return "\n".join([header, *lines]) + "\n"
-
-
-def read(path: Path, *, skip: bool = False) -> tuple[ImageList, InvalidEntries]:
-    broken = InvalidEntries(skip)
-    return read_images(path, broken), broken
 
 
 def paths(images: ImageList) -> dict[str, str]:
@@ -74,16 +69,15 @@ FORMS = {
 def test_the_same_images_from_any_form_of_csv(folder: Path, subtests: pytest.Subtests) -> None:
     for name, text in FORMS.items():
         with subtests.test(name):
-            images, broken = read(table(folder, text))
+            images = read_images(table(folder, text))
             assert paths(images) == PLAIN
             assert images.classes == ("cat", "dog")
-            assert broken.count == 0
 
 
 def test_a_fixed_fifth_is_held_out_where_nothing_says_so(folder: Path) -> None:
     text = rows(*(f"{name},{2 + 8 * (place % 2)}" for place, name in enumerate(NAMES)))
-    one, _ = read(table(folder, text))
-    again, _ = read(table(folder, text))
+    one = read_images(table(folder, text))
+    again = read_images(table(folder, text))
     assert (len(one.train), len(one.validation)) == (8, 2)
     assert one.classes == ("2", "10"), "in the order of numbers"
     assert one.validation == again.validation
@@ -96,7 +90,7 @@ def test_a_fixed_fifth_is_held_out_where_nothing_says_so(folder: Path) -> None:
 def test_the_split_column_decides_and_test_rows_stay_unread(folder: Path) -> None:
     split = ["train", "VAL", "validation", " Training ", "test"]
     lines = [f"{line},{part}" for line, part in zip(GOOD, split, strict=True)]
-    images, _ = read(table(folder, rows(*lines, header="path,label,split")))
+    images = read_images(table(folder, rows(*lines, header="path,label,split")))
     assert [entry.path for entry in images.train] == ["a.png", "d.png"]
     assert [entry.path for entry in images.validation] == ["b.png", "c.png"]
     assert "e.png" not in paths(images)
@@ -105,11 +99,11 @@ def test_the_split_column_decides_and_test_rows_stay_unread(folder: Path) -> Non
 def test_a_folder_with_one_or_two_tables(folder: Path) -> None:
     name = "val.csv"
     table(folder, rows(*GOOD), "train.csv")
-    images, _ = read(folder)
+    images = read_images(folder)
     assert (len(images.train), len(images.validation)) == (4, 1)
     table(folder, rows(*GOOD[:3]), "train.csv")
     table(folder, rows(*GOOD[3:]), name)
-    images, _ = read(folder)
+    images = read_images(folder)
     assert [entry.path for entry in images.train] == ["a.png", "b.png", "c.png"]
     assert [entry.where for entry in images.validation] == [f"{name}, line 2", f"{name}, line 3"]
 
@@ -151,33 +145,25 @@ def traps(folder: Path) -> Path:
     return folder
 
 
-def test_a_bad_row_is_named_and_ends_the_run_or_is_left_out(
-    traps: Path, subtests: pytest.Subtests
-) -> None:
+def test_a_bad_row_is_named_and_ends_the_run(traps: Path, subtests: pytest.Subtests) -> None:
     for line, reason in BAD_ROWS:
         with subtests.test(reason):
             path = table(traps, rows(*GOOD, line))
             with pytest.raises(ImageError) as caught:
-                read(path)
+                read_images(path)
             assert str(caught.value).startswith("labels.csv, line 7: ")
             assert reason in str(caught.value)
-            assert str(caught.value).endswith(
-                "turn on skip_unreadable to skip what cannot be read."
-            )
+            assert str(caught.value).endswith("Fix or remove it.")
             assert len(str(caught.value)) < 400
-            images, broken = read(path, skip=True)
-            assert paths(images) == PLAIN
-            assert broken.count == 1
-            assert reason in broken.reasons[0]
 
 
 def test_an_image_of_two_splits_or_of_an_unknown_one_is_refused(folder: Path) -> None:
     table(folder, rows(*GOOD), "train.csv")
     table(folder, rows(GOOD[0]), "val.csv")
     with pytest.raises(ImageError, match=r"^val\.csv, line 2: a\.png .* train\.csv, line 2, with"):
-        read(folder)
+        read_images(folder)
     with pytest.raises(ImageError, match="line 3: the split is 'dev', not train, validation or"):
-        read(table(folder, rows("a.png,x,train", "b.png,x,dev", header="path,label,split")))
+        read_images(table(folder, rows("a.png,x,train", "b.png,x,dev", header="path,label,split")))
 
 
 NO_TABLES = [
@@ -199,7 +185,7 @@ def test_a_file_that_is_no_table_of_images_is_one_sentence(
     for text, words in NO_TABLES:
         with subtests.test(words):
             with pytest.raises(ImageError) as caught:
-                read(table(folder, text), skip=True)
+                read_images(table(folder, text))
             assert words in str(caught.value)
             assert "\n" not in str(caught.value)
             assert len(str(caught.value)) < 300
@@ -209,22 +195,14 @@ def test_limits_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(folder, rows(*GOOD))
     monkeypatch.setattr(lists, "MAX_IMAGES", 4)
     with pytest.raises(ImageError, match="at most 4 images are possible"):
-        read(path)
+        read_images(path)
     monkeypatch.setattr(lists, "MAX_IMAGES", 5)
     monkeypatch.setattr(lists, "MAX_CLASSES", 1)
     with pytest.raises(ImageError, match="at most 1 classes are possible, got 2"):
-        read(path)
+        read_images(path)
     monkeypatch.setattr(sources, "MAX_CSV_BYTES", 10)
     with pytest.raises(ImageError, match="are allowed"):
-        read(path)
-
-
-def test_reasons_are_counted_and_the_first_are_kept(folder: Path) -> None:
-    with pytest.raises(ImageError, match=r"2 more are broken; the first is labels\.csv, line 2"):
-        read(table(folder, rows("x.png,x", "y.png,y")), skip=True)
-    missing = [f"no-{number}.png,x" for number in range(50)]
-    _, broken = read(table(folder, rows(*GOOD, *missing)), skip=True)
-    assert (broken.count, len(broken.reasons)) == (50, lists.KEPT_REASONS)
+        read_images(path)
 
 
 def class_folders(root: Path, *names: str) -> None:
@@ -239,7 +217,7 @@ def test_class_folders_with_deeper_ones_and_other_files(tmp_path: Path) -> None:
     (tmp_path / "cat" / "notes.txt").write_text("x")
     (tmp_path / "cat" / ".hidden.png").write_text("x")
     (tmp_path / ".cache").mkdir()
-    images, broken = read(tmp_path)
+    images = read_images(tmp_path)
     assert paths(images) == {
         "cat/1.png": "cat",
         "cat/deep/2.JPG": "cat",
@@ -247,12 +225,12 @@ def test_class_folders_with_deeper_ones_and_other_files(tmp_path: Path) -> None:
         "dog/2.png": "dog",
         "dog/3.gif": "dog",
     }
-    assert (len(images.validation), broken.count) == (1, 0)
+    assert len(images.validation) == 1
 
 
 def test_class_folders_parted_by_hand(tmp_path: Path) -> None:
     class_folders(tmp_path, "train/cat/1.png", "train/dog/1.png", "val/cat/1.png")
-    images, _ = read(tmp_path)
+    images = read_images(tmp_path)
     assert [entry.path for entry in images.train] == ["train/cat/1.png", "train/dog/1.png"]
     assert [entry.path for entry in images.validation] == ["val/cat/1.png"]
 
@@ -263,11 +241,11 @@ def test_links_in_class_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes((root / "cat/1.png").read_bytes())
     (root / "dog" / "3.png").symlink_to(tmp_path / "secret.png")
     with pytest.raises(ImageError, match=r"^dog/3\.png is a symbolic link"):
-        read(root)
+        read_images(root)
+    (root / "dog" / "3.png").unlink()
     (root / "bird").symlink_to(root / "cat")
-    images, broken = read(root, skip=True)
-    assert len(paths(images)) == 4
-    assert broken.count == 2
+    with pytest.raises(ImageError, match="^bird: it is a symbolic link"):
+        read_images(root)
 
 
 @pytest.mark.parametrize("name", ["train.csv", "validation.csv"])
@@ -278,5 +256,5 @@ def test_a_table_that_is_a_link_is_not_read(folder: Path, name: str) -> None:
     (folder / name).unlink()
     (folder / name).symlink_to(secret)
     with pytest.raises(ImageError, match="is a symbolic link") as caught:
-        read(folder)
+        read_images(folder)
     assert "secret" not in str(caught.value)

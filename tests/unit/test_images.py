@@ -62,7 +62,6 @@ def test_batches_are_small_numbers_with_their_classes(root: Path) -> None:
         assert image[0, 4, 4] == int(name.split()[1]) * 2
     assert task.model(images).shape == (3, CLASSES)
     assert (task.train.length, task.validation.length) == (162, 40)
-    assert split(task).broken.is_shared(), "workers share which images are unreadable"
     assert pickle.loads(pickle.dumps(split(task))).length == task.train.length
 
 
@@ -90,34 +89,14 @@ def test_a_broken_image_ends_the_run_with_its_file_and_line(root: Path) -> None:
     with pytest.raises(ImageError) as caught:
         task.train.take(torch.arange(8))
     assert str(caught.value).startswith(f"{entry.where}: {entry.path}: it is no image in one of")
-    assert str(caught.value).endswith("leave out what is broken.")
+    assert str(caught.value).endswith("Replace or remove the image.")
 
 
-def test_the_next_sound_image_takes_the_place_of_a_broken_one(root: Path) -> None:
-    task, _ = make(skip_unreadable=True)
-    for place in (3, 4):
-        (root / "set" / split(task).entries[place].path).write_bytes(b"nothing")
-    images, labels = task.train.take(torch.arange(8))
-    wanted = task.train.take(torch.tensor([0, 1, 2, 5, 5, 5, 6, 7]))
-    assert torch.equal(images, wanted[0])
-    assert torch.equal(labels, wanted[1])
-    assert split(task).broken.nonzero().flatten().tolist() == [3, 4]
-    (told,) = task.news()
-    assert told == f"2 images are left out, for example {split(task).entries[3].where}"
-    assert list(task.news()) == []
-    for path in (root / "set").glob("*.png"):
-        path.write_bytes(b"nothing")
-    with pytest.raises(ImageError, match="none of the 162 images can be decoded. Check"):
-        task.train.take(torch.arange(4))
-
-
-def test_rows_that_are_left_out_stand_in_run_json(root: Path) -> None:
+def test_a_row_without_a_file_is_named(root: Path) -> None:
     with (root / "set" / "labels.csv").open("a") as file:
         file.write("\nmissing.png,class 1\n")
     with pytest.raises(ImageError, match=r"labels\.csv, line 204: there is no file missing\.png"):
         make()
-    task, _ = make(skip_unreadable=True)
-    assert task.run_info["left_out"]["count"] == 1
 
 
 def test_the_command_writes_the_real_digits(tmp_path: Path) -> None:

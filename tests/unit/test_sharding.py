@@ -25,7 +25,6 @@ FSDP = RunConfig(
     devices_per_node=2,
     width=16,
     num_layers=2,
-    tie_embeddings=True,
 )
 SECOND = TrainerRank(rank=1, local_rank=1, world_size=2, local_size=2)
 
@@ -64,16 +63,13 @@ def test_rank_0_ddp_and_workloads_of_the_user_build_whole_models(
         assert not nn.Linear(1, 1).weight.is_meta
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-def test_each_block_gets_memory_alone_and_the_root_keeps_its_weights(
-    reshard: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_block_gets_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block has given its memory back when the next one gets its own."""
-    calls: list[tuple[nn.Module, bool | None]] = []
+    calls: list[nn.Module] = []
     given: list[nn.Parameter] = []
 
-    def spread(module: nn.Module, *, reshard_after_forward: bool | None, **_: object) -> None:
-        calls.append((module, reshard_after_forward))
+    def spread(module: nn.Module, **_: object) -> None:
+        calls.append(module)
         given.extend(part for part in module.parameters() if all(part is not one for one in given))
         have = {id(part) for part in model.parameters() if not part.is_meta}
         assert have == {id(part) for part in given}
@@ -81,13 +77,11 @@ def test_each_block_gets_memory_alone_and_the_root_keeps_its_weights(
     monkeypatch.setattr(fsdp, "init_device_mesh", lambda *_: None)
     monkeypatch.setattr(fsdp, "_send_from_first", lambda *_: None)
     monkeypatch.setattr(fsdp, "fully_shard", spread)
-    config = replace(FSDP, reshard_after_forward=reshard)
-    with weights_on_first_rank(config, SECOND):
-        model = Gpt(config, 7)
-    assert prepare(model, config, torch.device("cpu"), SECOND) is model
+    with weights_on_first_rank(FSDP, SECOND):
+        model = Gpt(FSDP, 7)
+    assert prepare(model, FSDP, torch.device("cpu"), SECOND) is model
     assert model.head.weight is model.embedding.weight
-    root = None if reshard else False
-    assert calls == [*((block, reshard) for block in model.blocks), (model, root)]
+    assert calls == [*model.blocks, model]
 
 
 class Spread(nn.Linear, FSDPModule):
@@ -101,11 +95,10 @@ class Spread(nn.Linear, FSDPModule):
         self.reduces.append(requires)
 
 
-@pytest.mark.parametrize("no_sync", [True, False])
-def test_gradients_are_sent_once_a_step(no_sync: bool) -> None:
+def test_gradients_are_sent_once_a_step() -> None:
     model = object.__new__(Spread)  # FSDPModule.__new__ is for modules that are spread already
     Spread.__init__(model)
-    shared = ParallelModel.of(model, replace(FSDP, no_sync=no_sync), [CPU_DEVICE])
+    shared = ParallelModel.of(model, FSDP, [CPU_DEVICE])
     with shared.no_sync():
-        assert model.reduces == [False] * no_sync
-    assert model.reduces == [False, True][: 2 * no_sync]
+        assert model.reduces == [False]
+    assert model.reduces == [False, True]

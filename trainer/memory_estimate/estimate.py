@@ -88,9 +88,8 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
     peak = peak_memory(step.events, step.parts, on_gpu=capability is not None)
     outside = {"context": CONTEXT} if capability else _on_host(config, step, before)
     if config.strategy is Strategy.DDP:
-        # As large as the weights, from the start; with views they contain the gradients.
-        views = peak.parts[AllocationCategory.GRADIENTS] * config.gradient_as_bucket_view
-        outside["gradient_buckets"] = max(0, peak.parts[AllocationCategory.PARAMETERS] - views)
+        # As large as the weights, from the start.
+        outside["gradient_buckets"] = peak.parts[AllocationCategory.PARAMETERS]
         if config.device == "cpu" and config.devices_per_node > 1:  # ranks share the host's memory
             each = peak.allocated + sum(outside.values())
             outside["other_ranks"] = (config.devices_per_node - 1) * each

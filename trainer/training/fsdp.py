@@ -73,19 +73,9 @@ def apply_fsdp(
     inner = MixedPrecisionPolicy(autocast_dtype(config.precision) if casts else None, torch.float32)
     outer = MixedPrecisionPolicy(inner.param_dtype, torch.float32, torch.float32 if casts else None)
     whole = {name: weights.detach() for name, weights in model.named_parameters()}
-    # None: the root's weights, which backward needs first, stay gathered after the forward pass.
-    groups: list[tuple[nn.Module, MixedPrecisionPolicy, bool | None]]
-    groups = [(block, inner, config.reshard_after_forward) for block in blocks(model)]
-    groups.append((model, outer, None if config.reshard_after_forward else False))
-    for module, policy, reshards in groups:
+    for module, policy in (*((block, inner) for block in blocks(model)), (model, outer)):
         _allocate(module, device)
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=reshards,
-            mp_policy=policy,
-            offload_policy=offload,
-        )
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
     if _sent_by_first(config):
         _send_from_first(model, whole)
 

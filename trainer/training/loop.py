@@ -244,8 +244,6 @@ class TrainLoop:
             **{key: v for key, v in row.items() if v is not None and math.isfinite(v)},
             seconds=seconds,
         )
-        for text in self.task.news():
-            self.recorder.event("left_out", text)
         if whole:
             training.next_epoch(loss)
         if loss < training.best_loss:

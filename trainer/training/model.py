@@ -86,34 +86,11 @@ class ParallelModel:
             return cls(DataParallel(model, [device.cuda_index or 0 for device in devices]))
         if config.strategy is Strategy.DDP:
             index = devices[0].cuda_index
-            ddp = DistributedDataParallel(
-                model,
-                device_ids=None if index is None else [index],
-                bucket_cap_mb=config.bucket_cap_mb,
-                gradient_as_bucket_view=config.gradient_as_bucket_view,
-                static_graph=config.static_graph,
-            )
-            return cls(ddp, _DdpNoSync(ddp, config))
-        if config.strategy is Strategy.FSDP and config.no_sync:
+            ddp = DistributedDataParallel(model, None if index is None else [index])
+            return cls(ddp, ddp.no_sync)
+        if config.strategy is Strategy.FSDP:
             return cls(model, partial(unreduced, model))
         return cls(model)
-
-
-class _DdpNoSync:
-    """Returns the no_sync context of DDP, with a static graph from the second call on.
-
-    DDP records a static graph in the first backward pass. Under no_sync torch 2.13 then raises
-    "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
-    """
-
-    def __init__(self, ddp: DistributedDataParallel, config: RunConfig) -> None:
-        self._no_sync = ddp.no_sync if config.no_sync else nullcontext
-        self._learned = not config.static_graph
-
-    def __call__(self) -> AbstractContextManager[object]:
-        learned, self._learned = self._learned, True
-        context: AbstractContextManager[object] = self._no_sync() if learned else nullcontext()
-        return context
 
 
 @contextmanager

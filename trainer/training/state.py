@@ -30,7 +30,7 @@ from trainer.training.rank_info import ALONE, TrainerRank
 MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
 SAME = (
-    *("workload", "width", "num_layers", "context_length", "num_classes", "tie_embeddings"),
+    *("workload", "width", "num_layers", "context_length", "num_classes"),
     *("dataset", "custom_options", "seed", "optimizer", "lr_scheduler"),
 )
 """Settings that must equal those of the checkpoint if the workload reads them; the seed only if the

@@ -65,8 +65,7 @@ class Gpt(nn.Module):
                 # The residual stream must not grow with the number of layers.
                 if name.endswith("out.weight"):
                     weights.mul_((2 * config.num_layers) ** -0.5)
-        if config.tie_embeddings:
-            self.head.weight = self.embedding.weight
+        self.head.weight = self.embedding.weight  # tied
 
     def forward(self, characters: Tensor) -> Tensor:
         """Return scores for each next character."""

@@ -1,7 +1,7 @@
 """Reads, validates and splits the index of an image dataset: CSV files or class folders.
 
 Paths, labels and file sizes are checked before any image is opened. An invalid entry ends the run
-with file, line and reason; with `skip_unreadable` it is skipped and counted.
+with file, line and reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,34 +45,33 @@ MAX_CLASSES = 10_000
 MAX_LABEL = 200  # characters
 MAX_PATH = 1000  # characters
 MAX_FILE_BYTES = 64 * 2**20
-KEPT_REASONS = 10
 HELD_OUT = 5  # one image of five is for validation if the dataset has no validation split
 SPLIT_SEED = 0  # fixed, so that validation images stay unseen after a resume
 
 
-def read_images(path: Path, broken: InvalidEntries) -> ImageList:
+def read_images(path: Path) -> ImageList:
     """Return the images of a data set at `path` (`trainer.datasets`). Raises ImageError."""
     form = form_of(path)
     try:
         if form is DatasetLayout.CSV:
-            return image_list(path.parent, _csv_entries(path, "", broken), broken)
+            return image_list(path.parent, _csv_entries(path, ""))
         if form is DatasetLayout.CSV_FOLDER:
-            return image_list(path, _csv_pair(path, broken), broken)
-        return image_list(path, _class_folders(path, broken), broken)
+            return image_list(path, _csv_pair(path))
+        return image_list(path, _class_folders(path))
     except OSError as error:
         raise ImageError(
             f"dataset: {shown(path.name)} cannot be read ({error.strerror}). Check its permissions."
         ) from error
 
 
-def _csv_pair(folder: Path, broken: InvalidEntries) -> Iterator[ImageEntry]:
+def _csv_pair(folder: Path) -> Iterator[ImageEntry]:
     beside = [folder / name for name in VALIDATION_CSVS if (folder / name).is_file()]
-    yield from _csv_entries(folder / TRAIN_CSV, "train" if beside else "", broken)
+    yield from _csv_entries(folder / TRAIN_CSV, "train" if beside else "")
     for path in beside[:1]:
-        yield from _csv_entries(path, "validation", broken)
+        yield from _csv_entries(path, "validation")
 
 
-def _csv_entries(path: Path, part: str, broken: InvalidEntries) -> Iterator[ImageEntry]:
+def _csv_entries(path: Path, part: str) -> Iterator[ImageEntry]:
     """Yield rows of a CSV file; an empty `part` is read from the split column, if any."""
     text = _text(path)
     first = text.lstrip().partition("\n")[0]
@@ -88,8 +87,8 @@ def _csv_entries(path: Path, part: str, broken: InvalidEntries) -> Iterator[Imag
                 if is_header:
                     continue
             where = f"{path.name}, line {rows.line_num}"
-            entry = columns.entry(row, part, where, broken)
-            if entry is not None and entry.part != "test":
+            entry = columns.entry(row, part, where)
+            if entry.part != "test":
                 yield entry
     except csv.Error as error:
         raise ImageError(
@@ -128,20 +127,17 @@ class _CsvColumns:
     def __init__(self, path: int, label: int, split: int | None) -> None:
         self.path, self.label, self.split = path, label, split
 
-    def entry(
-        self, row: list[str], part: str, where: str, broken: InvalidEntries
-    ) -> ImageEntry | None:
-        """Return the entry of a row; None for an invalid row."""
+    def entry(self, row: list[str], part: str, where: str) -> ImageEntry:
+        """Return the entry of a row. Raises ImageError."""
         needed = max(self.path, self.label, self.split or 0) + 1
         if len(row) < needed:
-            broken.add(where, f"it has {len(row)} of the {needed} columns")
-            return None
+            raise _invalid(where, f"it has {len(row)} of the {needed} columns")
         if self.split is not None and not part:
             value = row[self.split].strip()
             part = PARTS.get(value.lower(), "")
             if not part:
-                broken.add(where, f"the split is {shown(value)!r}, not train, validation or test")
-                return None
+                reason = f"the split is {shown(value)!r}, not train, validation or test"
+                raise _invalid(where, reason)
         return ImageEntry(
             _with_slashes(row[self.path].strip()), row[self.label].strip(), part, where
         )
@@ -171,25 +167,24 @@ def _columns(path: Path, row: list[str]) -> tuple[_CsvColumns, bool]:
     )
 
 
-def _class_folders(folder: Path, broken: InvalidEntries) -> Iterator[ImageEntry]:
+def _class_folders(folder: Path) -> Iterator[ImageEntry]:
     """Yield the images of class folders by class; links are invalid, other files are ignored."""
     train = folder / TRAIN_FOLDER
     if not train.is_dir():
-        yield from _classes(folder, folder, "", broken)
+        yield from _classes(folder, folder, "")
         return
     beside = [folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()]
-    yield from _classes(folder, train, "train" if beside else "", broken)
+    yield from _classes(folder, train, "train" if beside else "")
     for validation in beside[:1]:
-        yield from _classes(folder, validation, "validation", broken)
+        yield from _classes(folder, validation, "validation")
 
 
-def _classes(root: Path, folder: Path, part: str, broken: InvalidEntries) -> Iterator[ImageEntry]:
+def _classes(root: Path, folder: Path, part: str) -> Iterator[ImageEntry]:
     for one_class in sorted(folder.iterdir()):
         if one_class.name.startswith(".") or not one_class.is_dir():
             continue
         if one_class.is_symlink():
-            broken.add(one_class.relative_to(root).as_posix(), "it is a symbolic link")
-            continue
+            raise _invalid(one_class.relative_to(root).as_posix(), "it is a symbolic link")
         for parent, folders, names in os.walk(one_class):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
@@ -212,24 +207,9 @@ class ImageEntry(NamedTuple):
     where: str
 
 
-@dataclass(slots=True)
-class InvalidEntries:
-    """Collects invalid entries; the first raises ImageError unless `skip` is on."""
-
-    skip: bool
-    count: int = 0
-    reasons: list[str] = field(default_factory=list)
-
-    def add(self, where: str, reason: str) -> None:
-        """Count an invalid entry and store the first ten reasons."""
-        sentence = reason if reason.startswith(where) else f"{where}: {reason}"
-        if not self.skip:
-            raise ImageError(
-                f"{sentence}. Fix it, or turn on skip_unreadable to skip what cannot be read."
-            )
-        self.count += 1
-        if len(self.reasons) < KEPT_REASONS:
-            self.reasons.append(sentence)
+def _invalid(where: str, reason: str) -> ImageError:
+    sentence = reason if reason.startswith(where) else f"{where}: {reason}"
+    return ImageError(f"{sentence}. Fix or remove it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +227,14 @@ class ImageList:
         return torch.tensor([numbers[entry.label] for entry in entries], dtype=torch.int64)
 
 
-def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries) -> ImageList:
+def image_list(folder: Path, entries: Iterable[ImageEntry]) -> ImageList:
     """Split the valid entries, by default a fixed random fifth to validate. Raises ImageError."""
-    usable = _usable(folder, entries, broken)
+    usable = _usable(folder, entries)
     names = Counter(entry.label for entry in usable)
     if len(names) < 2:
-        more = f"{broken.count:,} more are broken; the first is {next(iter(broken.reasons), '')}"
         raise ImageError(
             f"dataset: at least two classes are needed, got {len(names)} with {len(usable)} "
-            f"images{f' ({more})' * bool(broken.count)}. Check the labels in {folder.name}."
+            f"images. Check the labels in {folder.name}."
         )
     if len(names) > MAX_CLASSES:
         raise ImageError(
@@ -274,9 +253,7 @@ def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntri
     return ImageList(folder, _ordered(names), train, validation)
 
 
-def _usable(
-    folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries
-) -> list[ImageEntry]:
+def _usable(folder: Path, entries: Iterable[ImageEntry]) -> list[ImageEntry]:
     places = PathValidator(folder)
     found: dict[str, ImageEntry] = {}
     for entry in entries:
@@ -291,8 +268,7 @@ def _usable(
                 f"{shown(entry.path)} is already in {former.where}, with another label or split"
             )
         if reason is not None:
-            broken.add(entry.where, reason)
-            continue
+            raise _invalid(entry.where, reason)
         found[entry.path] = entry
         if len(found) > MAX_IMAGES:
             raise ImageError(

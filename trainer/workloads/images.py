@@ -21,14 +21,7 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.json_values import first_line
 from trainer.config import RunConfig
 from trainer.datasets import data_path, data_root
-from trainer.workloads.image_index import (
-    ImageEntry,
-    ImageError,
-    ImageList,
-    InvalidEntries,
-    read_images,
-    shown,
-)
+from trainer.workloads.image_index import ImageEntry, ImageError, ImageList, read_images, shown
 from trainer.workloads.task import Batch, Task
 
 CHANNELS = (32, 64)
@@ -47,12 +40,9 @@ def task(config: RunConfig) -> Task:
         path = data_path(data_root(), config.dataset)
     except ConfigError as error:
         raise ImageError(str(error)) from None
-    broken = InvalidEntries(config.skip_unreadable)
-    images = read_images(path, broken)
-    train, validation = (
-        ImageFileDataset.of(images, entries, config)
-        for entries in (images.train, images.validation)
-    )
+    images = read_images(path)
+    train = ImageFileDataset.of(images, images.train, config)
+    validation = ImageFileDataset.of(images, images.validation, config)
     return Task(
         model=ImageCnn(config.image_size, len(images.classes), flip=config.horizontal_flip),
         train=train,
@@ -62,94 +52,48 @@ def task(config: RunConfig) -> Task:
             "data": f"{config.dataset}: {train.length:,} images of {len(images.classes)} classes, "
             f"{validation.length:,} more held out",
             "classes": list(images.classes[:NAMED_CLASSES]),
-            "left_out": {"count": broken.count, "reasons": broken.reasons},
         },
-        news=SkippedImageReporter((train, validation)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFileDataset:
-    """Image files, decoded on demand; workers share the flags of unreadable images."""
+    """Image files, decoded on demand."""
 
     folder: Path
     entries: list[ImageEntry]
     labels: Tensor  # int64 (n,)
     size: int  # pixels a side
-    skip: bool
-    broken: Tensor  # bool (n,), in shared memory
 
     @classmethod
     def of(
         cls, images: ImageList, entries: list[ImageEntry], config: RunConfig
     ) -> ImageFileDataset:
-        broken = torch.zeros(len(entries), dtype=torch.bool)
-        broken.share_memory_()  # type: ignore[no-untyped-call]
-        labels = images.labels(entries)
-        return cls(
-            images.folder, entries, labels, config.image_size, config.skip_unreadable, broken
-        )
+        return cls(images.folder, entries, images.labels(entries), config.image_size)
 
     @property
     def length(self) -> int:
         return len(self.entries)
 
     def take(self, indices: Tensor) -> Batch:
-        """Return images as uint8 (n, 3, size, size) and labels as int64 (n,).
-
-        An unreadable image raises ImageError, or is replaced by the next readable one with `skip`.
-        """
+        """Return images as uint8 (n, 3, size, size) and labels as int64 (n,). Raises ImageError."""
         inputs, targets = self.room(len(indices))
         images = inputs.numpy()  # the same memory
         for row, index in enumerate(indices.tolist()):
-            pixels, taken = self._readable(index)
-            images[row] = pixels.transpose(2, 0, 1)
-            targets[row] = self.labels[taken]
+            images[row] = self._decoded(index).transpose(2, 0, 1)
+        torch.index_select(self.labels, 0, indices, out=targets)
         return inputs, targets
 
     def room(self, size: int) -> Batch:
         images = torch.empty((size, 3, self.size, self.size), dtype=torch.uint8)
         return images, torch.empty(size, dtype=torch.int64)
 
-    def _readable(self, index: int) -> tuple[Pixels, int]:
-        """Return the image at `index`, or the next readable one, and its index."""
-        for place in range(index, index + self.length):
-            place %= self.length
-            if self.skip and self.broken[place]:
-                continue
-            try:
-                return decode_image(self.folder / self.entries[place].path, self.size), place
-            except UnreadableImageError as error:
-                if not self.skip:
-                    raise ImageError(
-                        f"{_sentence(self.entries[place], error)}. Replace the image, or switch "
-                        "on skip_unreadable to leave out what is broken."
-                    ) from error
-                self.broken[place] = True
-        raise ImageError(
-            f"dataset: none of the {self.length:,} images can be decoded. Check the files, for "
-            f"example {self.entries[0].where}."
-        )
-
-
-class SkippedImageReporter:
-    """Reports images that were skipped since the last call."""
-
-    def __init__(self, splits: tuple[ImageFileDataset, ...]) -> None:
-        self._splits = splits
-        self._reported = 0
-
-    def __call__(self) -> list[str]:
-        """Return a text with the number of skipped images and an example; empty without news."""
-        broken = [split.broken.nonzero().flatten().tolist() for split in self._splits]
-        count = sum(map(len, broken))
-        if count <= self._reported:
-            return []
-        self._reported = count
-        both = zip(self._splits, broken, strict=True)
-        split, first = next((split, found[0]) for split, found in both if found)
-        images = "1 image is" if count == 1 else f"{count:,} images are"
-        return [f"{images} left out, for example {split.entries[first].where}"]
+    def _decoded(self, index: int) -> Pixels:
+        entry = self.entries[index]
+        try:
+            return decode_image(self.folder / entry.path, self.size)
+        except UnreadableImageError as error:
+            raise ImageError(f"{_sentence(entry, error)}. Replace or remove the image.") from error
 
 
 class ImageCnn(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,5 +72,3 @@ class Task:
     recorded: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters of one element to record every step, by metric key."""
     run_info: Mapping[str, Any] = field(default_factory=dict)  # properties for run.json
-    news: Callable[[], Sequence[str]] = list
-    """Called at the end of each epoch; returns texts of events, such as skipped samples."""
