@@ -34,7 +34,7 @@ from dashboard.run_look import RunLook
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.stragglers.reader import judged_run
+from stepscope.distributed.stragglers.reader import straggler_of
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
 from stepscope.host.child_process import Child
@@ -160,7 +160,7 @@ class Services:
         self._catalogs = [RunCatalog(root, is_mirror=root in mirrors) for root in self.roots]
         self.lessons: ChildRuns[LessonRun] = ChildRuns()
         self.estimates: ChildRuns[PredictionRun] = ChildRuns()
-        self.stragglers = RunLook(judged_run, "the ranks cannot be compared")
+        self.stragglers = RunLook(straggler_of, "the ranks cannot be compared")
         self.verdicts = Verdicts(self.stragglers)
         self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
         self.sweeps = Sweeps(runs, examples)

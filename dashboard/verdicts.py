@@ -24,7 +24,7 @@ from stepscope.bottleneck.classify import (
 from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.hangs.cases import Hang
-from stepscope.distributed.stragglers.detect import StragglerVerdict
+from stepscope.distributed.stragglers.detect import StragglerFinding
 from stepscope.metrics import Stream
 from stepscope.recorder.final_values import last_value, read_newest
 from stepscope.recorder.rows import LOSS
@@ -49,7 +49,7 @@ class Verdicts:
     """The diagnoses of a server's runs. Thread-safe."""
 
     def __init__(
-        self, stragglers: RunLook[StragglerVerdict], clock: Callable[[], float] = time.monotonic
+        self, stragglers: RunLook[StragglerFinding], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._stragglers = stragglers
@@ -85,7 +85,7 @@ class Verdicts:
         return cause
 
 
-def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
+def _straggler(found: StragglerFinding | None) -> BottleneckDiagnosis | None:
     """Return a straggler as the diagnosis of the run: it outranks any other."""
     if found is None or found.next is None:
         return None
@@ -108,7 +108,7 @@ def _broken_loss(reader: StoreReader, live: bool) -> BottleneckDiagnosis | None:
     return BottleneckDiagnosis(kind=BottleneckKind.NOT_FINITE, text=text, share=0.0, next=step)
 
 
-def rank_verdict(hang: Hang | None, straggler: StragglerVerdict | None) -> dict[str, Any] | None:
+def rank_verdict(hang: Hang | None, straggler: StragglerFinding | None) -> dict[str, Any] | None:
     """Return the hang or straggler; kind "none" has a reason. None before the first analysis."""
     found = hang or straggler
     if found is None:

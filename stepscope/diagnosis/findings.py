@@ -12,8 +12,8 @@ from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.stragglers.detect import StragglerKind, StragglerVerdict
-from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent_times
+from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
+from stepscope.distributed.stragglers.reader import in_job, recent_times, straggler_among
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
 from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
@@ -75,11 +75,11 @@ class RunData:
         return self.run.run_json.get("kind") != RunKind.RECORD
 
     @cached_property
-    def straggler(self) -> StragglerVerdict | None:
+    def straggler(self) -> StragglerFinding | None:
         """Verdict on the ranks' steps; None for one process. Cached: it permutes ranks often."""
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
-        return judged_ranks(times, self.run.run_json, busy) if self.has_steps else None
+        return straggler_among(times, self.run.run_json, busy) if self.has_steps else None
 
 
 def read_recorded(run: RunInfo) -> RunData:

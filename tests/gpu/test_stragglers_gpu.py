@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.diagnosis.findings import read_recorded
 from stepscope.distributed.ddp_timing import LEAST_CUDA
-from stepscope.distributed.stragglers.detect import judge
+from stepscope.distributed.stragglers.detect import find_straggler
 from stepscope.distributed.stragglers.step_phases import StepPhase
 from stepscope.run import read_run, run_folders
 from tests.gpu.conftest import simulator_only
@@ -60,7 +60,9 @@ def test_a_rank_that_sleeps_in_forward_is_named_and_steps_wait_no_more_often(
     (folder,) = run_folders(tmp_path)
     recorded = read_recorded(read_run(folder))
     assert recorded.straggler is None, "the times of simulated GPUs are not judged for the user"
-    found = judge([one.times for one in recorded.ranks if one.times is not None], world_size=2)
+    found = find_straggler(
+        [one.times for one in recorded.ranks if one.times is not None], world_size=2
+    )
     assert (found.ranks, found.phase) == ((1,), StepPhase.FORWARD)
     assert found.share is not None
     assert found.share > 0.2

@@ -16,7 +16,7 @@ from dashboard.run_look import RunLook
 from dashboard.verdicts import EVERY_S, HOLD_S, Verdicts, as_json
 from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
 from stepscope.bottleneck.recommendations import RunSetup
-from stepscope.distributed.stragglers.reader import judged_run
+from stepscope.distributed.stragglers.reader import straggler_of
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import StoreReader
 from stepscope.store.blocks import Event
@@ -44,7 +44,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 def ask(clock: FakeClock) -> Ask:
     """Return the function that returns the diagnosis of a run, live by default."""
-    verdicts = Verdicts(RunLook(judged_run, "", clock), clock)
+    verdicts = Verdicts(RunLook(straggler_of, "", clock), clock)
 
     def of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
         run: RunInfo = replace(read_run(folder), status=status)
