@@ -33,7 +33,7 @@ from benchmarks.tune_scripts import SCRIPTS, unpack
 from stepscope.lab.folder import Trial, read_samples
 from stepscope.lab.gate import Gate, GateVerdict, judge_gates
 from stepscope.lab.plan import Variant
-from stepscope.lab.script_plan import ScriptPlan, script_command, variant
+from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.sweep_state import BASELINE
 from stepscope.lab.trial_process import TrialProcess
@@ -76,27 +76,27 @@ def create_repository(folder: Path) -> None:
 def variants(part: str) -> tuple[Variant, ...]:
     """Return the slowdowns as variants. The current folder must be the repository."""
     if part == REVISIONS:
-        return tuple(variant(f"rev:{name_of(slow)}") for slow in SLOW)
-    return tuple(variant(f"{name_of(slow)}: --slow {slow}") for slow in SLOW)
+        return tuple(parse_variant(f"rev:{name_of(slow)}") for slow in SLOW)
+    return tuple(parse_variant(f"{name_of(slow)}: --slow {slow}") for slow in SLOW)
 
 
 def sweep(part: str, words: Sequence[str], folder: Path, seed: int) -> dict[str, Any]:
     """Run one sweep; return the gate's and the t-test's result for each slowdown."""
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended
     folder.mkdir(parents=True)
-    arms = variants(part)
+    compared = variants(part)
     arguments = [] if part == REVISIONS else ["--slow", "0", *words]
     plan = ScriptPlan(
         script=script_command(SCRIPT, arguments, is_module=False),
-        arms=arms, steps=STEPS, warmup=WARMUP, max_rounds=ROUNDS, looks=(ROUNDS,),
+        variants=compared, steps=STEPS, warmup=WARMUP, max_rounds=ROUNDS, looks=(ROUNDS,),
         find_best=False, seed=seed,
     )  # fmt: skip
-    trials = ROUNDS * (len(arms) + plan.baselines)
+    trials = ROUNDS * (len(compared) + plan.baselines)
     os.environ[gate_truth_script.FOLDER] = str(folder)
     os.environ[gate_truth_script.DRIFT] = str(DRIFT / trials)
     began, load = time.monotonic(), os.getloadavg()[0]
     found = SweepRunner(folder, plan, TrialProcess("stepscope.lab.script_trial", folder)).run()
-    failed = [arm["reason"] for arm in found["arms"] if arm["verdict"] == "failed"]
+    failed = [variant["reason"] for variant in found["variants"] if variant["verdict"] == "failed"]
     if found["status"] != "finished" or failed:
         raise SystemExit(f"{folder}: the sweep {found['status']}: {found['reason'] or failed}")
     samples = read_samples(folder)

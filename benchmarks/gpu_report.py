@@ -366,7 +366,7 @@ def _loop(step: str, result: dict[str, Any]) -> Rows:
 
 def _lab(step: str, sweep: dict[str, Any]) -> Rows:
     baseline = {"name": "baseline", "text": sweep["status"], "effect": None}
-    for one in ([baseline | sweep["baseline"]] if sweep["baseline"] else []) + sweep["arms"]:
+    for one in ([baseline | sweep["baseline"]] if sweep["baseline"] else []) + sweep["variants"]:
         metrics = [one["metrics"].get(key) for key in ("samples_per_sec", "peak_allocated")]
         yield step, one["name"], one["text"], _percent(one["effect"]), one["rounds"], *metrics
 
@@ -392,7 +392,7 @@ TABLES: dict[str, tuple[Sequence[str], Callable[[str, dict[str, Any]], Rows]]] =
     "sampler": (("µs of", "Median", "99 %", "Most"), _sampler),
     "memory": (("Case", "Predicted, bytes", "Measured", "Error", "Reserved"), _memory),
     "loop": (("Workload", "Loop", "Samples/s", "Ours to it", "Spread"), _loop),
-    "lab": (("Workload", "Arm", "Verdict", "Effect", "Rounds", "Samples/s", "Peak"), _lab),
+    "lab": (("Workload", "Variant", "Verdict", "Effect", "Rounds", "Samples/s", "Peak"), _lab),
     "tune": (("Script", "Settings", "Reason", "Factor", "from", "to", "Patch: factor"), _tune),
     "readback": (("Scalars; µs of a call", "floats", "scalars", "copy", "ring"), _readback),
     "example": (("Run", "Status", "Steps", "Note"), _example),

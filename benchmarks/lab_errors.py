@@ -4,7 +4,7 @@
 
 The samples are simulated, and judged by `stepscope.lab.statistics` with the looks, the number of
 baseline runs and the early stopping of a real sweep. Null sweeps have no effect, no margin, and no
-arm leaves as "no difference" (`strict`), so that each arm has every chance of a false verdict. The
+variant leaves as "no difference" (`strict`), so that each has every chance of a false verdict. The
 targets: at most 5 % of them have any "faster" or "slower", with an upper 95 % bound of 5.5 %.
 """
 
@@ -29,7 +29,7 @@ from stepscope.lab.sweep_state import rules_of
 from trainer.config import RunConfig
 from trainer.lab.plan import WorkloadPlan
 
-RULES = rules_of(WorkloadPlan(config=RunConfig(), arms=()))
+RULES = rules_of(WorkloadPlan(config=RunConfig(), variants=()))
 STRICT = replace(RULES, margin=0.0, same=0.0)
 LEAVING = replace(RULES, margin=0.0)
 NOISE, DRIFT = 0.012, 0.06
@@ -39,7 +39,7 @@ FAMILY_WISE, UPPER_BOUND = 0.05, 0.055
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """True effects of the arms; standard deviations of their samples and of the baseline's."""
+    """True effects of the variants; standard deviations of their samples and of the baseline's."""
 
     effects: tuple[float, ...]
     noise: tuple[float, ...]
@@ -52,7 +52,7 @@ class World:
         return self.runs or max(1, round(math.sqrt(len(self.effects))))
 
     def log_ratios(self, random: np.random.Generator) -> NDArray[np.float64]:
-        """Return the log ratios of a sweep: rounds × arms, with a drift over the sweep."""
+        """Return the log ratios of a sweep: rounds × variants, with a drift over the sweep."""
         rounds, runs, count = LOOKS[-1], self.baselines, self.baselines + len(self.effects)
         logs = random.standard_normal((rounds, count))
         logs *= np.array([self.baseline] * runs + list(self.noise))
@@ -62,45 +62,53 @@ class World:
         return logs[:, runs:] - logs[:, :runs].mean(axis=1, keepdims=True)
 
 
-def equal(arms: int, noise: float = NOISE, effect: float = 0.0, **others: Any) -> World:
-    """Return a world of arms with one noise and one effect."""
-    return World(effects=(effect,) * arms, noise=(noise,) * arms, baseline=noise, **others)
+def equal(variants: int, noise: float = NOISE, effect: float = 0.0, **others: Any) -> World:
+    """Return a world of variants with one noise and one effect."""
+    return World(effects=(effect,) * variants, noise=(noise,) * variants, baseline=noise, **others)
 
 
 def null_worlds() -> dict[str, tuple[World, Rules]]:
     """Return the worlds without an effect, and the rules for each."""
-    worlds = {"1 arm": equal(1)}
-    for arms in (5, 15):
-        half, name = arms // 2, f"{arms} arms"
-        same = equal(arms)
+    worlds = {"1 variant": equal(1)}
+    for variants in (5, 15):
+        half, name = variants // 2, f"{variants} variants"
+        same = equal(variants)
         worlds |= {
             name: same,
             f"{name}, half of them 2 × as noisy": replace(
-                same, noise=(2 * NOISE,) * half + (NOISE,) * (arms - half)
+                same, noise=(2 * NOISE,) * half + (NOISE,) * (variants - half)
             ),
-            f"{name}, one 3 × as noisy": replace(same, noise=(3 * NOISE,) + (NOISE,) * (arms - 1)),
+            f"{name}, one 3 × as noisy": replace(
+                same, noise=(3 * NOISE,) + (NOISE,) * (variants - 1)
+            ),
             f"{name}, the baseline 2 × as noisy": replace(same, baseline=2 * NOISE),
         }
-    worlds["15 arms, 1 baseline run"] = equal(15, runs=1)
+    worlds["15 variants, 1 baseline run"] = equal(15, runs=1)
     found = {name: (world, STRICT) for name, world in worlds.items()}
     return found | {
         f"{name}, leaving early": (worlds[name], LEAVING)
-        for name in ("15 arms", "15 arms, one 3 × as noisy")
+        for name in ("15 variants", "15 variants, one 3 × as noisy")
     }
 
 
 def sweeps(world: World, rules: Rules, count: int) -> Iterator[dict[int, EffectEstimate]]:
-    """Yield the last finding of each arm in simulated sweeps; arms leave once decided."""
-    random, arms = np.random.default_rng(len(world.effects)), range(len(world.effects))
+    """Yield the last finding of each variant in simulated sweeps; variants leave once decided."""
+    random, variants = np.random.default_rng(len(world.effects)), range(len(world.effects))
     for _ in range(count):
         ratios = world.log_ratios(random)
         last: dict[int, EffectEstimate] = {}
-        until = dict.fromkeys(arms, LOOKS[0])
+        until = dict.fromkeys(variants, LOOKS[0])
         for look in rules.judged_after:
-            still = [arm for arm in arms if arm not in last or last[arm].side is Side.OPEN]
+            still = [
+                variant
+                for variant in variants
+                if variant not in last or last[variant].side is Side.OPEN
+            ]
             until |= dict.fromkeys(still, look)
-            found = judge({str(arm): ratios[: until[arm], arm] for arm in arms}, rules)
-            last |= {arm: found[str(arm)] for arm in still}
+            found = judge(
+                {str(variant): ratios[: until[variant], variant] for variant in variants}, rules
+            )
+            last |= {variant: found[str(variant)] for variant in still}
         yield last
 
 
@@ -119,12 +127,12 @@ def power(world: World, count: int) -> dict[str, Any]:
         name: [] for name in ("found", "false", "same", "rounds", "no_op_rounds", "covered", "bias")
     }
     for last in sweeps(world, RULES, count):
-        no_ops = [last[arm] for arm, effect in enumerate(world.effects) if not effect]
+        no_ops = [last[variant] for variant, effect in enumerate(world.effects) if not effect]
         found["false"] += [float(any(one.side in DIFFERENT for one in no_ops))] * bool(no_ops)
         found["same"] += [float(one.side is Side.SAME) for one in no_ops]
         found["no_op_rounds"] += [one.rounds for one in no_ops]
-        for arm, effect in enumerate(world.effects):
-            one = last[arm]
+        for variant, effect in enumerate(world.effects):
+            one = last[variant]
             assert one.effect is not None
             assert one.low is not None
             assert one.high is not None
@@ -138,22 +146,22 @@ def power(world: World, count: int) -> dict[str, Any]:
     return {name: float(np.mean(values)) for name, values in found.items() if values}
 
 
-def half_widths(arms: int, count: int) -> dict[str, float]:
+def half_widths(variants: int, count: int) -> dict[str, float]:
     """Return mean half-widths after the first look; `before` is the method that this replaced.
 
-    That was Student's t for each arm by itself with one baseline run, and Bonferroni's share of
-    alpha for each arm and look.
+    That was Student's t for each variant by itself with one baseline run, and Bonferroni's share of
+    alpha for each variant and look.
     """
-    first, random, one_run = LOOKS[0], np.random.default_rng(0), equal(arms, runs=1)
-    level = RULES.alpha / len(LOOKS) / arms
+    first, random, one_run = LOOKS[0], np.random.default_rng(0), equal(variants, runs=1)
+    level = RULES.alpha / len(LOOKS) / variants
     spreads = [one_run.log_ratios(random)[:first].std(axis=0, ddof=1) for _ in range(count)]
     before = float(-stdtrit(first - 1, level / 2) * np.mean(spreads) / math.sqrt(first))
     after = {}
-    for name, world in (("after", equal(arms)), ("after_with_1_baseline_run", one_run)):
+    for name, world in (("after", equal(variants)), ("after_with_1_baseline_run", one_run)):
         widths = []
         for _ in range(count):
             ratios = world.log_ratios(random)[:first]
-            found = judge({str(arm): ratios[:, arm] for arm in range(arms)}, RULES)
+            found = judge({str(variant): ratios[:, variant] for variant in range(variants)}, RULES)
             widths += [np.log1p(one.high) - np.log1p(one.low) for one in found.values()]
         after[name] = float(np.mean(widths)) / 2
     return {"before": before, **after}
@@ -193,7 +201,9 @@ def measure(count: int) -> dict[str, Any]:
     return {
         "targets": targets,
         "power": found,
-        "half_widths": {arms: half_widths(arms, max(10, fewer // 4)) for arms in (1, 5, 15, 30)},
+        "half_widths": {
+            variants: half_widths(variants, max(10, fewer // 4)) for variants in (1, 5, 15, 30)
+        },
         "losses": {effect: losses(effect, fewer) for effect in (0.0, 0.01, 0.03, 0.05)},
     }
 

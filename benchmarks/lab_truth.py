@@ -39,14 +39,14 @@ def sweep(folder: Path, steps: int, number: int) -> dict[str, Any]:
     """Run one sweep in a new folder; return its sweep.json."""
     folder.mkdir(parents=True)
     os.environ[DRIFT_FOLDER] = str(folder)
-    arms = tuple(
+    variants = tuple(
         Variant(name=name, label=name, changes={"custom_options": name})
         for name in ("delayed", "no_op")
     )
     plan = WorkloadPlan(
         config=defaults(Workload.CUSTOM),
         devices=list_devices(),
-        arms=arms,
+        variants=variants,
         steps=steps,
         warmup=steps // 4,
         find_best=False,
@@ -60,7 +60,7 @@ def judged(found: dict[str, Any]) -> dict[str, Any]:
     """Return what one sweep said of the planted effects."""
     if found["status"] != "finished":
         raise SystemExit(f"The sweep {found['status']}: {found['reason']}")
-    delayed, no_op = found["arms"]
+    delayed, no_op = found["variants"]
     inside = delayed["low"] is not None and delayed["low"] <= TRUTH <= delayed["high"]
     return {
         "delay": delayed["text"],

@@ -356,7 +356,7 @@ def measure(script: Script, own: Path, options: argparse.Namespace) -> dict[str,
         raise BenchmarkError(f"tune: exit code {code}: {last_line(own / 'tune.log')}")
     sweep = json.loads((own / "tune.json").read_text("utf-8"))
     found: dict[str, Any] = {"seconds": took, "status": sweep["status"], "reason": sweep["reason"]}
-    found["arms"] = {arm["name"]: arm["text"] for arm in sweep["arms"]}
+    found["variants"] = {variant["name"]: variant["text"] for variant in sweep["variants"]}
     found["tune"] = chosen(sweep["best"]) if sweep["best"] else None
     content, tags = (folder / script.file).read_text("utf-8"), []
     if sweep["best"] and (sweep_folder / "patch.json").is_file():
@@ -377,7 +377,7 @@ def measure(script: Script, own: Path, options: argparse.Namespace) -> dict[str,
 def chosen(best: Mapping[str, Any]) -> dict[str, Any]:
     """Return the combination of a sweep with its factor and interval."""
     factors = {key: 1 + best[key] for key in ("effect", "low", "high") if best[key] is not None}
-    return {"settings": best["arms"], **factors}
+    return {"settings": best["variants"], **factors}
 
 
 def added(diff: str) -> int:
@@ -403,12 +403,12 @@ def compared(
     if sweep is None:
         return {"lab": f"exit code {code}: {last_line(own / 'lab.log')}"}
     found: dict[str, Any] = {}
-    for tag, arm in zip(tags, sweep["arms"], strict=True):
-        found[tag] = {"text": arm["text"]}
-        if arm["effect"] is not None:
-            found[tag] |= {key: 1 + arm[key] for key in ("effect", "low", "high")}
+    for tag, variant in zip(tags, sweep["variants"], strict=True):
+        found[tag] = {"text": variant["text"]}
+        if variant["effect"] is not None:
+            found[tag] |= {key: 1 + variant[key] for key in ("effect", "low", "high")}
             for key in ("peak_allocated", "peak_process"):
-                before, after = (one["metrics"][key] for one in (sweep["baseline"], arm))
+                before, after = (one["metrics"][key] for one in (sweep["baseline"], variant))
                 if before and after:
                     found[tag]["peak"] = after / before - 1
                     break

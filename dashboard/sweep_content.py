@@ -43,7 +43,7 @@ class Loss(Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
-class Arm(Struct, frozen=True, kw_only=True):
+class VariantResult(Struct, frozen=True, kw_only=True):
     """One setting, or the baseline: its verdict and the medians of its measurements.
 
     Effects are relative differences of the throughput from the baseline's (0.12: 12% faster).
@@ -63,12 +63,12 @@ class Arm(Struct, frozen=True, kw_only=True):
     loss: Loss = Loss()
 
 
-class Best(Arm, frozen=True, kw_only=True):
+class Best(VariantResult, frozen=True, kw_only=True):
     """The best combination: its variants, the settings to apply, the confirmed effect."""
 
     name: str = "best"
     label: str = "Best combination"
-    names: tuple[str, ...] = field(name="arms", default=())
+    names: tuple[str, ...] = field(name="variants", default=())
     changes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -109,7 +109,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     config: dict[str, Any] = field(default_factory=dict)
     script: dict[str, Any] = field(default_factory=dict)  # instead of `config`
-    arms: list[Any] = field(default_factory=list)
+    variants: list[Any] = field(default_factory=list)
     margin: float | None = None
     minutes: float | None = None  # the time budget
 
@@ -123,8 +123,8 @@ class SweepContent(Struct, frozen=True, kw_only=True):
     updated: Time = 0.0
     reason: str | None = None
     progress: Progress = Progress()
-    baseline: Arm
-    arms: Annotated[tuple[Arm, ...], Meta(max_length=200)] = ()
+    baseline: VariantResult
+    variants: Annotated[tuple[VariantResult, ...], Meta(max_length=200)] = ()
     best: Best | None = None
     drift: Drift | None = None
     tried: list[Any] = field(name="combining", default_factory=list)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from trainer.config import RunConfig
 from trainer.workloads.task import Task
 
-# Each becomes a switch on the page and an arm in the lab; `config.has` says whether it is on.
+# Each becomes a switch on the page and a variant in the lab; `config.has` says whether it is on.
 SETTINGS = {
     "wide": "Four times the hidden units: more to compute, and perhaps a lower loss.",
     "slow_loading": "Waits 1 ms for each sample, as a slow disk would.",

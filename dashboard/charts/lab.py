@@ -11,7 +11,7 @@ from typing import Any
 
 from dashboard.charts import figures
 from dashboard.charts.figures import Json
-from dashboard.sweep_content import Arm, SweepContent
+from dashboard.sweep_content import SweepContent, VariantResult
 from stepscope.lab.verdict_text import VariantVerdict, signed
 
 
@@ -38,24 +38,26 @@ ROW_PX = 34
 MAX_LABEL_CHARS = 34  # in the chart; the table has the whole label
 
 
-def by_effect(arms: Iterable[Arm]) -> list[Arm]:
+def by_effect(variants: Iterable[VariantResult]) -> list[VariantResult]:
     """Return the variants by descending effect, those without an effect last."""
-    return sorted(arms, key=lambda arm: (arm.effect is None, -(arm.effect or 0.0)))
+    return sorted(variants, key=lambda variant: (variant.effect is None, -(variant.effect or 0.0)))
 
 
 def effects_figure(sweep: SweepContent) -> Json | None:
     """Return the chart of effects in percent, the best combination first; None without effects."""
     best = [] if sweep.best is None else [sweep.best]
-    arms = [arm for arm in (*best, *by_effect(sweep.arms)) if arm.effect is not None]
-    if not arms:
+    variants = [
+        variant for variant in (*best, *by_effect(sweep.variants)) if variant.effect is not None
+    ]
+    if not variants:
         return None
-    rows: dict[str, int] = {arm.name: row for row, arm in enumerate(arms)}
+    rows: dict[str, int] = {variant.name: row for row, variant in enumerate(variants)}
     traces = [
         _trace(verdict, shown, rows)
         for verdict in STYLES
-        if (shown := [arm for arm in arms if arm.verdict is verdict])
+        if (shown := [variant for variant in variants if variant.verdict is verdict])
     ]
-    return {"data": traces, "layout": _layout(arms, sweep.plan.margin)}
+    return {"data": traces, "layout": _layout(variants, sweep.plan.margin)}
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -67,19 +69,19 @@ def interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
-def _trace(verdict: VariantVerdict, arms: list[Arm], rows: dict[str, int]) -> Json:
+def _trace(verdict: VariantVerdict, variants: list[VariantResult], rows: dict[str, int]) -> Json:
     style = STYLES[verdict]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": style.text,
-        "x": [round(100 * (arm.effect or 0.0), 3) for arm in arms],
-        "y": [rows[arm.name] for arm in arms],
+        "x": [round(100 * (variant.effect or 0.0), 3) for variant in variants],
+        "y": [rows[variant.name] for variant in variants],
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [_length(arm.high, arm.effect) for arm in arms],
-            "arrayminus": [_length(arm.effect, arm.low) for arm in arms],
+            "array": [_length(variant.high, variant.effect) for variant in variants],
+            "arrayminus": [_length(variant.effect, variant.low) for variant in variants],
             "thickness": 2,
             "width": 5,
             "color": style.color,
@@ -90,12 +92,12 @@ def _trace(verdict: VariantVerdict, arms: list[Arm], rows: dict[str, int]) -> Js
             "color": style.color,
             "line": {"width": 2 if str(style.symbol).endswith("open") else 0},
         },
-        "text": [_hover(arm) for arm in arms],
+        "text": [_hover(variant) for variant in variants],
         "hovertemplate": "%{text}<extra></extra>",
     }
 
 
-def _layout(arms: list[Arm], margin: float | None) -> Json:
+def _layout(variants: list[VariantResult], margin: float | None) -> Json:
     # Effects within the margin count as no difference.
     same: Json = {"fillcolor": figures.GRAY, "opacity": 0.16, "layer": "below"}
     x_axis = {
@@ -104,31 +106,38 @@ def _layout(arms: list[Arm], margin: float | None) -> Json:
         "zerolinecolor": figures.GRAY,
         "ticksuffix": "%",
         "tickfont": {"size": 13},
-        "range": _range(arms, margin or 0.0),
+        "range": _range(variants, margin or 0.0),
     }
     return figures.layout(
-        92 + ROW_PX * len(arms),
+        92 + ROW_PX * len(variants),
         showlegend=True,
         shapes=[figures.band("x", -100 * margin, 100 * margin, **same)] if margin else [],
         xaxis=figures.FIXED | x_axis | {"zeroline": True},
-        yaxis=figures.rows_axis([figures.shortened(arm.label, MAX_LABEL_CHARS) for arm in arms]),
+        yaxis=figures.rows_axis(
+            [figures.shortened(variant.label, MAX_LABEL_CHARS) for variant in variants]
+        ),
     )
 
 
-def _range(arms: list[Arm], margin: float) -> list[float]:
+def _range(variants: list[VariantResult], margin: float) -> list[float]:
     """Return the axis range in percent; intervals far wider than the effects are cut off."""
-    limit = 3 * max(0.02, margin, *(abs(arm.effect or 0.0) for arm in arms))
-    ends = [end for arm in arms for end in (arm.low, arm.high, arm.effect) if end is not None]
+    limit = 3 * max(0.02, margin, *(abs(variant.effect or 0.0) for variant in variants))
+    ends = [
+        end
+        for variant in variants
+        for end in (variant.low, variant.high, variant.effect)
+        if end is not None
+    ]
     low, high = min(-2 * margin, *ends), max(2 * margin, *ends)
     low, high = max(low, -limit), min(high, limit)
     pad = 0.04 * (high - low)
     return [round(100 * (low - pad), 3), round(100 * (high + pad), 3)]
 
 
-def _hover(arm: Arm) -> str:
-    text = STYLES[arm.verdict].text if arm.verdict is not None else ""
-    effect = f"{signed(arm.effect or 0.0)} {interval(arm.low, arm.high)}".strip()
-    return f"<b>{figures.plain(arm.label)}</b><br>{text}: {effect}<br>{arm.rounds} rounds"
+def _hover(variant: VariantResult) -> str:
+    text = STYLES[variant.verdict].text if variant.verdict is not None else ""
+    effect = f"{signed(variant.effect or 0.0)} {interval(variant.low, variant.high)}".strip()
+    return f"<b>{figures.plain(variant.label)}</b><br>{text}: {effect}<br>{variant.rounds} rounds"
 
 
 def _length(high: float | None, low: float | None) -> float:
@@ -151,53 +160,53 @@ METRICS = {  # Metric and unit factor of each column of measured values.
 }
 
 
-def listed(sweep: SweepContent) -> list[Arm]:
+def listed(sweep: SweepContent) -> list[VariantResult]:
     """Return the rows' order: the best combination, the baseline, then variants by effect."""
     best = [sweep.best] if sweep.best is not None else []
-    return [*best, sweep.baseline, *by_effect(sweep.arms)]
+    return [*best, sweep.baseline, *by_effect(sweep.variants)]
 
 
-def rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def rows(variants: Sequence[VariantResult]) -> list[dict[str, Any]]:
     """Return one row per variant, with the columns that have a value in any row."""
-    made = [_row(arm) for arm in arms]
+    made = [_row(variant) for variant in variants]
     used = {name for row in made for name, value in row.items() if value is not None}
     return [{name: value for name, value in row.items() if name in used} for row in made]
 
 
-def reasons(arms: Sequence[Arm]) -> dict[str, list[str]]:
+def reasons(variants: Sequence[VariantResult]) -> dict[str, list[str]]:
     """Return why variants failed or have no verdict, each with the variants that it is about."""
     found: dict[str, list[str]] = {}
-    for arm in arms:
-        if arm.reason is not None:
-            label = _label(arm)
-            setting, _, text = arm.reason.partition(": ")
-            found.setdefault(text if setting in label.split() else arm.reason, []).append(label)
+    for variant in variants:
+        if variant.reason is not None:
+            label = _label(variant)
+            setting, _, text = variant.reason.partition(": ")
+            found.setdefault(text if setting in label.split() else variant.reason, []).append(label)
     return found
 
 
-def _label(arm: Arm) -> str:
-    return arm.label if arm.verdict is not None else f"Baseline: {arm.label}"
+def _label(variant: VariantResult) -> str:
+    return variant.label if variant.verdict is not None else f"Baseline: {variant.label}"
 
 
-def _row(arm: Arm) -> dict[str, Any]:
-    style = None if arm.verdict is None else STYLES[arm.verdict]
+def _row(variant: VariantResult) -> dict[str, Any]:
+    style = None if variant.verdict is None else STYLES[variant.verdict]
     return {
-        "Setting": _label(arm),
+        "Setting": _label(variant),
         "Verdict": None if style is None else f"{style.mark} {style.text}",
-        "Loss verdict": _loss(arm),  # not last, where the page's edge would cut it
-        "Effect": None if style is None or arm.effect is None else 100 * arm.effect,
-        "Interval": interval(arm.low, arm.high) or None,
-        "Margin of error": None if arm.resolution is None else 100 * arm.resolution,
-        "Rounds": arm.rounds or None,
+        "Loss verdict": _loss(variant),  # not last, where the page's edge would cut it
+        "Effect": None if style is None or variant.effect is None else 100 * variant.effect,
+        "Interval": interval(variant.low, variant.high) or None,
+        "Margin of error": None if variant.resolution is None else 100 * variant.resolution,
+        "Rounds": variant.rounds or None,
         **{
-            title: None if key not in arm.metrics else factor * arm.metrics[key]
+            title: None if key not in variant.metrics else factor * variant.metrics[key]
             for title, (key, factor) in METRICS.items()
         },
     }
 
 
-def _loss(arm: Arm) -> str | None:
-    if arm.loss.verdict == "undecided":
-        expected = arm.verdict is VariantVerdict.MEASURING or "loss" in arm.metrics
+def _loss(variant: VariantResult) -> str | None:
+    if variant.loss.verdict == "undecided":
+        expected = variant.verdict is VariantVerdict.MEASURING or "loss" in variant.metrics
         return None if expected else "no loss"
-    return arm.loss.verdict and arm.loss.verdict.replace("_", " ")
+    return variant.loss.verdict and variant.loss.verdict.replace("_", " ")

@@ -18,7 +18,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.controls.config_widgets import absent, offered
-from dashboard.controls.lab_labels import BASELINES, GROUPS, arm_help, arm_words, group_of
+from dashboard.controls.lab_labels import BASELINES, GROUPS, group_of, variant_help, variant_label
 from dashboard.controls.lab_labels import baseline_words as words
 from dashboard.controls.sidebar import SETTINGS, WORKLOADS
 from dashboard.format import escape_markdown, named_reason, note, pick, segments
@@ -75,16 +75,18 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
         st.session_state[_SIDEBARS] = settings.workload
     base = _baseline(found.devices, settings)
     preset = _preset()
-    preset_arms: list[Variant] = []
+    preset_variants: list[Variant] = []
     if preset is not None:
-        base, preset_arms = PRESETS[preset].build(base, found.devices)
+        base, preset_variants = PRESETS[preset].build(base, found.devices)
     about = f"{PRESETS[preset].help} " if preset is not None else ""
     st.caption(f"{about}**Baseline:** {escape_markdown(words(base))}.")
     rounds, steps, find_best = length_fields()
     # Filled below, at a fixed height, so that the checkboxes keep their positions.
     place = st.container(gap="xsmall", key="lab_begin")
-    of_preset = {arm.name for arm in preset_arms}
-    offers = {arm.name: arm for arm in (*all_variants(base, found.devices), *preset_arms)}
+    of_preset = {variant.name for variant in preset_variants}
+    offers = {
+        variant.name: variant for variant in (*all_variants(base, found.devices), *preset_variants)
+    }
     if st.session_state.pop(_PRESET_CHANGED, False):
         for name in offers:
             st.session_state[_box(name)] = name in of_preset
@@ -93,14 +95,14 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
             st.session_state[_box(name)] = True
     chosen: list[Variant] = []
     for group in GROUPS:
-        if members := [arm for arm in offers.values() if group_of(arm) == group]:
+        if members := [variant for variant in offers.values() if group_of(variant) == group]:
             with st.container(gap="xxsmall"):
                 st.markdown(f"**{group}**")
                 names = _device_names(found.devices)
                 chosen += _group(members, of_preset, names, own_settings(base))
-    _write_link(arm.name for arm in chosen)
+    _write_link(variant.name for variant in chosen)
     plan = WorkloadPlan(
-        config=base, arms=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
+        config=base, variants=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
     )
     refused = _refused(plan, (*validate(base, found.devices), *absent(base)))
     if refused is None:
@@ -214,7 +216,7 @@ def length_fields() -> tuple[int, int, bool]:
 
 
 def _box(name: str) -> str:
-    return f"lab_arm_{name}"
+    return f"lab_variant_{name}"
 
 
 def _group(
@@ -223,19 +225,21 @@ def _group(
     chosen = []
     refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
     # Supported variants first: the reasons below are then next to the unsupported ones.
-    members = sorted(members, key=lambda arm: arm.problem is not None)
+    members = sorted(members, key=lambda variant: variant.problem is not None)
     for row in (members[at : at + 2] for at in range(0, len(members), 2)):
-        for column, arm in zip(st.columns(2, gap="xsmall"), row, strict=False):
-            key, label = _box(arm.name), arm_words(arm, devices)
+        for column, variant in zip(st.columns(2, gap="xsmall"), row, strict=False):
+            key, label = _box(variant.name), variant_label(variant, devices)
             # Only a preset selects an unsupported variant, which can then be deselected.
-            ticked = arm.name in of_preset and st.session_state.get(key, False)
-            off = arm.problem is not None and not ticked
+            ticked = variant.name in of_preset and st.session_state.get(key, False)
+            off = variant.problem is not None and not ticked
             if off:
                 st.session_state[key] = False  # Streamlit keeps the value of a disabled checkbox
-            if arm.problem is not None:
-                refused.setdefault((arm.problem, off), []).append(label)
-            if column.checkbox(label, key=key, help=arm_help(arm, own), disabled=off, **_KEPT):
-                chosen.append(arm)
+            if variant.problem is not None:
+                refused.setdefault((variant.problem, off), []).append(label)
+            if column.checkbox(
+                label, key=key, help=variant_help(variant, own), disabled=off, **_KEPT
+            ):
+                chosen.append(variant)
     for (problem, off), labels in refused.items():
         remedy = "" if off else f" {problem.remedy}."
         text = f"{named_reason(', '.join(labels), problem.reason)}.{remedy}"
@@ -249,10 +253,10 @@ def _refused(plan: WorkloadPlan, found: Sequence[ConfigIssue]) -> str | None:
         return f"The baseline is not measured. {untimed}"
     if found:
         return "The baseline cannot run. " + " ".join(map(str, found))
-    if not plan.arms:
+    if not plan.variants:
         return "Select at least one setting or a preset."
-    problem = plan.arms[0].problem
-    if problem is not None and all(arm.problem is not None for arm in plan.arms):
+    problem = plan.variants[0].problem
+    if problem is not None and all(variant.problem is not None for variant in plan.variants):
         return f"None of these settings can be measured on this machine. {problem}"
     return None
 
@@ -260,8 +264,8 @@ def _refused(plan: WorkloadPlan, found: Sequence[ConfigIssue]) -> str | None:
 def _time_words(server: Services, plan: WorkloadPlan) -> str:
     measured = seconds_per_sample(server.runs, str(plan.config.workload), plan.config.device)
     takes = estimate(plan, measured)
-    here = sum(arm.problem is None for arm in plan.arms)
-    listed = len(plan.arms) - here
+    here = sum(variant.problem is None for variant in plan.variants)
+    listed = len(plan.variants) - here
     few = min(plan.looks)
     early = "" if plan.max_rounds >= few else f" Fewer than {few} rounds give no verdict."
     more = f" {listed} are not supported here and are listed with the reason." if listed else ""
@@ -322,9 +326,9 @@ def wanted_script(simulated: bool) -> LabForm:
         script = _script(target, arguments, folder, ranks or None)
         if not lines:
             raise UsageError("Name at least one variant.")
-        arms = tuple(script_plan.variant(line, Path(script.cwd)) for line in lines)
+        variants = tuple(script_plan.parse_variant(line, Path(script.cwd)) for line in lines)
         plan = (script_plan.TunePlan if kind == TUNE else script_plan.ScriptPlan)(
-            script=script, arms=arms, **fields
+            script=script, variants=variants, **fields
         )
     except (UsageError, ConfigError, SweepError) as error:
         return LabForm(None, str(error).removeprefix("--variant: "), place)

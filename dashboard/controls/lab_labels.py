@@ -29,17 +29,17 @@ DEVICE_HELP = (
 )
 
 
-def group_of(arm: Variant) -> str:
-    return PLACES.get(next(iter(arm.changes), "device"), "Workload options")
+def group_of(variant: Variant) -> str:
+    return PLACES.get(next(iter(variant.changes), "device"), "Workload options")
 
 
-def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
+def variant_label(variant: Variant, devices: Mapping[str, str]) -> str:
     """Return a variant's short label, such as "bf16 AMP" or "set_to_none off"."""
-    if not arm.changes:
-        return arm.label
-    field, value = next(iter(arm.changes.items()))
+    if not variant.changes:
+        return variant.label
+    field, value = next(iter(variant.changes.items()))
     texts = {
-        "custom_options": arm.name.replace("=false", " off"),
+        "custom_options": variant.name.replace("=false", " off"),
         "compile_mode": f"compile {value}",
         "optimizer_impl": f"{value} optimizer",
         "precision": PRECISIONS.get(value, str(value)),
@@ -47,8 +47,8 @@ def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
     }
     if field in texts:
         return texts[field]
-    if len(arm.changes) > 1 and "+" in arm.name:
-        return arm.label
+    if len(variant.changes) > 1 and "+" in variant.name:
+        return variant.label
     return _setting(field, value)
 
 
@@ -59,13 +59,13 @@ def _setting(field: str, value: Any) -> str:
     return f"{label} {value}"
 
 
-def arm_help(arm: Variant, own_settings: Mapping[str, str]) -> str:
+def variant_help(variant: Variant, own_settings: Mapping[str, str]) -> str:
     """Return the help of a variant's technique or custom option, and its other changes."""
-    field = next(iter(arm.changes), "device")
+    field = next(iter(variant.changes), "device")
     if field == "custom_options":
-        return own_settings.get(arm.name.removesuffix("=false"), arm.label)
-    text = DEVICE_HELP if field == "device" else TEXTS.get(field, (arm.label, arm.label))[1]
-    others = [f"{name} = {value}" for name, value in arm.changes.items() if name != field]
+        return own_settings.get(variant.name.removesuffix("=false"), variant.label)
+    text = DEVICE_HELP if field == "device" else TEXTS.get(field, (variant.label, variant.label))[1]
+    others = [f"{name} = {value}" for name, value in variant.changes.items() if name != field]
     return f"{text} Also sets {', '.join(others)}." if others else text
 
 

@@ -126,7 +126,7 @@ def label(sweep: StoredSweep) -> str:
     """Return a sweep's label, "Digits, MLP on CPU · 22 Nov 06:15 · finished · 6 settings"."""
     content = sweep.content
     when = time.strftime("%d %b %H:%M", time.localtime(content.created))
-    count = len(content.arms) or len(content.plan.arms)
+    count = len(content.variants) or len(content.plan.variants)
     # The same text until the sweep ends, so that the list is not redrawn with each trial.
     status = "running" if sweep.live else str(content.status)
     name = workload_and_device(content)
@@ -270,16 +270,16 @@ def _results(sweep: SweepContent) -> None:
         st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
     if drift is not None and not drift.found:
         note("check", escape_markdown(drift.text))
-    if sweep.arms:
+    if sweep.variants:
         with st.container(key="lab_table"):
-            arms = listed(sweep)
-            made = rows(arms)
+            variants = listed(sweep)
+            made = rows(variants)
             width = 20 + 6 * max(len(row["Setting"]) for row in made)  # px; pinned cells are cut
             about = "What differs from the baseline."
             setting = text(pinned=True, width=min(MAX_SETTING_WIDTH, width), help=about)
             columns = {"Setting": setting} | COLUMNS
             table(made, columns, "lab_rows", "Settings by effect", height="content")
-            for reason, names in reasons(arms).items():  # a cell of the table would cut it
+            for reason, names in reasons(variants).items():  # a cell of the table would cut it
                 st.caption(f"**{escape_markdown(', '.join(names))}:** {escape_markdown(reason)}")
     if sweep.machine:
         with st.expander("Baseline and machine", icon=":material/info:"):
@@ -290,7 +290,7 @@ def _results(sweep: SweepContent) -> None:
 
 def labels(sweep: SweepContent, names: Iterable[str], between: str = " + ") -> str:
     """Return the labels of these variants, as in the table."""
-    known: dict[str, str] = {arm.name: arm.label for arm in sweep.arms}
+    known: dict[str, str] = {variant.name: variant.label for variant in sweep.variants}
     return between.join(known.get(name, name) for name in names)
 
 

@@ -77,11 +77,15 @@ def _draw(sweep: StoredSweep, patch: Patch) -> None:
         st.markdown(f"By hand, **{escape_markdown(one.setting)}**: {escape_markdown(one.where)}")
         st.code("\n".join(one.lines), language="python", wrap_lines=True)
     best = sweep.content.best if patch.diff or patch.by_hand else None
-    arms = [arm for arm in sweep.content.arms if best is None or arm.name not in best.names]
+    variants = [
+        variant
+        for variant in sweep.content.variants
+        if best is None or variant.name not in best.names
+    ]
     for title, verdicts in _OTHERS.items():
-        listed = [arm for arm in arms if arm.verdict in verdicts]
+        listed = [variant for variant in variants if variant.verdict in verdicts]
         if listed:
             with st.expander(f"{title} ({len(listed)})"):
-                for arm in listed:
-                    why = arm.reason or arm.text or ""
-                    note("remove", f"**{escape_markdown(arm.label)}**: {escape_markdown(why)}")
+                for variant in listed:
+                    why = variant.reason or variant.text or ""
+                    note("remove", f"**{escape_markdown(variant.label)}**: {escape_markdown(why)}")

@@ -30,8 +30,8 @@ from stepscope.lab.script_plan import (
     REV,
     ScriptCommand,
     ScriptPlan,
+    parse_variant,
     script_command,
-    variant,
     with_arguments,
 )
 from stepscope.lab.statistics import load_scipy
@@ -82,10 +82,12 @@ def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tri
     plan = _plan(options, argv[at:])
     folder = process.folder = folder_of(options, plan)
     command.print_estimate(folder, plan, None)
-    for arm in plan.arms:
-        if ARGUMENTS in arm.changes:
-            words = with_arguments(plan.script.arguments, arm.changes[ARGUMENTS])
-            print_error(f"{arm.name}: {shlex.join([plan.script.target, *without_secrets(words)])}")
+    for variant in plan.variants:
+        if ARGUMENTS in variant.changes:
+            words = with_arguments(plan.script.arguments, variant.changes[ARGUMENTS])
+            print_error(
+                f"{variant.name}: {shlex.join([plan.script.target, *without_secrets(words)])}"
+            )
     if gates:
         print_error(
             f"{plan.max_rounds} rounds resolve about ±"
@@ -125,9 +127,9 @@ def numbers_of(options: argparse.Namespace) -> dict[str, Any]:
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
     if not options.variant:
         raise UsageError("--variant is missing. Give at least one change to measure.")
-    arms = tuple(map(variant, options.variant))
+    variants = tuple(map(parse_variant, options.variant))
     if options.link:
-        if not any(REV in arm.changes for arm in arms):
+        if not any(REV in variant.changes for variant in variants):
             raise UsageError("--link: requires a revision. Add --variant rev:REVISION.")
         check_links(options.link, repository(Path.cwd()))
     chosen = numbers_of(options)
@@ -138,7 +140,7 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
                 f"--max-rounds: must be at least 2 with --gate, got {chosen['max_rounds']}. An "
                 "interval needs two rounds."
             )
-    return ScriptPlan(script=command_of(options, words, options.link), arms=arms, **chosen)
+    return ScriptPlan(script=command_of(options, words, options.link), variants=variants, **chosen)
 
 
 def _gates(texts: Sequence[str]) -> list[Gate]:
@@ -153,7 +155,9 @@ def _judge(
 ) -> int:
     """Write the results of the gates as Markdown to `out`; return the exit code."""
     failed = [
-        f"{arm['name']}: {arm['reason']}" for arm in sweep["arms"] if arm["verdict"] == "failed"
+        f"{variant['name']}: {variant['reason']}"
+        for variant in sweep["variants"]
+        if variant["verdict"] == "failed"
     ]
     if failed:
         print_error(f"Not measured: {' '.join(failed)}")

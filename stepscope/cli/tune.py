@@ -15,7 +15,7 @@ from stepscope.host.environment import granted_cores
 from stepscope.lab import command
 from stepscope.lab.command import UsageError, print_error
 from stepscope.lab.patch import FP16, ManualChange, Patch, write_patch
-from stepscope.lab.script_plan import TunePlan, tuning_candidates, variant
+from stepscope.lab.script_plan import TunePlan, parse_variant, tuning_candidates
 from stepscope.lab.statistics import load_scipy
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
@@ -49,7 +49,7 @@ def _tune(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tr
     load_scipy()
     plan = _plan(options, argv[at:])
     folder = process.folder = folder_of(options, plan)
-    print_error(f"{folder}: {len(plan.arms)} settings in at most {plan.minutes:g} minutes.")
+    print_error(f"{folder}: {len(plan.variants)} settings in at most {plan.minutes:g} minutes.")
     sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
     patch = write_patch(folder, plan, sweep)
     if options.apply and patch.diff:
@@ -79,8 +79,8 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
         raise UsageError(f"--settings: {error}") from error
     if empty:
         raise UsageError("--settings: has no setting between two commas. Remove one comma.")
-    arms = tuple(map(variant, texts))
-    return TunePlan(script=script, minutes=options.minutes, arms=arms, **given)
+    variants = tuple(map(parse_variant, texts))
+    return TunePlan(script=script, minutes=options.minutes, variants=variants, **given)
 
 
 def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
@@ -89,32 +89,40 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
     used: Set[str] = frozenset()
     if not finished:
         lines = [str(sweep["reason"])]
-        if not any(arm["rounds"] for arm in sweep["arms"]):
+        if not any(variant["rounds"] for variant in sweep["variants"]):
             return [printable(line) for line in lines]
     elif best is None:
-        is_open = any(arm["verdict"] == "undecided" for arm in sweep["arms"])
+        is_open = any(variant["verdict"] == "undecided" for variant in sweep["variants"])
         text = "No setting was shown to be faster yet" if is_open else "No setting pays here"
-        if any(arm["verdict"] == "faster" for arm in sweep["arms"]):
+        if any(variant["verdict"] == "faster" for variant in sweep["variants"]):
             text = "No faster setting keeps the loss"
         lines = [f"{text}: {_waits_for(sweep['baseline']['metrics'])}."]
     elif best["verdict"] != "faster":
-        used = set(best["arms"])
-        lines = [f"Not confirmed: {' + '.join(best['arms'])}: {best['text']}."]
+        used = set(best["variants"])
+        lines = [f"Not confirmed: {' + '.join(best['variants'])}: {best['text']}."]
     else:
-        used, lines = set(best["arms"]), _gain(best, patch)
+        used, lines = set(best["variants"]), _gain(best, patch)
     left_out = {one["tried"][-1]: one["reason"] for one in sweep["combining"] if not one["kept"]}
-    refused = [arm for arm in sweep["arms"] if arm["verdict"] in ("failed", "impossible")]
-    others = [arm for arm in sweep["arms"] if arm not in refused and arm["name"] not in used]
+    refused = [
+        variant for variant in sweep["variants"] if variant["verdict"] in ("failed", "impossible")
+    ]
+    others = [
+        variant
+        for variant in sweep["variants"]
+        if variant not in refused and variant["name"] not in used
+    ]
     lines += ["", "Did not help:" if finished else "Measured so far:"] * bool(others)
-    for arm in others:
-        reasons = [one for one in (arm["reason"], left_out.get(arm["name"])) if one]
-        lines.append(f"  {arm['name']}: {arm['text']}" + f" ({' '.join(reasons)})" * bool(reasons))
+    for variant in others:
+        reasons = [one for one in (variant["reason"], left_out.get(variant["name"])) if one]
+        lines.append(
+            f"  {variant['name']}: {variant['text']}" + f" ({' '.join(reasons)})" * bool(reasons)
+        )
     lines += ["", "Not measured:"] * bool(refused)
-    for arm in refused:
-        reason = str(arm["reason"])
-        if arm["verdict"] == "impossible":  # it begins with the setting
+    for variant in refused:
+        reason = str(variant["reason"])
+        if variant["verdict"] == "impossible":  # it begins with the setting
             reason = reason.partition(": ")[2]
-        lines.append(f"  {arm['name']}: {reason}")
+        lines.append(f"  {variant['name']}: {reason}")
     # Only a process that uses a GPU has allocated memory there.
     if finished and sweep["baseline"]["metrics"]["peak_allocated"] and "bf16" not in used:
         lines += _by_hand("Not tried", FP16)
@@ -129,7 +137,7 @@ def _gain(best: Mapping[str, Any], patch: Patch) -> list[str]:
     )
     memory = next((f", peak memory {signed(b / a - 1)}" for a, b in peaks if a and b), "")
     lines = [
-        f"{' + '.join(best['arms'])}: {1 + best['effect']:.2f} × faster "
+        f"{' + '.join(best['variants'])}: {1 + best['effect']:.2f} × faster "
         f"[{low:.2f}, {high:.2f}], {best['loss']['text']}{memory}."
     ]
     diff = patch.diff.split("\n")[:-1]

@@ -79,7 +79,7 @@ def check_outputs(options: argparse.Namespace) -> None:
 
 def print_estimate(folder: Path, plan: SweepPlan, known: float | None) -> None:
     """Print the folder and the duration; `known` are the seconds of an earlier trial."""
-    duration, count = estimate(plan, known), len(plan.arms)
+    duration, count = estimate(plan, known), len(plan.variants)
     source = "measured in an earlier sweep" if known else "assumed"
     first = (
         f"{format_duration(duration.low)} if all are decided at the first look, otherwise about "

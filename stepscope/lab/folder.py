@@ -95,7 +95,7 @@ def write_plan(folder: Path, plan: SweepPlan) -> None:
         **{"schema": SCHEMA, "id": folder.name, "status": "pending", "created": now},
         **{"updated": now, "workload": plan.workload, "plan": plan.to_dict()},
         **dict.fromkeys(("reason", "progress", "baseline", "best", "drift")),
-        **{"arms": [], "combining": [], "rounds": [], "machine": {}},
+        **{"variants": [], "combining": [], "rounds": [], "machine": {}},
     }
     write_json(folder / SWEEP_JSON, pending)
 

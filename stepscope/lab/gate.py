@@ -21,7 +21,7 @@ from stepscope.lab.comparison import VariantComparison, of_contest
 from stepscope.lab.folder import Trial
 from stepscope.lab.plan import SweepPlan
 from stepscope.lab.statistics import confidence_interval, log_ratios
-from stepscope.lab.sweep_state import ARMS, BASELINE
+from stepscope.lab.sweep_state import BASELINE, VARIANTS
 from stepscope.lab.verdict_text import percent, signed
 
 METRICS = {
@@ -86,10 +86,10 @@ def judge_gates(
     plan: SweepPlan, trials: Sequence[Trial], gates: Sequence[Gate]
 ) -> list[GateResult]:
     """Return the result of each gate for each variant; all share `plan.alpha` (Bonferroni)."""
-    variants = [arm.name for arm in plan.arms if arm.problem is None]
+    variants = [variant.name for variant in plan.variants if variant.problem is None]
     level = plan.alpha / max(1, len(gates) * len(variants))
-    measured = [trial for trial in of_contest(trials, ARMS) if trial.ok]
-    references = VariantComparison(ARMS, BASELINE, (), plan.baselines).references
+    measured = [trial for trial in of_contest(trials, VARIANTS) if trial.ok]
+    references = VariantComparison(VARIANTS, BASELINE, (), plan.baselines).references
     return [
         _judge(gate, name, _pairs(measured, references, name, gate.metric), level)
         for gate in gates
@@ -156,7 +156,7 @@ def _value(metrics: Mapping[str, Any], key: str | None) -> float | None:
 
 def expected_resolution(plan: SweepPlan, gates: int, spread: float = ASSUMED_SPREAD) -> float:
     """Return the half width of the interval if processes vary by `spread` (fractions)."""
-    variants = max(1, sum(arm.problem is None for arm in plan.arms))
+    variants = max(1, sum(variant.problem is None for variant in plan.variants))
     level = plan.alpha / (gates * variants)
     # The differences of `max_rounds` pairs with that standard deviation and the mean 0.
     size = spread * math.sqrt(1 + 1 / plan.baselines)

@@ -262,7 +262,7 @@ def write_patch(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any]) -> Pat
     best = sweep.get("best") or {}
     pays = best.get("verdict") == "faster" and sweep["status"] == "finished"
     words = words_of(best["changes"]) if pays else []
-    name, settings = " + ".join(best.get("arms", ())), []
+    name, settings = " + ".join(best.get("variants", ())), []
     for one in read_samples(folder) if words else ():
         if one.ok and one.name == name:
             settings = one.settings

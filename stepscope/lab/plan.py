@@ -33,7 +33,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """The parameters of a sweep; `arms` are its variants. Raises ConfigError.
+    """The parameters of a sweep; `variants` are its variants. Raises ConfigError.
 
     `steps` are measured after `warmup` steps; 0 means automatic: a trial of the baseline measures
     `sample_s` seconds, at least 30 steps. `alpha` is the probability of any false "faster" or
@@ -45,7 +45,7 @@ class SweepPlan:
     A subclass adds what is measured, and overrides the methods that depend on it.
     """
 
-    arms: tuple[Variant, ...]
+    variants: tuple[Variant, ...]
     steps: int = 0
     warmup: int = 0
     max_rounds: int = 12
@@ -63,11 +63,11 @@ class SweepPlan:
             _check_number(name, getattr(self, name), low, high)
         _check_number("same", self.same, float(self.margin), 0.5)
         if not self.baselines:
-            runnable = sum(arm.problem is None for arm in self.arms)
+            runnable = sum(variant.problem is None for variant in self.variants)
             object.__setattr__(self, "baselines", max(1, round(math.sqrt(runnable))))
         for look in self.looks:
             _check_number("looks", look, 2, 10**6)
-        names = [arm.name for arm in self.arms]
+        names = [variant.name for variant in self.variants]
         double = next((name for name in names if names.count(name) > 1), None)
         reserved = any(name.split(" ")[0] == "baseline" for name in names)
         rising = self.looks and list(self.looks) == sorted(set(self.looks))
@@ -75,8 +75,8 @@ class SweepPlan:
         for right, field, reason, remedy in (
             (decides, "find_best", "must be true or false", "Choose one"),
             (rising, "looks", "must rise from 2 or more", "Use the default"),
-            (double is None, "arms", f"has {double!r} twice", "Remove one"),
-            (not reserved, "arms", "the name baseline is reserved", "Choose another name"),
+            (double is None, "variants", f"has {double!r} twice", "Remove one"),
+            (not reserved, "variants", "the name baseline is reserved", "Choose another name"),
         ):
             if not right:
                 raise ConfigError(ConfigIssue(field, reason, remedy))
@@ -140,7 +140,7 @@ class SweepPlan:
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a SweepPlan from plan.json. Raises KeyError and TypeError."""
-    names = [spec.name for spec in fields(SweepPlan) if spec.name != "arms"]
+    names = [spec.name for spec in fields(SweepPlan) if spec.name != "variants"]
     return {name: values[name] for name in names} | {"looks": tuple(values["looks"])}
 
 
@@ -172,8 +172,8 @@ def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
     (`folder.seconds_per_sample`). The default is the start of a process plus `sample_s`.
     """
     each = sample_seconds or STARTUP_S + plan.sample_s
-    runnable = [arm for arm in plan.arms if arm.problem is None and arm.changes]
-    compiled = sum(plan.compiles(arm.changes) for arm in runnable)
+    runnable = [variant for variant in plan.variants if variant.problem is None and variant.changes]
+    compiled = sum(plan.compiles(variant.changes) for variant in runnable)
     a_round = each * (plan.baselines + len(runnable)) + COMPILE_S * compiled
     first = min(plan.looks[0], plan.max_rounds)
     high = a_round * plan.max_rounds

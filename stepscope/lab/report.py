@@ -30,11 +30,11 @@ _LAST = ("measuring", "undecided", "failed", "impossible")
 def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the variants, the largest effect first and those without a verdict last."""
 
-    def place(arm: Mapping[str, Any]) -> tuple[int, float]:
-        behind = _LAST.index(arm["verdict"]) + 1 if arm["verdict"] in _LAST else 0
-        return behind, -(arm["effect"] or 0.0)
+    def place(variant: Mapping[str, Any]) -> tuple[int, float]:
+        behind = _LAST.index(variant["verdict"]) + 1 if variant["verdict"] in _LAST else 0
+        return behind, -(variant["effect"] or 0.0)
 
-    return sorted(sweep["arms"], key=place)
+    return sorted(sweep["variants"], key=place)
 
 
 def rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -42,23 +42,23 @@ def rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [
         ("baseline", baseline["label"], "", *_metrics(baseline), "", str(baseline["rounds"]))
     ]
-    for arm in ordered(sweep):
-        resolution = arm["resolution"]
+    for variant in ordered(sweep):
+        resolution = variant["resolution"]
         found.append(
             (
-                str(arm["name"]),
-                str(arm["text"]),
+                str(variant["name"]),
+                str(variant["text"]),
                 "" if resolution is None else percent(float(resolution)),
-                *_metrics(arm),
-                str(arm["loss"]["text"]) if arm["effect"] is not None else "",
-                str(arm["rounds"]),
+                *_metrics(variant),
+                str(variant["loss"]["text"]) if variant["effect"] is not None else "",
+                str(variant["rounds"]),
             )
         )
     return found
 
 
-def _metrics(arm: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    metrics = arm["metrics"]
+def _metrics(variant: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    metrics = variant["metrics"]
     rate, peak = metrics["samples_per_sec"], metrics["peak_allocated"]
     step, wait = (
         "" if metrics[name] is None else format_short_time(metrics[name])
@@ -102,16 +102,16 @@ def table(sweep: Mapping[str, Any]) -> list[str]:
 
 def closing(sweep: Mapping[str, Any]) -> list[str]:
     """Return the lines below the final table."""
-    counts = Counter(str(arm["verdict"]) for arm in sweep["arms"])
+    counts = Counter(str(variant["verdict"]) for variant in sweep["variants"])
     plan, best, drift = sweep["plan"], of_best(sweep), sweep["drift"]
     lines = [
         f"{summary(counts) or 'No variant'}; {plan['steps']} steps per trial after "
         f"{plan['warmup']} warm-up steps, in fresh processes.",
         EFFECT.replace(RATE, _unit(sweep)),
     ]
-    for arm in sweep["arms"]:
-        if arm["reason"] and arm["reason"] not in arm["text"]:
-            lines.append(f"{arm['name']}: {arm['reason']}")
+    for variant in sweep["variants"]:
+        if variant["reason"] and variant["reason"] not in variant["text"]:
+            lines.append(f"{variant['name']}: {variant['reason']}")
     lines += [f"Best combination: {best}"] if best is not None else []
     for tried in sweep["combining"]:
         if not tried["kept"]:
@@ -130,10 +130,10 @@ def to_csv(sweep: Mapping[str, Any]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*COLUMNS, *metrics, "loss_verdict"])
-    for arm in (sweep["baseline"], *ordered(sweep)):
-        cells = [arm.get(column) for column in COLUMNS]
-        cells += [arm["metrics"].get(metric) for metric in metrics]
-        cells.append(arm.get("loss", {}).get("verdict"))
+    for variant in (sweep["baseline"], *ordered(sweep)):
+        cells = [variant.get(column) for column in COLUMNS]
+        cells += [variant["metrics"].get(metric) for metric in metrics]
+        cells.append(variant.get("loss", {}).get("verdict"))
         writer.writerow(
             f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
             for cell in cells

@@ -14,11 +14,11 @@ from stepscope.lab.folder import METRICS, Trial
 from stepscope.lab.plan import SweepPlan, Variant
 from stepscope.lab.statistics import drift
 from stepscope.lab.sweep_state import (
-    ARMS,
     BASELINE,
     COMBINE,
     CONFIRM,
     NOT_DECIDED,
+    VARIANTS,
     SweepPhase,
     SweepState,
     confirming_rules,
@@ -38,10 +38,10 @@ def content(
     plan: SweepPlan, trials: Sequence[Trial], state: SweepState, *, over: bool
 ) -> dict[str, Any]:
     """Return the measured part of sweep.json. `over` is True unless the sweep is running."""
-    of_arms = of_contest(trials, ARMS)
-    baseline = [one for one in of_arms if one.ok and one.name == BASELINE]
+    of_variants = of_contest(trials, VARIANTS)
+    baseline = [one for one in of_variants if one.ok and one.name == BASELINE]
     rates = [one.metrics["samples_per_sec"] for one in baseline]
-    references = VariantComparison(ARMS, BASELINE, (), plan.baselines).references
+    references = VariantComparison(VARIANTS, BASELINE, (), plan.baselines).references
     return {
         "workload": plan.workload,
         "plan": plan.to_dict(),
@@ -52,9 +52,11 @@ def content(
             # The keys of a variant, so that all rows are alike.
             **dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason")),
             "rounds": len(baseline),
-            "metrics": _medians(of_arms, *references),
+            "metrics": _medians(of_variants, *references),
         },
-        "arms": [_arm(plan, arm, of_arms, state, over=over) for arm in plan.arms],
+        "variants": [
+            _variant(plan, variant, of_variants, state, over=over) for variant in plan.variants
+        ],
         "combining": [
             {"tried": list(one.names), "kept": one.kept, "reason": one.reason}
             for one in state.tried
@@ -104,7 +106,7 @@ def _doing(plan: SweepPlan, phase: SweepPhase, trial: NextTrial) -> str:
     return f"combining, {text}" if phase is SweepPhase.COMBINING else text
 
 
-def _arm(
+def _variant(
     plan: SweepPlan, variant: Variant, trials: Sequence[Trial], state: SweepState, *, over: bool
 ) -> dict[str, Any]:
     if variant.problem is not None:
@@ -112,9 +114,9 @@ def _arm(
         verdict = impossible(f"{variant.problem.field}: {variant.problem.reason}")
     else:
         ended = over or state.phase is not SweepPhase.MEASURING or state.next is None
-        verdict = verdict_json(state.arms, variant.name, rules_of(plan), over=ended)
+        verdict = verdict_json(state.variants, variant.name, rules_of(plan), over=ended)
         verdict |= plan.scaling(variant.changes, verdict)
-        if state.arms.is_cut and verdict["verdict"] == "undecided":
+        if state.variants.is_cut and verdict["verdict"] == "undecided":
             verdict["reason"] = NOT_DECIDED
     return {**asdict(variant), **verdict, "metrics": _medians(trials, variant.name)}
 
@@ -131,7 +133,7 @@ def _best(
     if BASELINE in state.confirmed.failed:
         verdict["reason"] = f"The baseline failed: {state.confirmed.failed[BASELINE]}"
     return {
-        "arms": list(state.winners),
+        "variants": list(state.winners),
         "changes": dict(state.best),
         **verdict,
         "metrics": _medians(of_contest(trials, state.comparison.key), name),

@@ -127,7 +127,7 @@ class TunePlan(ScriptPlan):
     @property
     def probe(self) -> list[str]:
         """The settings of all variants, each name once."""
-        words = chain.from_iterable(words_of(arm.changes) for arm in self.arms)
+        words = chain.from_iterable(words_of(variant.changes) for variant in self.variants)
         return list({word.partition("=")[0]: word for word in words}.values())
 
     def after_probe(self, trial: Trial) -> tuple[TunePlan, str | None]:
@@ -136,13 +136,15 @@ class TunePlan(ScriptPlan):
         `compile` is left out first, then the last ones. The text is why none can be measured.
         """
         refused = {one.word: one.text for one in trial.settings if one.state != "applies"}
-        plan = self._without({arm.name: _refusal(arm, refused) for arm in self.arms})
-        runnable = [arm for arm in plan.arms if arm.problem is None]
-        runnable.sort(key=lambda arm: self.compiles(arm.changes))
+        plan = self._without(
+            {variant.name: _refusal(variant, refused) for variant in self.variants}
+        )
+        runnable = [variant for variant in plan.variants if variant.problem is None]
+        runnable.sort(key=lambda variant: self.compiles(variant.changes))
         text = f"Left out, to fit in {self.minutes:g} minutes."
         while len(runnable) > 1 and seconds_needed(plan, trial) > self.budget_s:
-            arm = runnable.pop()
-            plan = plan._without({arm.name: ConfigIssue(arm.name, text, "")})
+            variant = runnable.pop()
+            plan = plan._without({variant.name: ConfigIssue(variant.name, text, "")})
         needed = math.ceil(seconds_needed(plan, trial) / 6) / 10
         if needed <= self.minutes:
             return plan, None
@@ -152,14 +154,17 @@ class TunePlan(ScriptPlan):
         )
 
     def _without(self, problems: Mapping[str, ConfigIssue | None]) -> TunePlan:
-        arms = (replace(arm, problem=arm.problem or problems.get(arm.name)) for arm in self.arms)
-        return replace(self, arms=tuple(arms), baselines=0)
+        variants = (
+            replace(variant, problem=variant.problem or problems.get(variant.name))
+            for variant in self.variants
+        )
+        return replace(self, variants=tuple(variants), baselines=0)
 
 
-def _refusal(arm: Variant, refused: Mapping[str, str]) -> ConfigIssue | None:
+def _refusal(variant: Variant, refused: Mapping[str, str]) -> ConfigIssue | None:
     """Return why a setting of a variant, which may need the variant's own workers, is refused."""
-    has_workers = f"{WITH}num_workers" in arm.changes
-    for word in words_of(arm.changes):
+    has_workers = f"{WITH}num_workers" in variant.changes
+    for word in words_of(variant.changes):
         needs_workers = getattr(SETTINGS[word.partition("=")[0]], "needs_workers", False)
         if word in refused and not (has_workers and needs_workers):
             return ConfigIssue(word, refused[word], "")
@@ -217,7 +222,7 @@ def sha256_of(script: Path) -> str:
         ) from error
 
 
-def variant(text: str, cwd: Path = Path()) -> Variant:
+def parse_variant(text: str, cwd: Path = Path()) -> Variant:
     """Return the variant of the text of `--variant` in the folder `cwd`. Raises UsageError."""
     named = _NAMED.fullmatch(text.strip())
     try:

@@ -28,7 +28,7 @@ from stepscope.lab.statistics import Rules, Side
 from stepscope.lab.verdict_text import of_loss
 
 BASELINE = "baseline"
-ARMS = "arms"
+VARIANTS = "variants"
 CONFIRM = "confirm"
 COMBINE = "combine"
 SCREENING = 0.5  # Fraction of the budget in which the variants are compared with the baseline.
@@ -59,7 +59,7 @@ class SweepState:
     """The state of a sweep; `next` is None at its end, and `failed` the reason of an error."""
 
     phase: SweepPhase
-    arms: ComparisonState
+    variants: ComparisonState
     comparison: VariantComparison
     state: ComparisonState
     next: NextTrial | None = None
@@ -91,13 +91,15 @@ def confirming_rules(plan: SweepPlan, trials: Sequence[Trial], key: str) -> Rule
 
 def replay_sweep(plan: SweepPlan, trials: Sequence[Trial]) -> SweepState:
     """Return the state of a sweep after its trials."""
-    variants = {arm.name: arm.changes for arm in plan.arms if arm.problem is None}
-    comparison = VariantComparison(ARMS, BASELINE, tuple(variants), plan.baselines)
-    fits = rounds_that_fit(plan, trials, ARMS, SCREENING)
+    variants = {
+        variant.name: variant.changes for variant in plan.variants if variant.problem is None
+    }
+    comparison = VariantComparison(VARIANTS, BASELINE, tuple(variants), plan.baselines)
+    fits = rounds_that_fit(plan, trials, VARIANTS, SCREENING)
     state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
     if state.is_cut and not any(state.speed[name].side is Side.ABOVE for name in state.decided):
         # Nothing to combine yet: all of the budget but a confirmation is for these rounds.
-        fits = rounds_that_fit(plan, trials, ARMS, 1.0)
+        fits = rounds_that_fit(plan, trials, VARIANTS, 1.0)
         state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
     found = SweepState(SweepPhase.MEASURING, state, comparison, state, state.next)
     found.changes = {name: {} for name in comparison.references} | variants
@@ -117,7 +119,7 @@ def loss_is_worse(state: ComparisonState, name: str) -> bool:
 
 def _combine(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> None:
     """Add the winners greedily and confirm the result; stop at the first missing trial."""
-    speed = found.arms.speed
+    speed = found.variants.speed
     winners = sorted(
         (name for name in found.changes if name in speed and speed[name].side is Side.ABOVE),
         key=lambda name: speed[name].effect or 0.0,
@@ -129,7 +131,7 @@ def _combine(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> Non
         names, changes = accepted[-1] if accepted else ((), {})
         together, refused = plan.combine(changes, new)
         kept: bool | None = False
-        if loss_is_worse(found.arms, name):
+        if loss_is_worse(found.variants, name):
             reason = "its loss after equal steps is worse"
             found.tried.append(CombinationStep((name,), False, reason))
         elif not accepted:
@@ -212,9 +214,9 @@ def seconds_needed(plan: SweepPlan, first: Trial) -> float:
     """Return the seconds up to the first look and a confirmation, by the baseline's first trial."""
     steps = plan.steps + plan.warmup - (first.metrics.get("steps") or 0)
     each: float = first.seconds + max(0, steps) * first.metrics["step_time"]
-    runnable = [arm for arm in plan.arms if arm.problem is None]
+    runnable = [variant for variant in plan.variants if variant.problem is None]
     look = each * min(plan.looks[0], plan.max_rounds) * (plan.baselines + len(runnable))
-    look += COMPILE_S * sum(plan.compiles(arm.changes) for arm in runnable)
+    look += COMPILE_S * sum(plan.compiles(variant.changes) for variant in runnable)
     confirmation = 2 * each * _confirming_rounds_at_least(plan)
     return first.seconds + max(look / SCREENING, look + confirmation)
 

@@ -172,8 +172,8 @@ def of_best(sweep: Mapping[str, Any]) -> str | None:
     best = sweep["best"]
     if best is not None:
         why = f" {best['reason']}" if best["reason"] else ""
-        labels = {arm["name"]: arm["label"] for arm in sweep["arms"]}
-        names = " + ".join(labels.get(name, name) for name in best["arms"])
+        labels = {variant["name"]: variant["label"] for variant in sweep["variants"]}
+        names = " + ".join(labels.get(name, name) for name in best["variants"])
         return f"{names}: {best['text']}; {best['loss']['text']}.{why}"
     if sweep["combining"] and sweep["status"] == "finished":
         return "none: the loss of each combination that was faster is worse."

@@ -292,9 +292,9 @@ def sweep_report(sweep: Mapping[str, Any], *, full: bool = False) -> str:
     report.table("Verdicts", HEADINGS, verdict_rows(sweep))
     effects: list[Line] = [("", np.zeros(2), np.array([0.0, 1.0]))]
     names: dict[float, str] = {}
-    for arm in reversed(ordered(sweep)):
-        if None not in (ends := [arm[name] for name in ("low", "effect", "high")]):
-            names[len(effects)] = report.scrub(str(arm["name"]))
+    for variant in reversed(ordered(sweep)):
+        if None not in (ends := [variant[name] for name in ("low", "effect", "high")]):
+            names[len(effects)] = report.scrub(str(variant["name"]))
             low, effect, high = np.clip(100 * np.array(ends, float), -100, 1000)
             mark = len(effects) + np.array([0, 0, 0.2, -0.2, 0, 0])
             effects.append(("", np.array([low, *4 * [effect], high]), mark))

@@ -22,7 +22,7 @@ from dashboard.sweep_content import SweepStatus, to_content
 from dashboard.sweeps import Sweeps
 from dashboard.views import lab_panel
 from stepscope.lab.folder import SweepError
-from stepscope.lab.script_plan import ScriptPlan, script_command, variant
+from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.lab.statistics import NO_SCIPY
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
@@ -85,7 +85,7 @@ def test_a_tick_has_an_estimate_and_start_takes_it(
     assert "Takes **" in text_of(app)
     label(app, "button", "Start sweep").click().run()
     (plan,) = started
-    assert [arm.changes for arm in plan.arms] == [{"precision": "bf16"}]
+    assert [variant.changes for variant in plan.variants] == [{"precision": "bf16"}]
     assert (plan.config.workload, plan.max_rounds, plan.steps) == ("digits_mlp", 3, 20)
     assert plan.config.optimizer_impl == "for-loop"  # plain
     assert label(app, "selectbox", "Sweep").value == "started-1"
@@ -140,7 +140,7 @@ def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(
     assert label(app, "checkbox", "tf32").disabled  # it could not be measured
     label(app, "checkbox", "bf16 AMP").uncheck().run()
     label(app, "button", "Start sweep").click().run()
-    names = {arm.name for arm in started[0].arms}
+    names = {variant.name for variant in started[0].variants}
     assert "precision=fp16" in names
     assert not {"precision=bf16", "precision=tf32"} & names
     label(app, "button_group", "Preset").set_value(None).run()  # a second press
@@ -152,7 +152,7 @@ def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(
     label(app, "button_group", "Preset").set_value("cpu_gpu").run()
     label(app, "button", "Start sweep").click().run()
     assert started[1].config.device == "cpu"
-    assert started[1].arms[0].changes["device"] == GPU.id
+    assert started[1].variants[0].changes["device"] == GPU.id
 
 
 def test_the_workload_of_the_sidebar_is_the_default(lab: OpenPage) -> None:
@@ -269,10 +269,12 @@ def test_a_running_sweep_blocks_the_start(lab: OpenPage, server: Services, page:
 
 
 def test_the_progress_has_the_label_that_the_table_has() -> None:
-    (one, *_) = sweep()["arms"]
+    (one, *_) = sweep()["variants"]
     both = one | {"name": "a=2+b=false", "label": "a 2, b off"}
     progress = sweep()["progress"] | {"doing": f"combining: {both['name']}"}
-    told = lab_panel.progress_words(to_content(sweep("running", arms=[both], progress=progress)))
+    told = lab_panel.progress_words(
+        to_content(sweep("running", variants=[both], progress=progress))
+    )
     assert both["label"] in told
     assert both["name"] not in told
 
@@ -504,7 +506,7 @@ def test_a_patch_is_shown_or_its_file_is_named(
 def test_a_command_of_another_plan_measures_nothing(server: Services, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     script = script_command("train.py", (), is_module=False, cwd=tmp_path)
-    plan = ScriptPlan(script=script, arms=(variant("tf32"),))
+    plan = ScriptPlan(script=script, variants=(parse_variant("tf32"),))
     started = server.sweeps.start(plan, ("lab", "--variant", "bf16", "train.py"))
     wait_until(lambda: not server.sweeps.read(started).live, 60)
     content = server.sweeps.read(started).content

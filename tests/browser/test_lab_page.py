@@ -161,7 +161,7 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     expect(page.get_by_role("progressbar")).not_to_have_attribute("aria-valuenow", before or "")
     assert page.locator("[data-mine]").count() == 2
     expect(field).to_have_value("7")  # typed, not yet sent
-    running(server, arms=[])
+    running(server, variants=[])
     expect(plot).to_have_count(0)
 
 

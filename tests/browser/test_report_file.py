@@ -56,9 +56,9 @@ def test_the_buttons_download_reports_and_images(
     folder = server.runs / "lab" / "20261122-061500-digits-mlp-ab12"
     folder.mkdir(parents=True)
     content = sweep(combining=[])
-    for arm in content["arms"]:
-        arm["text"] = arm["verdict"]
-        arm["metrics"] = arm["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
+    for variant in content["variants"]:
+        variant["text"] = variant["verdict"]
+        variant["metrics"] = variant["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
     (folder / "plan.json").write_text(json.dumps(content["plan"]))
     (folder / "sweep.json").write_text(json.dumps(content))
     page = open_page("/?run=cpu-training")

@@ -203,13 +203,13 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     assert process.returncode == 0, stderr
     found = json.loads(out.read_text())
     assert found["baseline"]["name"] == "baseline"
-    assert {one["name"]: one["verdict"] for one in found["arms"]} == {
+    assert {one["name"]: one["verdict"] for one in found["variants"]} == {
         "pin_memory": "impossible",
         "set_to_none": "undecided",
     }
-    for arm in found["arms"]:
-        assert {"effect", "low", "high", "resolution", "rounds", "reason"} <= set(arm)
-    assert found["arms"][1]["rounds"] == 1
+    for variant in found["variants"]:
+        assert {"effect", "low", "high", "resolution", "rounds", "reason"} <= set(variant)
+    assert found["variants"][1]["rounds"] == 1
     assert "set_to_none" in stdout
     assert "set_to_none" in stderr
     folder = next((tmp_path / "lab").iterdir())

@@ -47,7 +47,7 @@ def test_a_slow_rank_is_found_and_the_folder_stays_as_it_was(folder: Path, tmp_p
     assert done.returncode == 4, done.stderr
     found = json.loads(out.read_text())
     assert found["plan"]["script"]["nproc_per_node"] == 2
-    base, [slow] = found["baseline"], found["arms"]
+    base, [slow] = found["baseline"], found["variants"]
     assert slow["metrics"]["step_time"] >= 0.2 > base["metrics"]["step_time"]
     per_step = slow["metrics"]["step_time"] * slow["metrics"]["samples_per_sec"]
     assert per_step == pytest.approx(64, rel=0.05)

@@ -209,8 +209,8 @@ def test_a_killed_sweep_leaves_the_folder_as_it_was_and_resumes(
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    assert (found["status"], found["arms"][0]["rounds"]) == ("finished", 1)
-    base, [slow] = found["baseline"]["metrics"], found["arms"]
+    assert (found["status"], found["variants"][0]["rounds"]) == ("finished", 1)
+    base, [slow] = found["baseline"]["metrics"], found["variants"]
     assert slow["metrics"]["step_time"] > base["step_time"]
     assert found["plan"]["script"]["arguments"] == ["--out", "{out}"]
     assert content(folder) == before

@@ -33,9 +33,9 @@ def server(tmp_path: Path) -> Iterator[Services]:
 
 def start(server: Services, rounds: int = 1) -> str:
     base = defaults(Workload.LINEAR)
-    arm = make_variant({"optimizer_impl": "for-loop"}, base, server.devices().devices)
+    variant = make_variant({"optimizer_impl": "for-loop"}, base, server.devices().devices)
     plan = WorkloadPlan(
-        config=base, arms=(arm,), steps=5, warmup=2, max_rounds=rounds, find_best=False
+        config=base, variants=(variant,), steps=5, warmup=2, max_rounds=rounds, find_best=False
     )
     return server.begin(ServerActivity.SWEEP, lambda: server.sweeps.start(plan))
 

@@ -59,9 +59,13 @@ def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -
     done = subprocess.run([*command, "train.py"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["best"]["arms"] == ["num_workers=4"]
+    assert found["best"]["variants"] == ["num_workers=4"]
     assert found["best"]["low"] > 0.3
-    assert [arm["verdict"] for arm in found["arms"]] == ["impossible", "impossible", "faster"]
+    assert [variant["verdict"] for variant in found["variants"]] == [
+        "impossible",
+        "impossible",
+        "faster",
+    ]
     # The refused settings cost no trial: a first one, 3 rounds of 2, and 3 of the confirmation.
     assert len((sweep / SAMPLES).read_text().splitlines()) == 13
     assert content(mine) == before

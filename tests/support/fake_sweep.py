@@ -17,7 +17,7 @@ def metrics(rate: float, **others: float | None) -> Json:
     return values | {"peak_process": 512 * 2**20, "loss": 0.5} | others
 
 
-def arm(name: str, verdict: str, effect: float | None = None, **others: Any) -> Json:
+def variant(name: str, verdict: str, effect: float | None = None, **others: Any) -> Json:
     known = effect is not None
     return {
         "name": name,
@@ -36,18 +36,18 @@ def arm(name: str, verdict: str, effect: float | None = None, **others: Any) -> 
     } | others
 
 
-ARMS = [
-    arm("deterministic", "slower", -0.2),
-    arm("channels_last", "no_difference", 0.004),
-    arm("compile", "faster", 0.31),
-    arm("num_workers", "undecided", 0.02),
-    arm("cuda_graphs", "impossible", reason="CUDA Graphs need a GPU. Choose another device."),
-    arm("precision", "failed", reason="RuntimeError: <b>out</b> of everything"),
+VARIANTS = [
+    variant("deterministic", "slower", -0.2),
+    variant("channels_last", "no_difference", 0.004),
+    variant("compile", "faster", 0.31),
+    variant("num_workers", "undecided", 0.02),
+    variant("cuda_graphs", "impossible", reason="CUDA Graphs need a GPU. Choose another device."),
+    variant("precision", "failed", reason="RuntimeError: <b>out</b> of everything"),
 ]
 
 
 def sweep(status: str = "finished", **others: Any) -> Json:
-    """Return a sweep over ARMS on a CPU with these entries instead of its own."""
+    """Return a sweep over VARIANTS on a CPU with these entries instead of its own."""
     return {
         "schema": 1,
         "id": "20261122-061500-digits-mlp-ab12",
@@ -58,7 +58,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
         "workload": "digits_mlp",
         "plan": {
             "config": RunConfig(workload=Workload.DIGITS_MLP, channels_last=False).to_dict(),
-            "arms": [{k: a[k] for k in ("name", "label", "changes")} for a in ARMS],
+            "variants": [{k: a[k] for k in ("name", "label", "changes")} for a in VARIANTS],
             "steps": 200,
             "warmup": 20,
             "max_rounds": 12,
@@ -77,7 +77,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
         },
         "baseline": {"name": "baseline", "label": "digits_mlp on CPU, fp32", "rounds": 5}
         | {"metrics": metrics(10_000.0)},
-        "arms": deepcopy(ARMS),  # tests change them
+        "variants": deepcopy(VARIANTS),  # tests change them
         "best": None,
         "drift": None,
         "rounds": [],
@@ -86,7 +86,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
 
 
 BEST = {
-    "arms": ["compile"],
+    "variants": ["compile"],
     "changes": {"compile_mode": "default"},
     "verdict": "faster",
     "effect": 0.3,

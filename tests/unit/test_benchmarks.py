@@ -69,18 +69,27 @@ def test_the_planted_delay_makes_each_step_longer(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_sweep_counts_as_right_if_the_delay_lies_in_its_interval() -> None:
-    def arm(verdict: str, low: float, high: float) -> dict[str, Any]:
+    def variant(verdict: str, low: float, high: float) -> dict[str, Any]:
         return {"verdict": verdict, "low": low, "high": high, "text": verdict}
 
     def sweep(delayed: dict[str, Any], no_op: dict[str, Any]) -> dict[str, Any]:
         progress = {"done": 30}
-        return {"status": "finished", "arms": [delayed, no_op], "drift": None, "progress": progress}
+        return {
+            "status": "finished",
+            "variants": [delayed, no_op],
+            "drift": None,
+            "progress": progress,
+        }
 
-    right = lab_truth.judged(sweep(arm("slower", -0.06, -0.04), arm("undecided", -0.02, 0.05)))
+    right = lab_truth.judged(
+        sweep(variant("slower", -0.06, -0.04), variant("undecided", -0.02, 0.05))
+    )
     assert (right["delay_found"], right["no_op_different"]) == (True, False)
-    wrong = lab_truth.judged(sweep(arm("slower", -0.04, -0.03), arm("faster", 0.02, 0.05)))
+    wrong = lab_truth.judged(sweep(variant("slower", -0.04, -0.03), variant("faster", 0.02, 0.05)))
     assert (wrong["delay_found"], wrong["no_op_different"]) == (False, True)
-    unsure = lab_truth.judged(sweep(arm("undecided", -0.06, 0.01), arm("no_difference", 0, 0)))
+    unsure = lab_truth.judged(
+        sweep(variant("undecided", -0.06, 0.01), variant("no_difference", 0, 0))
+    )
     assert (unsure["delay_found"], unsure["no_op_different"]) == (False, False)
 
 
@@ -121,7 +130,8 @@ def test_a_t_test_compares_the_steps_of_one_run_each(tmp_path: Path) -> None:
     for number, factor in enumerate(factors):
         (factor * rng.normal(1, 0.01, 90)).tofile(tmp_path / f"steps-{number}")
     trials = [
-        Trial(contest="arms", round=1 + number // 3, name=name) for number, name in enumerate(names)
+        Trial(contest="variants", round=1 + number // 3, name=name)
+        for number, name in enumerate(names)
     ]
     assert gate_truth.t_tests(tmp_path, trials) == {"same": [False] * 2, "slow": [True] * 2}
 

@@ -100,11 +100,11 @@ def test_only_a_recently_planned_sweep_is_active(tmp_path: Path) -> None:
 def test_null_in_place_of_a_number_is_a_missing_value() -> None:
     content = sweep(updated=None, rounds=[{"round": None, "samples": {"baseline": None}}])
     content["progress"] |= {"done": None, "doing": None}
-    content["arms"][0] |= {"rounds": None, "metrics": None, "loss": None}
+    content["variants"][0] |= {"rounds": None, "metrics": None, "loss": None}
     content["plan"]["config"]["max_steps"] = None
     found = to_content(content)
     assert (found.updated, found.progress.done, found.progress.total) == (0.0, 0, 96)
-    assert (found.arms[0].rounds, found.arms[0].metrics) == (0, {})
+    assert (found.variants[0].rounds, found.variants[0].metrics) == (0, {})
     assert found.rounds[0].samples == {}
     assert found.plan.config["max_steps"] is None  # a setting may be null
 

@@ -10,7 +10,7 @@ import pytest
 from dashboard.charts.lab import STYLES, effects_figure, listed, reasons, rows
 from dashboard.sweep_content import SweepStatus, to_content
 from stepscope.lab.verdict_text import VariantVerdict
-from tests.support.fake_sweep import ARMS, BEST, arm, metrics, sweep
+from tests.support.fake_sweep import BEST, VARIANTS, metrics, sweep, variant
 
 
 def figure(**others: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_the_chart_has_the_effects_sorted_with_their_intervals() -> None:
     ]
     points = {trace["name"]: trace for trace in made["data"]}
     assert set(points) == {"faster", "inconclusive", "no difference", "slower"}
-    assert effects_figure(to_content(sweep(arms=[arm("compile", "measuring")]))) is None
+    assert effects_figure(to_content(sweep(variants=[variant("compile", "measuring")]))) is None
     slower = points["slower"]
     assert (slower["x"], slower["y"]) == ([-20.0], [3])
     assert slower["error_x"]["array"] == slower["error_x"]["arrayminus"] == [2.0]
@@ -64,11 +64,11 @@ def test_the_best_combination_stands_first() -> None:
 
 def test_a_reason_does_not_repeat_its_setting() -> None:
     refused = {"verdict": "impossible", "reason": "pin_memory: pin_memory needs a GPU."}
-    arms = [
+    variants = [
         {"name": label, "label": label, **refused}
         for label in ("pin_memory", "num_workers=2 pin_memory", "other")
     ]
-    found = reasons(to_content(sweep(arms=arms)).arms)
+    found = reasons(to_content(sweep(variants=variants)).variants)
     assert found == {
         "pin_memory needs a GPU.": ["pin_memory", "num_workers=2 pin_memory"],
         refused["reason"]: ["other"],
@@ -92,7 +92,7 @@ def test_no_verdict_is_told_by_color_alone() -> None:
 
 
 def test_a_row_has_the_word_and_its_figures() -> None:
-    made = table(arms=[ARMS[2]])[1]
+    made = table(variants=[VARIANTS[2]])[1]
     assert made["Verdict"] == "▶ faster"
     assert made["Interval"] == "[+29.0%, +33.0%]"
     figures = {"Effect": 31, "Margin of error": 2, "Samples/s": 13_100, "Peak process": 512}
@@ -102,20 +102,20 @@ def test_a_row_has_the_word_and_its_figures() -> None:
 
 def test_a_loss_that_is_not_shown_equal_is_marked() -> None:
     loss = {"verdict": "not_shown_equal", "text": "loss not shown equal: +0.5 % [-4.0, +5.0]"}
-    marked = arm("compile", "faster", 0.31, loss=loss)
-    content = to_content(sweep(arms=[marked, ARMS[0]]))
-    assert [row["Loss verdict"] for row in rows(content.arms)] == ["not shown equal", "same"]
+    marked = variant("compile", "faster", 0.31, loss=loss)
+    content = to_content(sweep(variants=[marked, VARIANTS[0]]))
+    assert [row["Loss verdict"] for row in rows(content.variants)] == ["not shown equal", "same"]
 
 
 def test_a_loss_that_no_trial_has_is_no_loss() -> None:
     loss = {"verdict": "undecided", "text": "no loss"}
-    arms = [
-        arm("compile", "failed", loss=loss),
-        arm("tf32", "measuring", loss=loss),
-        arm("bf16", "undecided", 0.1, loss=loss),  # has a loss, not yet a verdict
-        ARMS[0],
+    variants = [
+        variant("compile", "failed", loss=loss),
+        variant("tf32", "measuring", loss=loss),
+        variant("bf16", "undecided", 0.1, loss=loss),  # has a loss, not yet a verdict
+        VARIANTS[0],
     ]
-    shown = [row["Loss verdict"] for row in rows(to_content(sweep(arms=arms)).arms)]
+    shown = [row["Loss verdict"] for row in rows(to_content(sweep(variants=variants)).variants)]
     assert shown == ["no loss", None, None, "same"]
 
 
@@ -131,8 +131,8 @@ def test_progress_within_a_time_budget_is_a_fraction_of_the_time() -> None:
 def test_columns_without_a_value_are_left_out() -> None:
     assert not {"Energy", "MFU"} & table()[0].keys()
     measured = metrics(1.0, peak_allocated=2.0**30, peak_reserved=2.0**31, energy_per_sample=0.012)
-    gpu = sweep(arms=[arm("compile", "faster", 0.1, metrics=measured)])
-    made = rows(to_content(gpu).arms)[0]
+    gpu = sweep(variants=[variant("compile", "faster", 0.1, metrics=measured)])
+    made = rows(to_content(gpu).variants)[0]
     assert [made[name] for name in ("Peak allocated", "Peak reserved", "Energy")] == [
         1024,
         2048,
@@ -143,9 +143,9 @@ def test_columns_without_a_value_are_left_out() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        {"arms": None, "plan": None, "best": None, "progress": None, "baseline": None},
-        {"arms": [arm("x", "of another version", float("nan"))]},
-        {"arms": [{"name": "<b>", "verdict": "faster", "effect": 1e300, "low": float("-inf")}]},
+        {"variants": None, "plan": None, "best": None, "progress": None, "baseline": None},
+        {"variants": [variant("x", "of another version", float("nan"))]},
+        {"variants": [{"name": "<b>", "verdict": "faster", "effect": 1e300, "low": float("-inf")}]},
     ],
 )
 def test_a_file_of_another_version_is_drawn(broken: dict[str, Any]) -> None:
@@ -161,11 +161,11 @@ def test_a_file_of_another_version_is_drawn(broken: dict[str, Any]) -> None:
     [
         {"baseline": 3},
         {"progress": []},
-        {"arms": [None]},
-        {"arms": [{"name": 5}]},
+        {"variants": [None]},
+        {"variants": [{"name": 5}]},
         {"updated": "never"},
         {"created": 1e300},
-        {"best": {"arms": 3}},
+        {"best": {"variants": 3}},
         {"drift": {"text": 3}},
         {"rounds": [{"samples": []}]},
         {"status": None},
@@ -179,6 +179,6 @@ def test_a_file_in_another_form_is_refused(broken: dict[str, Any]) -> None:
 
 
 def test_a_later_versions_verdict_is_undecided() -> None:
-    content = to_content(sweep(arms=[arm("x", "maybe", 0.1)]))
+    content = to_content(sweep(variants=[variant("x", "maybe", 0.1)]))
     assert content.status is SweepStatus.FINISHED
-    assert content.arms[0].verdict is VariantVerdict.UNDECIDED
+    assert content.variants[0].verdict is VariantVerdict.UNDECIDED

@@ -32,8 +32,8 @@ def handlers() -> Iterator[None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return the folder of a sweep whose workload, a user's own file, is not given here."""
-    arms = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
-    write_plan(tmp_path, WorkloadPlan(config=defaults(Workload.CUSTOM), arms=arms))
+    variants = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
+    write_plan(tmp_path, WorkloadPlan(config=defaults(Workload.CUSTOM), variants=variants))
     return tmp_path
 
 
@@ -55,9 +55,9 @@ def test_the_speed_of_a_simulated_gpu_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.devices.list_devices", lambda: [SIMULATED])
-    arms = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
+    variants = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
     config = defaults(Workload.LINEAR, SIMULATED.id)
-    write_plan(tmp_path, WorkloadPlan(config=config, arms=arms))
+    write_plan(tmp_path, WorkloadPlan(config=config, variants=variants))
     assert main(["--folder", str(tmp_path)]) == FAILED
     assert "the GPU is simulated" in read_sweep(tmp_path)["reason"]
 
@@ -72,7 +72,7 @@ def test_a_running_sweep_is_left_alone(folder: Path, capsys: pytest.CaptureFixtu
 
 def test_an_invalid_plan_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads((folder / PLAN_JSON).read_text())
-    for wrong in ({"looks": [float("inf")]}, {"looks": 5}, {"max_rounds": 5.5}, {"arms": None}):
+    for wrong in ({"looks": [float("inf")]}, {"looks": 5}, {"max_rounds": 5.5}, {"variants": None}):
         (folder / PLAN_JSON).write_text(json.dumps({**plan, **wrong}))
         assert main(["--folder", str(folder)]) == USAGE
         assert len(capsys.readouterr().err.splitlines()) == 1
@@ -115,8 +115,10 @@ def test_ctrl_c_during_imports_stops_it(tmp_path: Path, monkeypatch: pytest.Monk
         return [TrainDevice(id="cpu", name="a CPU", memory_total=2**33)]
 
     monkeypatch.setattr("trainer.devices.list_devices", interrupted)
-    arms = (Variant(name="set_to_none=false", label="off", changes={"set_to_none": False}),)
-    write_plan(tmp_path, WorkloadPlan(config=defaults(Workload.LINEAR), arms=arms, steps=30))
+    variants = (Variant(name="set_to_none=false", label="off", changes={"set_to_none": False}),)
+    write_plan(
+        tmp_path, WorkloadPlan(config=defaults(Workload.LINEAR), variants=variants, steps=30)
+    )
     assert main(["--folder", str(tmp_path)]) == STOPPED
     assert read_sweep(tmp_path)["status"] == "stopped"
     assert read_sweep(tmp_path)["progress"]["done"] == 0

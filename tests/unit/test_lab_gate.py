@@ -32,7 +32,7 @@ from stepscope.lab.gate import (
     parse_gate,
     worst,
 )
-from stepscope.lab.script_plan import ScriptCommand, ScriptPlan, variant
+from stepscope.lab.script_plan import ScriptCommand, ScriptPlan, parse_variant
 
 SCRIPT = ScriptCommand(
     target="t.py", is_module=False, arguments=(), cwd="/", python="python", sha256=None
@@ -41,16 +41,18 @@ SPREAD = 0.012
 
 
 def plan(*variants: str, rounds: int = 12) -> ScriptPlan:
-    return ScriptPlan(script=SCRIPT, arms=tuple(map(variant, variants)), max_rounds=rounds)
+    return ScriptPlan(
+        script=SCRIPT, variants=tuple(map(parse_variant, variants)), max_rounds=rounds
+    )
 
 
 def sweep(made: ScriptPlan, slower: float, seed: int) -> list[Trial]:
     """Return trials of a machine that gets 6% slower, whose processes differ by SPREAD."""
     random = np.random.default_rng(seed)
-    names = ["baseline", *(arm.name for arm in made.arms)]
+    names = ["baseline", *(variant.name for variant in made.variants)]
     return [
         Trial(
-            contest="arms",
+            contest="variants",
             round=number,
             name=name,
             metrics={
@@ -188,7 +190,7 @@ def test_a_metric_without_values_is_an_error(
     made = plan("new: --new")
     monkeypatch.setattr(lab, "read_samples", lambda _: sweep(made, 0.0, 1))
     found = {
-        metric: lab._judge(tmp_path, made, {"arms": []}, [Gate(metric, 0.05)], sys.stdout)
+        metric: lab._judge(tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout)
         for metric in ("energy", "step_time")
     }
     assert found == {"energy": 1, "step_time": 0}
@@ -211,7 +213,7 @@ def test_only_json_is_on_stdout_if_both_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    done = {"status": "finished", "baseline": None, "reason": "", "arms": []}
+    done = {"status": "finished", "baseline": None, "reason": "", "variants": []}
     monkeypatch.setattr(lab, "SweepRunner", lambda *_: SimpleNamespace(run=lambda: done))
     monkeypatch.setattr(lab, "read_samples", lambda _: sweep(plan("new: --new"), 0.0, 1))
     (tmp_path / "t.py").touch()

@@ -52,7 +52,9 @@ def planned(
 
 
 def changes(words: str) -> dict[str, Any]:
-    return {arm.name: dict(arm.changes) for arm in planned("--variants", words)[0].arms}
+    return {
+        variant.name: dict(variant.changes) for variant in planned("--variants", words)[0].variants
+    }
 
 
 @pytest.mark.parametrize("device", ["cpu", "GPU-1"])
@@ -98,10 +100,10 @@ def test_words_of_variants() -> None:
     assert changes("channels_last=false") == {"channels_last=false": {"channels_last": False}}
 
 
-def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
+def test_a_switch_that_a_variant_switches_on_is_off_in_the_baseline() -> None:
     plan, notes = planned("--variants", "channels_last,optimizer_impl=fused")
     assert (plan.config.channels_last, plan.config.optimizer_impl) == (False, "for-loop")
-    assert [dict(arm.changes) for arm in plan.arms] == [
+    assert [dict(variant.changes) for variant in plan.variants] == [
         {"channels_last": True},
         {"optimizer_impl": "fused"},
     ]
@@ -116,8 +118,8 @@ def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
 
 def test_a_choice_without_a_value_means_all_values_and_unsupported_ones_stay() -> None:
     plan, _ = planned("--variants", "precision")
-    unsupported = {arm.name for arm in plan.arms if arm.problem is not None}
-    assert {arm.name for arm in plan.arms} >= {"precision=bf16", "precision=tf32"}
+    unsupported = {variant.name for variant in plan.variants if variant.problem is not None}
+    assert {variant.name for variant in plan.variants} >= {"precision=bf16", "precision=tf32"}
     assert unsupported == {"precision=tf32", "precision=pure_fp16"}
 
 
@@ -165,13 +167,13 @@ def test_wrong_words_are_refused_with_what_to_do(words: list[str], said: str) ->
 @pytest.mark.parametrize("devices", [(CPU,), (GPU, CPU)])
 def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> None:
     plan, _ = planned("--preset", name, devices=devices)
-    assert plan.arms
+    assert plan.variants
     assert validate(plan.config, devices) == ()
-    for arm in plan.arms:
-        # `runner` follows from `parallel`, and is no arm of its own.
-        assert set(arm.changes) <= set(FIELDS) - (FIXED - {"runner"})
+    for variant in plan.variants:
+        # `runner` follows from `parallel`, and is no variant of its own.
+        assert set(variant.changes) <= set(FIELDS) - (FIXED - {"runner"})
     if name == "cpu_gpu":
-        can = [arm.problem is None for arm in plan.arms]
+        can = [variant.problem is None for variant in plan.variants]
         assert (plan.config.device, can) == ("cpu", [len(devices) == 2])
     if name == "tutorials":
         off = {switch.field for switch in SWITCHES} - {"set_to_none", "persistent_workers"}
@@ -180,8 +182,8 @@ def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> Non
 
 def test_a_simulated_gpu_is_not_compared_with_a_cpu() -> None:
     plan, _ = planned("--preset", "cpu_gpu", devices=(SIMULATED, CPU))
-    assert [str(arm.problem.reason) for arm in plan.arms if arm.problem] != []
-    assert [arm.name for arm in plan.arms if arm.problem is None] == []
+    assert [str(variant.problem.reason) for variant in plan.variants if variant.problem] != []
+    assert [variant.name for variant in plan.variants if variant.problem is None] == []
     assert speed_problem(SIMULATED.id) is not None
     assert speed_problem(GPU.id) is speed_problem("cpu") is None
 
@@ -192,7 +194,7 @@ def test_the_page_can_plan_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_estimate_grows_with_arms_and_rounds() -> None:
+def test_the_estimate_grows_with_variants_and_rounds() -> None:
     def seconds(*words: str) -> tuple[float, float]:
         found = estimate(planned(*words)[0], 5.0)
         return found.low, found.high
@@ -214,7 +216,7 @@ def test_the_duration_of_a_trial_is_that_of_an_earlier_sweep(tmp_path: Path) -> 
 
     assert seconds() is None
     folder = new_sweep_folder(tmp_path, "linear")
-    plan = WorkloadPlan(config=RunConfig(workload=Workload.LINEAR), arms=())
+    plan = WorkloadPlan(config=RunConfig(workload=Workload.LINEAR), variants=())
     write_plan(folder, plan)
     assert seconds() is None
     samples = {"baseline": {"seconds": 4.0}, "a": {"seconds": 6.0}}
@@ -247,15 +249,15 @@ def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., Worklo
     plan = custom("--variants", "quick,late+num_workers=2,quick+late")
     assert plan.config.workload is Workload.CUSTOM
     both = {"custom_options": "late", "num_workers": 2}
-    assert [(arm.name, arm.label, dict(arm.changes)) for arm in plan.arms] == [
+    assert [(variant.name, variant.label, dict(variant.changes)) for variant in plan.variants] == [
         ("quick", "quick on", {"custom_options": "quick"}),
         ("late+num_workers=2", "late on, num_workers 2", both),
         ("quick+late", "late on, quick on", {"custom_options": "quick,late"}),
     ]
-    offered = {arm.name: arm.problem for arm in all_variants(plan.config, [CPU])}
+    offered = {variant.name: variant.problem for variant in all_variants(plan.config, [CPU])}
     assert (offered["quick"], offered["late"]) == (None, None)
     on = custom("--set", "custom_options=late", "--variants", "late=false,quick")
-    assert [arm.changes["custom_options"] for arm in on.arms] == ["", "late,quick"]
+    assert [variant.changes["custom_options"] for variant in on.variants] == ["", "late,quick"]
     for words, said in (("quik", "Did you mean quick"), ("quick=7", "can be on or off")):
         with pytest.raises(UsageError, match=said):
             custom("--variants", words)

@@ -18,7 +18,7 @@ from stepscope.cli import lab, tune
 from stepscope.lab import torchrun
 from stepscope.lab.command import USAGE, UsageError
 from stepscope.lab.measurement import measured
-from stepscope.lab.script_plan import ScriptPlan, script_command, variant
+from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.lab.script_trial import _early, on_all_ranks
 from stepscope.lab.trial_process import LOG
 from stepscope.run import process_identity, rank_file, read_run, write_run_json
@@ -184,11 +184,14 @@ def test_secrets_are_not_shown_and_the_ranks_are(
     Path("train.py").touch()
     words = ["--api-key", "x1", "--lr", "1"]
     script = script_command("train.py", words, is_module=False, nproc_per_node=2)
-    arms = (variant("env:HF_TOKEN=x2"), variant("key: --api-key x3"))
-    plan = ScriptPlan(script=script, arms=arms)
+    variants = (parse_variant("env:HF_TOKEN=x2"), parse_variant("key: --api-key x3"))
+    plan = ScriptPlan(script=script, variants=variants)
     assert plan.label == "2 ranks: train.py --api-key '(hidden)' --lr 1"
-    assert [arm.label for arm in arms] == ["env:HF_TOKEN=(hidden)", "--api-key '(hidden)'"]
-    assert arms[0].changes == {"env:HF_TOKEN": "x2"}
+    assert [variant.label for variant in variants] == [
+        "env:HF_TOKEN=(hidden)",
+        "--api-key '(hidden)'",
+    ]
+    assert variants[0].changes == {"env:HF_TOKEN": "x2"}
 
 
 def test_the_number_of_ranks_is_part_of_the_plan(
@@ -199,7 +202,7 @@ def test_the_number_of_ranks_is_part_of_the_plan(
 
     def plan(ranks: int | None) -> ScriptPlan:
         script = script_command("train.py", [], is_module=False, nproc_per_node=ranks)
-        return ScriptPlan(script=script, arms=(variant("env:A=1"),))
+        return ScriptPlan(script=script, variants=(parse_variant("env:A=1"),))
 
     options: Any = SimpleNamespace(folder=str(tmp_path / "sweep"))
     for ranks in (2, 2):
@@ -219,7 +222,7 @@ def test_the_cores_are_shared_by_the_ranks_of_a_tuned_script(
         number = [] if ranks is None else ["--nproc-per-node", str(ranks)]
         plan = tune._plan(tune._parser().parse_args(number), ["train.py"])
         assert plan.script.nproc_per_node == ranks
-        assert f"num_workers={workers}" in [arm.name for arm in plan.arms]
+        assert f"num_workers={workers}" in [variant.name for variant in plan.variants]
 
 
 @pytest.mark.parametrize("command", ["lab", "tune"])

@@ -15,7 +15,7 @@ from stepscope.host.environment import environment
 from stepscope.lab.command import USAGE, UsageError
 from stepscope.lab.plan import Variant
 from stepscope.lab.revision import RevisionError, check_links, moved, repository, resolve, unpack
-from stepscope.lab.script_plan import ScriptPlan, script_command, variant
+from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.watch.trial import _foreign_module
 from tests.support.git_repository import commit, content, git
 from tests.support.gpu_processes import is_running
@@ -47,15 +47,15 @@ def test_a_variant_keeps_its_text_and_holds_the_commit(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = git(top, "rev-parse", "first")
-    assert variant("rev:first").name == "rev:first"
-    assert variant("rev:first").changes == {"rev": first}
-    assert variant("rev:main tf32 env:A=1").changes == {
+    assert parse_variant("rev:first").name == "rev:first"
+    assert parse_variant("rev:first").changes == {"rev": first}
+    assert parse_variant("rev:main tf32 env:A=1").changes == {
         "rev": git(top, "rev-parse", "HEAD"),
         "with:tf32": True,
         "env:A": "1",
     }
     monkeypatch.chdir(top / "sub")
-    assert variant("rev:main~1").changes == {"rev": first}
+    assert parse_variant("rev:main~1").changes == {"rev": first}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_variant_keeps_its_text_and_holds_the_commit(
 def test_what_is_no_commit_is_refused(top: Path, revision: str) -> None:
     before = content(top)
     with pytest.raises(UsageError, match=r"^--variant: rev: '.*Name a commit, branch or tag\.$"):
-        variant(f"'rev:{revision}'")
+        parse_variant(f"'rev:{revision}'")
     assert content(top) == before
 
 
@@ -118,12 +118,12 @@ def test_a_full_disk_fails_no_run(top: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_revisions_are_not_combined(top: Path) -> None:
-    arms = (variant("rev:first"), variant("rev:main"), variant("tf32"))
-    plan = ScriptPlan(script=script_command("train.py", [], is_module=False), arms=arms)
-    refused = plan.combine(arms[0].changes, arms[1].changes)[1]
+    variants = (parse_variant("rev:first"), parse_variant("rev:main"), parse_variant("tf32"))
+    plan = ScriptPlan(script=script_command("train.py", [], is_module=False), variants=variants)
+    refused = plan.combine(variants[0].changes, variants[1].changes)[1]
     assert refused is not None
     assert refused.startswith("rev is ")
-    assert plan.combine(arms[0].changes, arms[2].changes)[1] is None
+    assert plan.combine(variants[0].changes, variants[2].changes)[1] is None
 
 
 def test_a_revision_is_unpacked_with_its_links(top: Path, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_wrong_command_is_a_usage_error(
 
 def test_links_are_part_of_the_plan(top: Path) -> None:
     command = script_command("train.py", [], is_module=False, links=["data"])
-    arm = Variant(name="a", label="a", changes={"rev": "0"})
-    assert ScriptPlan(script=command, arms=(arm,)).to_dict()["script"]["links"] == ["data"]
+    variant = Variant(name="a", label="a", changes={"rev": "0"})
+    assert ScriptPlan(script=command, variants=(variant,)).to_dict()["script"]["links"] == ["data"]
 
 
 @pytest.mark.parametrize(

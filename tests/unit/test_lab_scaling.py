@@ -29,16 +29,16 @@ def test_a_cpu_offers_as_many_ranks_as_cores(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(6)))
     baseline, found = PRESETS["scaling"].build(CONFIG, [CPU])
     assert baseline.num_threads == 1
-    assert [(arm.changes["strategy"], arm.changes["devices_per_node"]) for arm in found] == [
-        (way, ranks) for ranks in (2, 4, 6) for way in ("ddp", "fsdp")
-    ]
-    for arm in found:
-        assert arm.problem is None
-        assert changed(baseline, arm.changes).runner is Runner.TORCHRUN
-        assert "runner" not in arm.label
+    assert [
+        (variant.changes["strategy"], variant.changes["devices_per_node"]) for variant in found
+    ] == [(way, ranks) for ranks in (2, 4, 6) for way in ("ddp", "fsdp")]
+    for variant in found:
+        assert variant.problem is None
+        assert changed(baseline, variant.changes).runner is Runner.TORCHRUN
+        assert "runner" not in variant.label
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
-    [arm] = offered(CONFIG, [CPU])
-    assert "this machine has one core" in str(arm.problem)
+    [variant] = offered(CONFIG, [CPU])
+    assert "this machine has one core" in str(variant.problem)
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (2, 2), (6, 6)])
@@ -47,20 +47,20 @@ def test_gpus_offer_as_many_ranks_as_there_are(count: int, most: int) -> None:
     gpus = [replace(gpu, id=f"GPU-{index}", cuda_index=index) for index in range(count)]
     found = offered(defaults(Workload.DIGITS_CNN, "GPU-0"), [*gpus, CPU])
     if most == 1:
-        [arm] = found
-        assert str(arm.problem) == (
+        [variant] = found
+        assert str(variant.problem) == (
             "devices_per_node: this machine has 1 GPU. Run this sweep on several devices."
         )
         return
-    assert max(arm.changes["devices_per_node"] for arm in found) == most
-    assert {arm.changes["strategy"] for arm in found} == {"dp", "ddp", "fsdp"}
+    assert max(variant.changes["devices_per_node"] for variant in found) == most
+    assert {variant.changes["strategy"] for variant in found} == {"dp", "ddp", "fsdp"}
 
 
-def test_an_arm_back_to_one_process_needs_no_torchrun() -> None:
+def test_a_variant_back_to_one_process_needs_no_torchrun() -> None:
     several = changed(CONFIG, {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"})
-    arm = make_variant({"strategy": "none", "devices_per_node": 1}, several, [CPU])
-    assert changed(several, arm.changes).runner is Runner.THREAD
-    assert arm.problem is None
+    variant = make_variant({"strategy": "none", "devices_per_node": 1}, several, [CPU])
+    assert changed(several, variant.changes).runner is Runner.THREAD
+    assert variant.problem is None
 
 
 def ranks_of(ends: list[list[float]], seconds: list[list[float]]) -> list[Any]:
@@ -90,7 +90,7 @@ def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None
 
 
 def scaled(config: RunConfig, changes: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    return WorkloadPlan(config=config, arms=()).scaling(changes, found)
+    return WorkloadPlan(config=config, variants=()).scaling(changes, found)
 
 
 def verdict(effect: float | None, low: float | None, high: float | None) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_speed_up_and_efficiency_have_the_interval_of_the_verdict() -> None:
     assert found["scaling"]["efficiency"] == pytest.approx(0.75)
 
 
-def test_other_arms_and_open_verdicts_have_no_figures() -> None:
+def test_other_variants_and_open_verdicts_have_no_figures() -> None:
     assert scaled(CONFIG, {"precision": "bf16"}, verdict(0.1, 0.0, 0.2)) == {}
     found = scaled(CONFIG, {"strategy": "ddp", "devices_per_node": 4}, verdict(None, None, None))
     assert found == {"scaling": {"devices": 4, "speed_up": None, "efficiency": None}}

@@ -21,7 +21,13 @@ from stepscope.lab import command, script_trial
 from stepscope.lab.command import FAILED, USAGE, UsageError
 from stepscope.lab.folder import METRICS, write_plan
 from stepscope.lab.report import closing, table
-from stepscope.lab.script_plan import ScriptPlan, script_command, variant, with_arguments, words_of
+from stepscope.lab.script_plan import (
+    ScriptPlan,
+    parse_variant,
+    script_command,
+    with_arguments,
+    words_of,
+)
 from stepscope.lab.script_trial import files
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.watch import trial
@@ -31,19 +37,19 @@ from tests.support.trial_sessions import TrialSession
 
 
 def test_the_kinds_of_variants() -> None:
-    named = variant("bs64: --batch-size 64 --tag 'a b'")
+    named = parse_variant("bs64: --batch-size 64 --tag 'a b'")
     assert (named.name, named.changes) == (
         "bs64",
         {"arguments": ["--batch-size", "64", "--tag", "a b"]},
     )
-    assert variant("env:OMP_NUM_THREADS=1 env:A=").changes == {
+    assert parse_variant("env:OMP_NUM_THREADS=1 env:A=").changes == {
         "env:OMP_NUM_THREADS": "1",
         "env:A": "",
     }
-    settings = variant("pin_memory num_workers=4").changes
+    settings = parse_variant("pin_memory num_workers=4").changes
     assert settings == {"with:pin_memory": True, "with:num_workers": "4"}
     assert words_of(settings) == ["pin_memory", "num_workers=4"]
-    assert variant(f"python:{sys.executable}").changes == {"python": sys.executable}
+    assert parse_variant(f"python:{sys.executable}").changes == {"python": sys.executable}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ def test_a_wrong_variant_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # no repository
     with pytest.raises(UsageError, match=r"--variant: .*\.$"):
-        variant(text)
+        parse_variant(text)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +99,9 @@ def test_arguments_are_replaced_or_appended(before: str, changes: str, after: st
 
 def test_variants_of_one_option_are_not_combined(script: Path) -> None:
     plan = plan_of(script, "a: --lr 1", "b: --lr 2", "c: --amp", "env:A=1")
-    changes = [arm.changes for arm in plan.arms]
+    changes = [variant.changes for variant in plan.variants]
     assert plan.combine(changes[0], changes[1])[1] == "--lr is in the combination already"
-    negative = [variant(text).changes for text in ("x: --x -1", "y: --y -1")]
+    negative = [parse_variant(text).changes for text in ("x: --x -1", "y: --y -1")]
     assert plan.combine(*negative) == ({"arguments": ["--x", "-1", "--y", "-1"]}, None)
     together, refused = plan.combine(changes[0], changes[2])
     assert (together, refused) == ({"arguments": ["--lr", "1", "--amp"]}, None)
@@ -115,7 +121,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plan_of(script: Path, *variants: str) -> ScriptPlan:
     command = script_command(script.name, ["--lr", "0.1"], is_module=False)
-    return ScriptPlan(script=command, arms=tuple(map(variant, variants)))
+    return ScriptPlan(script=command, variants=tuple(map(parse_variant, variants)))
 
 
 @pytest.mark.parametrize(
@@ -323,8 +329,8 @@ def test_a_variant_with_another_unit_or_device_has_failed(
     write_plan(folder, plan)
     found = SweepRunner(folder, plan, Process()).run()  # type: ignore[arg-type]
     assert found["status"] == "finished"
-    assert [arm["verdict"] for arm in found["arms"]] == ["failed", "faster"]
-    assert found["arms"][0]["reason"].startswith(f"{key}: the baseline has ")
+    assert [variant["verdict"] for variant in found["variants"]] == ["failed", "faster"]
+    assert found["variants"][0]["reason"].startswith(f"{key}: the baseline has ")
 
 
 def test_only_recorded_runs_and_sweeps_may_change(script: Path, tmp_path: Path) -> None:

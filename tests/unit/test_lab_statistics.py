@@ -70,8 +70,8 @@ def test_the_level_of_a_look_is_that_of_pocock_for_many_rounds() -> None:
         assert level == pytest.approx(2 * norm.sf(constant), rel=0.02)
 
 
-def test_the_level_of_an_arm_is_close_to_dunnetts() -> None:
-    # Exact two-sided values: of 9 arms, and a baseline of 3 times their size.
+def test_the_level_of_a_variant_is_close_to_dunnetts() -> None:
+    # Exact two-sided values: of 9 variants, and a baseline of 3 times their size.
     rules = replace(ONE_LOOK, looks=(10**6,), max_rounds=10**6)
     rho = np.full((9, 9), 1 / 4) + np.diag(np.full(9, 3 / 4))
     critical = float(norm.isf(rules.level(9) / 2))
@@ -99,7 +99,7 @@ def test_variances_are_moderated_as_smyth_does() -> None:
     assert found[0] == pytest.approx((prior * wide.mean() + 4 * wide[0]) / (prior + 4))
 
 
-def test_one_arm_and_equal_values_have_their_own_variance() -> None:
+def test_one_variant_and_equal_values_have_their_own_variance() -> None:
     for variances in ([2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 3.0]):
         found, freedom = moderated(np.array(variances), np.full(len(variances), 4.0))
         assert found.tolist() == variances
@@ -120,13 +120,13 @@ def ends(finding: EffectEstimate) -> tuple[float, float]:
     return math.log1p(finding.low), math.log1p(finding.high)
 
 
-def test_arms_share_their_variance_and_all_have_one_level() -> None:
-    arms = {name: spread(0.05, 0.01) for name in "abcd"}
-    together = ends(judge(arms, ONE_LOOK)["a"])
+def test_variants_share_their_variance_and_all_have_one_level() -> None:
+    variants = {name: spread(0.05, 0.01) for name in "abcd"}
+    together = ends(judge(variants, ONE_LOOK)["a"])
     level = 1 - 0.95 ** (1 / 4)
     assert (together[1] - together[0]) / 2 == pytest.approx(0.01 * student.isf(level / 2, 4 + 3))
-    noisy = ends(judge({**arms, "a": spread(0.05, 0.03)}, ONE_LOOK)["a"])
-    # An arm that is noisier than the pool keeps its own variance.
+    noisy = ends(judge({**variants, "a": spread(0.05, 0.03)}, ONE_LOOK)["a"])
+    # A variant that is noisier than the pool keeps its own variance.
     assert (noisy[1] - noisy[0]) / 2 == pytest.approx(0.03 * student.isf(level / 2, 4 + 3))
 
 
@@ -222,7 +222,7 @@ def test_a_loss_that_differs_by_the_margin_is_seldom_called_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["1 arm", "5 arms, half of them 2 × as noisy", "15 arms, leaving early"]
+    "name", ["1 variant", "5 variants, half of them 2 × as noisy", "15 variants, leaving early"]
 )
 def test_simulated_sweeps_without_an_effect_are_seldom_wrong(name: str) -> None:
     """The figures of docs/lab.md are those of 10,000 sweeps."""

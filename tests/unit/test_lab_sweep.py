@@ -80,13 +80,13 @@ class FakeTaker:
         return self.after(job, answer)
 
 
-def arm(**changes: Any) -> Variant:
+def variant(**changes: Any) -> Variant:
     return make_variant(changes, CONFIG, [CPU])
 
 
-def plan(*arms: Variant, **numbers: Any) -> WorkloadPlan:
+def plan(*variants: Variant, **numbers: Any) -> WorkloadPlan:
     given = {"steps": 100, "warmup": 20, **numbers}
-    return WorkloadPlan(config=CONFIG, arms=arms, devices=(CPU,), **given)
+    return WorkloadPlan(config=CONFIG, variants=variants, devices=(CPU,), **given)
 
 
 def sweep(folder: Path, a_plan: WorkloadPlan, taker: FakeTaker) -> dict[str, Any]:
@@ -96,13 +96,13 @@ def sweep(folder: Path, a_plan: WorkloadPlan, taker: FakeTaker) -> dict[str, Any
 
 
 def verdicts(result: Mapping[str, Any]) -> dict[str, str]:
-    return {one["name"]: one["verdict"] for one in result["arms"]}
+    return {one["name"]: one["verdict"] for one in result["variants"]}
 
 
 def measured(
     folder: Path,
     effects: Mapping[str, float],
-    *arms: Variant,
+    *variants: Variant,
     answers: Mapping[str, Any] | None = None,
     noise: float = 0.003,
     **numbers: Any,
@@ -111,16 +111,20 @@ def measured(
     taker = FakeTaker(effects, noise=noise)
     for field, answer in (answers or {}).items():
         taker.answers[field] = answer if callable(answer) else lambda job, a=answer: dict(a)
-    return sweep(folder, plan(*arms, **numbers), taker)
+    return sweep(folder, plan(*variants, **numbers), taker)
 
 
-WARMUP, LAST, ZERO = arm(kernel_warmup=True), arm(channels_last=True), arm(set_to_none=False)
+WARMUP, LAST, ZERO = (
+    variant(kernel_warmup=True),
+    variant(channels_last=True),
+    variant(set_to_none=False),
+)
 NO_LOSS = {"metrics": {"loss": None, "loss_finite": False}}
 
 
 def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
     taker = FakeTaker({"channels_last": 0.10, "precision": -0.20})
-    a_plan = plan(LAST, arm(precision="bf16"), ZERO, arm(pin_memory=True))
+    a_plan = plan(LAST, variant(precision="bf16"), ZERO, variant(pin_memory=True))
     found = sweep(tmp_path, a_plan, taker)
     assert found["status"] == "finished"
     assert verdicts(found) == {
@@ -129,9 +133,9 @@ def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
         "set_to_none=false": "no_difference",
         "pin_memory": "impossible",
     }
-    assert "pinned memory" in found["arms"][3]["reason"]
+    assert "pinned memory" in found["variants"][3]["reason"]
     assert not any("pin_memory" in job["changes"] for job in taker.jobs)
-    first = found["arms"][0]
+    first = found["variants"][0]
     assert first["low"] < 0.10 < first["high"]
     assert first["resolution"] < 0.03
     assert first["rounds"] == 5
@@ -157,9 +161,9 @@ def test_each_round_has_all_once_in_random_order_with_one_seed(tmp_path: Path) -
 
 
 def test_a_decided_variant_drops_out(tmp_path: Path) -> None:
-    effects = {"channels_last": 0.3, "set_to_none": 0.015}
-    found = measured(tmp_path, effects, LAST, ZERO, noise=0.008, find_best=False)
-    assert [one["rounds"] for one in found["arms"]] == [5, 12]
+    effects = {"channels_last": 0.3, "set_to_none": 0.02}
+    found = measured(tmp_path, effects, LAST, ZERO, noise=0.012, find_best=False)
+    assert [one["rounds"] for one in found["variants"]] == [5, 12]
     assert found["rounds"][5]["order"] != found["rounds"][4]["order"]
     assert "channels_last" not in found["rounds"][5]["order"]
 
@@ -185,7 +189,7 @@ def test_a_variant_whose_processes_fail_has_a_reason(
     effects = {"kernel_warmup": 0.1}
     found = measured(tmp_path, effects, WARMUP, ZERO, answers=given, find_best=False)
     assert verdicts(found) == {"kernel_warmup": verdict, "set_to_none=false": "no_difference"}
-    first = found["arms"][0]
+    first = found["variants"][0]
     assert (first["rounds"], first["reason"]) == (rounds, reason)
     assert (f"kernel_warmup: {reason}" in closing(found)) is (verdict == "faster")
     trial = found["rounds"][0]["samples"]["kernel_warmup"]
@@ -202,9 +206,9 @@ def test_stalls_that_the_median_excludes_are_a_note(tmp_path: Path) -> None:
 
     taker.after = stalled
     found = sweep(tmp_path, plan(WARMUP, ZERO), taker)
-    assert [one["verdict"] for one in found["arms"]] == ["no_difference", "no_difference"]
-    assert found["arms"][0]["reason"].startswith("By the mean over all steps it is −20.")
-    assert found["arms"][1]["reason"] is None
+    assert [one["verdict"] for one in found["variants"]] == ["no_difference", "no_difference"]
+    assert found["variants"][0]["reason"].startswith("By the mean over all steps it is −20.")
+    assert found["variants"][1]["reason"] is None
 
 
 def test_a_baseline_that_fails_ends_the_sweep(tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> 
     taker = FakeTaker({"channels_last": 0.2, "kernel_warmup": 0.1, "set_to_none": 0.0})
     found = sweep(tmp_path, plan(WARMUP, LAST, ZERO), taker)
     best = found["best"]
-    assert best["arms"] == ["channels_last", "kernel_warmup"]
+    assert best["variants"] == ["channels_last", "kernel_warmup"]
     assert best["changes"] == {"channels_last": True, "kernel_warmup": True}
     assert best["verdict"] == "faster"
     assert best["low"] < 0.32 < best["high"]
@@ -250,10 +254,10 @@ def test_a_winner_with_a_worse_loss(tmp_path: Path, loss: dict[str, Any], text: 
     answers = {"channels_last": {"metrics": loss}}
     effects = {"channels_last": 0.2, "kernel_warmup": 0.1}
     found = measured(tmp_path, effects, WARMUP, LAST, answers=answers)
-    assert found["arms"][1]["verdict"] == "faster"
-    assert found["arms"][1]["loss"]["verdict"] == "worse"
-    assert found["arms"][1]["loss"]["text"].startswith(text)
-    assert found["best"]["arms"] == ["kernel_warmup"]
+    assert found["variants"][1]["verdict"] == "faster"
+    assert found["variants"][1]["loss"]["verdict"] == "worse"
+    assert found["variants"][1]["loss"]["text"].startswith(text)
+    assert found["best"]["variants"] == ["kernel_warmup"]
     assert "loss" in found["combining"][0]["reason"]
 
 
@@ -273,7 +277,7 @@ def test_a_combination_with_a_worse_confirmed_loss(tmp_path: Path) -> None:
     answers = {"kernel_warmup": broken_together}
     found = measured(tmp_path, effects, WARMUP, LAST, answers=answers)
     assert found["status"] == "finished"
-    assert (found["best"]["arms"], found["best"]["verdict"]) == (["channels_last"], "faster")
+    assert (found["best"]["variants"], found["best"]["verdict"]) == (["channels_last"], "faster")
     assert found["best"]["loss"]["verdict"] == "same"
     assert found["best"]["metrics"]["samples_per_sec"] == pytest.approx(1200, rel=0.01)
     assert [one["kept"] for one in found["combining"]] == [True, False]
@@ -299,7 +303,7 @@ def test_the_reports_name_a_search_without_a_result(tmp_path: Path) -> None:
 def test_a_loss_below_0_is_compared_by_difference(tmp_path: Path) -> None:
     answers = {"kernel_warmup": {"metrics": {"loss": -0.5}}}
     found = measured(tmp_path, {"kernel_warmup": 0.1}, WARMUP, answers=answers)
-    loss = found["arms"][0]["loss"]
+    loss = found["variants"][0]["loss"]
     assert (loss["verdict"], loss["effect"]) == ("better", pytest.approx(-2, rel=0.05))
 
 
@@ -307,9 +311,9 @@ def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_variant(tmp_pa
     noise = random.Random(3)
     answers = {"kernel_warmup": lambda job: {"metrics": {"loss": 0.5 * (1 + noise.gauss(0, 0.1))}}}
     found = measured(tmp_path, {"kernel_warmup": 0.1}, WARMUP, answers=answers)
-    assert found["arms"][0]["loss"]["verdict"] == "not_shown_equal"
-    assert found["arms"][0]["loss"]["low"] < -0.03
-    assert found["best"]["arms"] == ["kernel_warmup"]
+    assert found["variants"][0]["loss"]["verdict"] == "not_shown_equal"
+    assert found["variants"][0]["loss"]["low"] < -0.03
+    assert found["best"]["variants"] == ["kernel_warmup"]
     for text in ("\n".join(table(found)), "\n".join(closing(found))):
         assert "loss not shown equal: " in text
     assert to_csv(found).splitlines()[2].endswith(",not_shown_equal")
@@ -317,8 +321,10 @@ def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_variant(tmp_pa
 
 def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> None:
     effects = {"num_workers": 0.1, "prefetch_factor": 0.1}
-    found = measured(tmp_path, effects, arm(num_workers=2, prefetch_factor=4), arm(num_workers=4))
-    assert found["best"]["arms"] == ["num_workers=2+prefetch_factor=4"]
+    found = measured(
+        tmp_path, effects, variant(num_workers=2, prefetch_factor=4), variant(num_workers=4)
+    )
+    assert found["best"]["variants"] == ["num_workers=2+prefetch_factor=4"]
     assert found["combining"][1] == {
         "tried": ["num_workers=2+prefetch_factor=4", "num_workers=4"],
         "kept": False,
@@ -341,7 +347,7 @@ def test_a_stopped_sweep_repeats_the_open_round_and_continues(tmp_path: Path) ->
         if found["status"] == "finished":
             break
         assert found["status"] == "stopped"
-        assert found["arms"][0]["verdict"] in ("undecided", "faster")
+        assert found["variants"][0]["verdict"] in ("undecided", "faster")
     assert verdicts(found) == verdicts(expected)
     assert [one["order"] for one in found["rounds"]] == [one["order"] for one in expected["rounds"]]
     assert found["progress"]["done"] == expected["progress"]["done"]
@@ -361,7 +367,7 @@ def test_failures_before_a_resume_do_not_count(tmp_path: Path) -> None:
     )
     failed = sweep(tmp_path, a_plan, taker)
     assert failed["status"] == "failed"
-    assert failed["arms"][0]["rounds"] >= 3
+    assert failed["variants"][0]["rounds"] >= 3
     again = FakeTaker({"kernel_warmup": 0.1})
     found = sweep(tmp_path, a_plan, again)
     assert (found["status"], verdicts(found)) == ("finished", {"kernel_warmup": "faster"})
@@ -373,7 +379,7 @@ def test_a_full_disk_stops_the_sweep(tmp_path: Path) -> None:
     found = measured(tmp_path, {}, WARMUP, answers={"kernel_warmup": full}, max_rounds=2)
     assert found["status"] == "stopped"
     assert found["reason"] == "No space left. Resume continues from here once that is fixed."
-    assert found["arms"][0]["verdict"] == "undecided"
+    assert found["variants"][0]["verdict"] == "undecided"
     assert measured(tmp_path, {}, WARMUP, max_rounds=2)["status"] == "finished"
 
 
@@ -409,9 +415,9 @@ def test_half_a_line_left_by_a_kill_is_repeated_with_its_round(tmp_path: Path) -
 
 
 def test_rounds_after_a_repeated_one_are_repeated_too(tmp_path: Path) -> None:
-    effects = {"channels_last": 0.3, "set_to_none": 0.015}
+    effects = {"channels_last": 0.3, "set_to_none": 0.02}
     a_plan = plan(LAST, ZERO, find_best=False, max_rounds=8)
-    sweep(tmp_path, a_plan, FakeTaker(effects, noise=0.008))
+    sweep(tmp_path, a_plan, FakeTaker(effects, noise=0.012))
     lines = (tmp_path / SAMPLES).read_text().splitlines(keepends=True)
     # As if the rules of that time had ended the variant after five rounds, and not the other.
     kept = [
@@ -421,7 +427,7 @@ def test_rounds_after_a_repeated_one_are_repeated_too(tmp_path: Path) -> None:
     ]
     assert len(kept) < len(lines)
     (tmp_path / SAMPLES).write_text("".join(kept))
-    sweep(tmp_path, a_plan, FakeTaker(effects, noise=0.008))
+    sweep(tmp_path, a_plan, FakeTaker(effects, noise=0.012))
     taken = [one for one in read_samples(tmp_path) if one.name != "channels_last"]
     # None of a round of another session: the rest of it could not be compared.
     assert [one.session for one in taken] == [0] * 2 * 5 + [1] * 2 * 3
@@ -444,7 +450,7 @@ RATES = {"samples_per_sec": 1.0, "step_time": 0.1}
     ],
 )
 def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    good = {"contest": "arms", "round": 1, "name": "baseline", "seconds": 1.0, "metrics": RATES}
+    good = {"contest": "variants", "round": 1, "name": "baseline", "seconds": 1.0, "metrics": RATES}
     (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n")
     assert read_samples(tmp_path)[0].metrics == RATES
     (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n{json.dumps({**good, **wrong})}\n")
@@ -523,9 +529,9 @@ def test_a_decided_variant_keeps_its_share_and_its_variance() -> None:
         for name in ("baseline", "same", "open"):
             rate = 1000.0 * (1 + (0.03 + noise.gauss(0, 0.02)) * (name == "open"))
             metrics = {"samples_per_sec": rate, "loss": 1.0, "loss_finite": True}
-            samples.append(Trial(contest="arms", round=number, name=name, metrics=metrics))
+            samples.append(Trial(contest="variants", round=number, name=name, metrics=metrics))
     rules = rules_of(plan())
-    comparison = VariantComparison("arms", "baseline", ("same", "open"))
+    comparison = VariantComparison("variants", "baseline", ("same", "open"))
     state = replay_comparison(comparison, samples, rules, seed=0)
     assert state.decided == {"same"}
     assert state.speed["same"].rounds == 5
@@ -540,20 +546,22 @@ def test_a_variant_is_compared_with_the_geometric_mean_of_the_baselines(runs: in
     rates = {"baseline": 500.0, "baseline 2": 2000.0, "baseline 3": 1000.0}
     others = {"loss": 1.0, "loss_finite": True}
     trials = [
-        Trial(contest="arms", round=number, name=name, metrics={"samples_per_sec": rate, **others})
+        Trial(
+            contest="variants", round=number, name=name, metrics={"samples_per_sec": rate, **others}
+        )
         for number in (1, 2)
-        for name, rate in [*list(rates.items())[:runs], ("arm", 1000.0)]
+        for name, rate in [*list(rates.items())[:runs], ("variant", 1000.0)]
     ]
-    comparison = VariantComparison("arms", "baseline", ("arm",), runs)
+    comparison = VariantComparison("variants", "baseline", ("variant",), runs)
     state = replay_comparison(comparison, trials, rules_of(plan(max_rounds=2)), seed=0)
     assert state.next is None
-    assert state.speed["arm"].effect == pytest.approx(0)
+    assert state.speed["variant"].effect == pytest.approx(0)
 
 
 def test_many_variants_are_compared_with_several_trials_of_the_baseline(tmp_path: Path) -> None:
-    arms = [LAST, WARMUP, arm(deterministic=True), ZERO]
-    found = measured(tmp_path, {}, *arms, max_rounds=2, find_best=False)
-    names = ["baseline", "baseline 2", *(one.name for one in arms)]
+    variants = [LAST, WARMUP, variant(deterministic=True), ZERO]
+    found = measured(tmp_path, {}, *variants, max_rounds=2, find_best=False)
+    names = ["baseline", "baseline 2", *(one.name for one in variants)]
     assert [sorted(one["order"]) for one in found["rounds"]] == [sorted(names)] * 2
     assert [one["order"] for one in found["rounds"]] != [names] * 2
     trials = [one for one in read_samples(tmp_path) if one.name.startswith("baseline")]
@@ -563,15 +571,15 @@ def test_many_variants_are_compared_with_several_trials_of_the_baseline(tmp_path
 
 
 def test_the_number_of_baseline_trials_follows_the_supported_variants() -> None:
-    arms = [LAST, WARMUP, arm(deterministic=True), ZERO]
-    assert [plan(*arms[:count]).baselines for count in range(5)] == [1, 1, 1, 2, 2]
-    assert plan(*arms[:2], arm(pin_memory=True)).baselines == 1  # unsupported on a CPU
+    variants = [LAST, WARMUP, variant(deterministic=True), ZERO]
+    assert [plan(*variants[:count]).baselines for count in range(5)] == [1, 1, 1, 2, 2]
+    assert plan(*variants[:2], variant(pin_memory=True)).baselines == 1  # unsupported on a CPU
     # A variant that becomes unsupported on another machine does not change a started sweep.
-    assert replace(plan(*arms), arms=()).baselines == 2
+    assert replace(plan(*variants), variants=()).baselines == 2
 
 
 def test_plans_survive_json_and_reject_invalid_values() -> None:
-    a_plan = plan(LAST, arm(pin_memory=True))
+    a_plan = plan(LAST, variant(pin_memory=True))
     assert WorkloadPlan.from_dict(json.loads(json.dumps(a_plan.to_dict()))) == a_plan
     for wrong in (
         {"max_rounds": 0},
@@ -603,9 +611,9 @@ def test_values_that_are_not_finite_are_missing_in_the_files(tmp_path: Path) -> 
         "channels_last": {"metrics": {"samples_per_sec": math.inf}},
     }
     found = measured(tmp_path, {}, WARMUP, LAST, answers=answers, max_rounds=1)
-    assert found["arms"][0]["metrics"]["data_wait"] is None
+    assert found["variants"][0]["metrics"]["data_wait"] is None
     assert verdicts(found)["channels_last"] == "failed"
-    assert found["arms"][1]["reason"].startswith("samples_per_sec: must be a number above 0")
+    assert found["variants"][1]["reason"].startswith("samples_per_sec: must be a number above 0")
     for name in (SAMPLES, SWEEP_JSON):
         assert "NaN" not in (tmp_path / name).read_text()
 
@@ -615,7 +623,7 @@ def test_reports_escape_the_texts_of_a_foreign_folder(tmp_path: Path) -> None:
     answers = {"kernel_warmup": {"reason": script, "metrics": {}}}
     evil = replace(WARMUP, name='=cmd()"<b>')
     found = measured(
-        tmp_path, {"channels_last": 0.1}, evil, LAST, arm(pin_memory=True), answers=answers
+        tmp_path, {"channels_last": 0.1}, evil, LAST, variant(pin_memory=True), answers=answers
     )
     lines = to_csv(found).splitlines()
     assert len(lines) == 5
@@ -628,8 +636,8 @@ def test_reports_escape_the_texts_of_a_foreign_folder(tmp_path: Path) -> None:
 def test_the_documentation_names_every_part_of_sweep_json(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
     found = measured(tmp_path, {"channels_last": 0.1}, LAST, max_rounds=5)
-    parts = [found, found["plan"], found["progress"], found["arms"][0], found["rounds"][0]]
-    parts += [found["arms"][0]["loss"], found["baseline"], found["baseline"]["metrics"]]
+    parts = [found, found["plan"], found["progress"], found["variants"][0], found["rounds"][0]]
+    parts += [found["variants"][0]["loss"], found["baseline"], found["baseline"]["metrics"]]
     missing = {key for part in parts for key in part if f"`{key}`" not in page}
     assert missing == set()
-    assert set(found["best"]) - {"arms", "baseline"} <= set(found["arms"][0])
+    assert set(found["best"]) - {"variants", "baseline"} <= set(found["variants"][0])

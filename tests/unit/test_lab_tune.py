@@ -17,7 +17,7 @@ from stepscope.cli.lab import script_at
 from stepscope.lab.command import USAGE
 from stepscope.lab.folder import METRICS, write_plan
 from stepscope.lab.patch import ManualChange, Patch, make_patch, write_patch
-from stepscope.lab.script_plan import TunePlan, script_command, variant
+from stepscope.lab.script_plan import TunePlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
 from tests.support.watched_scripts import ROOT
 
@@ -77,7 +77,7 @@ def tuned(
     folder /= "sweep"
     plan = TunePlan(
         script=script,
-        arms=tuple(map(variant, names)),
+        variants=tuple(map(parse_variant, names)),
         minutes=minutes,
         steps=100,
         warmup=10,
@@ -92,12 +92,12 @@ def tuned(
 
 def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
     sweep, trials = tuned(tmp_path, {"num_workers": 0.5, "fused": 0.2})
-    assert set(sweep["best"]["arms"]) >= {"fused"}
+    assert set(sweep["best"]["variants"]) >= {"fused"}
     assert sweep["best"]["low"] < 0.8 < sweep["best"]["high"]
     assert trials.seconds <= 8 * 60
     assert trials.names.count(["bf16"]) == 0
     assert trials.names.count(["set_to_none"]) == 1  # a refusal is final
-    verdicts = {one["name"]: one["verdict"] for one in sweep["arms"]}
+    verdicts = {one["name"]: one["verdict"] for one in sweep["variants"]}
     assert verdicts["bf16"] == "impossible"
     assert verdicts["num_workers=2 persistent_workers"] != "impossible"  # it brings the workers
     assert sweep["plan"]["baselines"] == 2
@@ -108,7 +108,7 @@ def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
 
 def test_one_slow_trial_does_not_end_the_sweep(tmp_path: Path) -> None:
     sweep, trials = tuned(tmp_path, {"fused": 0.2}, slow=3)
-    assert sweep["best"]["arms"] == ["fused"]
+    assert sweep["best"]["variants"] == ["fused"]
     assert trials.seconds <= 8 * 60
 
 
@@ -129,7 +129,7 @@ def test_a_short_budget_leaves_settings_undecided(tmp_path: Path) -> None:
     lines = tune.result_lines(sweep, make_patch("", "", "", []))
     assert lines[0].startswith("No setting was shown to be faster yet")
     assert "Did not help:" in lines
-    reasons = [one["reason"] for one in sweep["arms"] if one["verdict"] == "undecided"]
+    reasons = [one["reason"] for one in sweep["variants"] if one["verdict"] == "undecided"]
     assert reasons
     assert all("within the time" in reason for reason in reasons)
 
@@ -147,7 +147,7 @@ def test_the_last_settings_are_left_out_of_a_short_budget(
 ) -> None:
     sweep, trials = tuned(tmp_path, {"fused": 0.5}, minutes=minutes)
     assert (sweep["status"], trials.seconds <= 60 * minutes) == ("finished", True)
-    left_out = [f"to fit in {minutes:g} minutes" in str(one["reason"]) for one in sweep["arms"]]
+    left_out = [f"to fit in {minutes:g} minutes" in str(one["reason"]) for one in sweep["variants"]]
     assert sum(left_out) == 4 - measured
     assert left_out == sorted(left_out)
 
@@ -156,8 +156,8 @@ def test_compile_is_left_out_of_a_short_budget(tmp_path: Path) -> None:
     names = ("fused", "compile")
     sweep, trials = tuned(tmp_path, {"fused": 0.5}, minutes=2, names=names)
     assert ["compile"] not in trials.names
-    assert "2 minutes" in sweep["arms"][1]["reason"]
-    assert sweep["best"]["arms"] == ["fused"]
+    assert "2 minutes" in sweep["variants"][1]["reason"]
+    assert sweep["best"]["variants"] == ["fused"]
     assert ["compile"] in tuned(tmp_path / "long", {}, minutes=5, names=names)[1].names
 
 
@@ -186,7 +186,7 @@ def test_fp16_is_named_for_a_gpu_whose_best_setting_is_not_bf16(
 ) -> None:
     sweep, _ = tuned(tmp_path, {"fused": 0.5})
     sweep["baseline"]["metrics"]["peak_allocated"] = peak_allocated
-    sweep["best"]["arms"] = [used]
+    sweep["best"]["variants"] = [used]
     lines = tune.result_lines(sweep, Patch("", []))
     assert ("    scaler.scale(loss).backward()" in lines) is named
 
@@ -220,7 +220,7 @@ def test_the_documented_commands_are_valid(tmp_path: Path, monkeypatch: pytest.M
         assert at is not None
         plan = tune._plan(tune._parser().parse_args(words[:at]), words[at:])
         assert plan.script.target == words[at]
-        assert (len(plan.arms) == 3) is ("--settings" in words)
+        assert (len(plan.variants) == 3) is ("--settings" in words)
 
 
 def test_a_faster_setting_with_a_worse_loss_is_named(tmp_path: Path) -> None:

@@ -230,9 +230,9 @@ def test_a_hang_has_the_stack_and_the_collectives(tmp_path: Path) -> None:
 
 def finished_sweep() -> dict[str, Any]:
     content = sweep(combining=[])
-    for arm in content["arms"]:
-        arm["text"] = arm["verdict"]
-        arm["metrics"] = arm["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
+    for variant in content["variants"]:
+        variant["text"] = variant["verdict"]
+        variant["metrics"] = variant["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
     return content
 
 
@@ -240,7 +240,7 @@ def test_a_sweep_has_verdicts_and_effects() -> None:
     content = finished_sweep()
     html = sweep_report(content)
     assert is_self_contained(html)
-    count = sum(arm["effect"] is not None for arm in content["arms"])
+    count = sum(variant["effect"] is not None for variant in content["variants"])
     assert html.count('class="grid"') == count > 0
 
 

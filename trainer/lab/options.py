@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     add_settings(found)
     help_ = "settings to compare (default: all supported ones)"
-    add("--variants", dest="arms", metavar="A,B=1,…", help=help_)
+    add("--variants", dest="variants", metavar="A,B=1,…", help=help_)
     add("--preset", choices=sorted(PRESETS), help="a ready-made baseline and settings")
     add_numbers(found)
     add("--list", action="store_true", help="list the settings for this baseline and exit")
@@ -74,7 +74,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 PLANNING = (
-    *("workload", "arms", "preset", "device", "precision", "batch_size", "set"),
+    *("workload", "variants", "preset", "device", "precision", "batch_size", "set"),
     *("steps", "warmup", "max_rounds", "no_combination"),
 )
 """Options that a resumed sweep takes from its plan."""
@@ -88,18 +88,18 @@ def plan_of(
     config = configured(options, devices)
     notes: tuple[str, ...] = ()
     if options.preset:
-        if options.arms:
+        if options.variants:
             raise UsageError("--preset: has its own variants. Remove --variants or --preset.")
         config, found = PRESETS[options.preset].build(config, devices)
-    elif options.arms:
-        config, found, notes = _variants(options.arms, config, given, devices)
+    elif options.variants:
+        config, found, notes = _variants(options.variants, config, given, devices)
     else:
         found = [one for one in all_variants(config, devices) if one.problem is None]
     refused = validate(config, devices)
     if refused:
         raise ConfigError(refused[0])
     more = {**numbers(options), "seed": config.seed % 10**9}
-    return WorkloadPlan(config=config, arms=tuple(found), devices=tuple(devices), **more), notes
+    return WorkloadPlan(config=config, variants=tuple(found), devices=tuple(devices), **more), notes
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:

@@ -281,18 +281,20 @@ class WorkloadPlan(SweepPlan):
         """Return the plan of plan.json. Raises ConfigError, KeyError, TypeError and ValueError."""
         return cls(
             config=RunConfig.from_dict(values["config"]),
-            arms=msgspec.convert(values["arms"], tuple[Variant, ...]),
+            variants=msgspec.convert(values["variants"], tuple[Variant, ...]),
             **numbers_of(values),
         )
 
 
 def with_devices(plan: WorkloadPlan, devices: Sequence[TrainDevice]) -> WorkloadPlan:
     """Return the plan for these devices, with its variants validated on them."""
-    arms = (
-        make_variant(arm.changes, plan.config, devices, name=arm.name) if arm.changes else arm
-        for arm in plan.arms
+    variants = (
+        make_variant(variant.changes, plan.config, devices, name=variant.name)
+        if variant.changes
+        else variant
+        for variant in plan.variants
     )
-    return replace(plan, arms=tuple(arms), devices=tuple(devices))
+    return replace(plan, variants=tuple(variants), devices=tuple(devices))
 
 
 def _devices(config: RunConfig) -> int:
