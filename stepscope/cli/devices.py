@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stepscope.cli import call_driver, number_type
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.gpu.device_events import throttle_text, throttle_total
+from stepscope.gpu.device_events import REASONS, throttle_text
 from stepscope.gpu.health import HealthStatus, link
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, HostState, MachineState, machine_json
@@ -50,11 +50,11 @@ def block(device: DeviceState, width: int) -> list[str]:
     lines = [_head(device, width)]
     for parts in (_activity(device), _memory(device), _heat(device), _clocks(device)):
         lines += wrapped(parts, width, INDENT)
-    if device.throttle_window_s >= WATCHED_S:
-        times = throttle_text(device.throttled, device.throttle_window_s)
-    else:
-        times = throttle_total(device.values)
-    lines += wrapped(f"Clocks {times[:1].lower()}{times[1:]}".split(" "), width, INDENT, " ")
+    text = throttle_text(device.throttled, device.throttle_window_s)
+    if device.throttle_window_s < WATCHED_S:
+        total = {key: device.values[key] for key in REASONS if key in device.values}
+        text = throttle_text(total, None)
+    lines += wrapped(f"Clocks {text[:1].lower()}{text[1:]}".split(" "), width, INDENT, " ")
     lines += _health(device, width)
     for instance in device.instances:
         lines += _instance(instance, width)

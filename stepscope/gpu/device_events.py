@@ -26,25 +26,18 @@ def throttle_times(before: Mapping[str, float], after: Mapping[str, float]) -> d
     }
 
 
-def throttle_text(times: Mapping[str, float], window_s: float) -> str:
-    """Format the durations within a window of `window_s` seconds as one sentence."""
-    return _sentence(times, f"in {format_duration(window_s)}", window_s)
-
-
-def throttle_total(values: Mapping[str, float]) -> str:
-    """Format the durations since the driver was loaded, by its counters `values` (s)."""
-    times = throttle_times(dict.fromkeys(REASONS, 0.0), values)
-    return _sentence(times, "since the driver was loaded", 0.0)
-
-
-def _sentence(times: Mapping[str, float], span: str, window_s: float) -> str:
+def throttle_text(times: Mapping[str, float], window_s: float | None) -> str:
+    """Format the durations within a window (s), or since the driver was loaded, as a sentence."""
     if not times:
         return "Unknown: the driver does not report throttled time."
+    span = "since the driver was loaded"
+    if window_s is not None:
+        span = f"in {format_duration(window_s)}"
     parts = []
     for key, seconds in times.items():
         if seconds >= MIN_SHOWN_S:
             text = f"{seconds:.1f} s" if seconds < 10 else format_duration(seconds)
-            percent = f" ({min(1.0, seconds / window_s):.0%})" if window_s > 0 else ""
+            percent = f" ({min(1.0, seconds / window_s):.0%})" if window_s else ""
             parts.append(f"{text}{percent} {REASONS[key]}")
     return f"{span.capitalize()}: {'; '.join(parts)}." if parts else f"Not throttled {span}."
 
@@ -93,14 +86,14 @@ class DeviceEventDetector:
     def events(self, now: float, mask: float | None, lost: str | None) -> list[DeviceEvent]:
         """Return the events up to `now` (s); `mask` None: the throttle reasons are unknown."""
         events: list[DeviceEvent] = []
-        if lost is not None and not self._lost:
-            events.append(("gpu_lost", f"{self.label}: {lost}", {}))
+        if lost is not None:
+            if not self._lost:
+                events.append(("gpu_lost", f"{self.label}: {lost}", {}))
             self._lost = True
-        elif lost is None and self._lost and now - self._lost_at >= BACK_S:
+            self._lost_at = now
+        elif self._lost and now - self._lost_at >= BACK_S:
             events.append(("gpu_recovered", f"{self.label}: answers again", {}))
             self._lost = False
-        if lost is not None:
-            self._lost_at = now
         if mask is not None:
             events += self._throttle(now, throttle_words(int(mask)))
         return events

@@ -6,7 +6,7 @@ Thresholds are those of the driver, if available.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -97,25 +97,20 @@ class HealthInputs:
     xids: tuple[XidEvent, ...] = ()
     slow_links: int = 0  # Latest consecutive polls with a slow link under load.
 
-    @property
-    def reasons(self) -> int:
-        """The present bits of the clocks event reasons; 0 if unknown."""
-        return int(self.values.get("gpu/throttle_reasons", 0))
-
 
 def health(inputs: HealthInputs) -> DeviceHealth:
     """Apply all rules to one GPU."""
     if inputs.lost is not None:
         text = f"{inputs.lost[:1].upper()}{inputs.lost[1:].rstrip('.')}. Retrying."
         return DeviceHealth(CRITICAL, text, (HealthIssue(CRITICAL, text),))
-    found = [issue for issue in (rule(inputs) for rule in RULES) if issue is not None]
+    found = [issue for rule in RULES for issue in rule(inputs)]
     issues = tuple(sorted(found, key=lambda issue: -issue.level.rank))
     if issues and issues[0].level is not OK:
         return DeviceHealth(issues[0].level, issues[0].text, issues)
     return DeviceHealth(OK, _ok_text(inputs, issues), issues)
 
 
-def _ok_text(inputs: HealthInputs, issues: tuple[HealthIssue, ...]) -> str:
+def _ok_text(inputs: HealthInputs, issues: Sequence[HealthIssue]) -> str:
     """Return the status line of a GPU without problems, with any sensors that are missing."""
     load = inputs.values.get("gpu/util")
     activity = "No problems found."
@@ -127,74 +122,57 @@ def _ok_text(inputs: HealthInputs, issues: tuple[HealthIssue, ...]) -> str:
     return text
 
 
-def _recovery(inputs: HealthInputs) -> HealthIssue | None:
-    if inputs.recovery is None:
-        return None
-    return HealthIssue(CRITICAL, f"Driver: {inputs.recovery}.")
-
-
-def _uncorrected(inputs: HealthInputs) -> HealthIssue | None:
+def _errors(inputs: HealthInputs) -> Iterator[HealthIssue]:
+    if inputs.recovery is not None:
+        yield HealthIssue(CRITICAL, f"Driver: {inputs.recovery}.")
     count = inputs.values.get("gpu/ecc_uncorrected", 0)
-    if count <= 0:
-        return None
     new = count - inputs.first.get("gpu/ecc_uncorrected", count)
-    level, text = WARNING, "since the driver was loaded, none while being watched."
     if new > 0:
-        level, count = CRITICAL, new
         text = "while being watched: results may be wrong. Restart the program."
-    return HealthIssue(level, f"{_number(count, 'uncorrected memory error')} {text}")
+        yield HealthIssue(CRITICAL, f"{_number(new, 'uncorrected memory error')} {text}")
+    elif count > 0:
+        text = "since the driver was loaded, none while being watched."
+        yield HealthIssue(WARNING, f"{_number(count, 'uncorrected memory error')} {text}")
+    if inputs.xids:
+        recent = [xid for xid in inputs.xids if xid.age_s < XID_NEW_S]
+        shown = min(recent or inputs.xids, key=lambda xid: (-xid.level.rank, xid.age_s))
+        total = f" ({len(inputs.xids)} in all)" if len(inputs.xids) > 1 else ""
+        text = f"{shown.text}, {format_duration(shown.age_s)} ago{total}. See {XID_PAGE}"
+        yield HealthIssue(shown.level if recent else NOTICE, text)
 
 
-def _xid(inputs: HealthInputs) -> HealthIssue | None:
-    if not inputs.xids:
-        return None
-    new = [xid for xid in inputs.xids if xid.age_s < XID_NEW_S]
-    shown = min(new or inputs.xids, key=lambda xid: (-xid.level.rank, xid.age_s))
-    more = f" ({len(inputs.xids)} in all)" if len(inputs.xids) > 1 else ""
-    return HealthIssue(
-        shown.level if new else NOTICE,
-        f"{shown.text}, {format_duration(shown.age_s)} ago{more}. See {XID_PAGE}",
-    )
-
-
-def _heat(inputs: HealthInputs) -> HealthIssue | None:
-    mask, temperature = inputs.reasons, inputs.values.get("gpu/temp")
-    slowdown = inputs.facts.temp_slowdown if inputs.facts is not None else None
+def _heat(inputs: HealthInputs) -> Iterator[HealthIssue]:
+    mask = int(inputs.values.get("gpu/throttle_reasons", 0))
+    temperature = inputs.values.get("gpu/temp")
+    margin = inputs.values.get("gpu/temp_margin")
+    slowdown = None if inputs.facts is None else inputs.facts.temp_slowdown
     degrees = "" if temperature is None else f": {temperature:.0f} °C"
     limit = "" if slowdown is None else f", slowdown at {slowdown:.0f} °C"
-    if mask & (SW_THERMAL | HW_THERMAL):
-        who = "hardware" if mask & HW_THERMAL else "driver"
-        return HealthIssue(WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}.")
-    if mask & SLOWDOWN and not mask & POWER_BRAKE:
-        return HealthIssue(WARNING, f"Hardware slowdown now, for heat or power{degrees}{limit}.")
-    margin = inputs.values.get("gpu/temp_margin")
     if margin is None and temperature is not None and slowdown is not None:
         margin = slowdown - temperature
-    if margin is not None and margin <= HOT_MARGIN:
+    if mask & HW_THERMAL:
+        yield HealthIssue(WARNING, f"Thermal throttling now, by the hardware{degrees}{limit}.")
+    elif mask & SW_THERMAL:
+        yield HealthIssue(WARNING, f"Thermal throttling now, by the driver{degrees}{limit}.")
+    elif mask & SLOWDOWN and not mask & POWER_BRAKE:
+        yield HealthIssue(WARNING, f"Hardware slowdown now, for heat or power{degrees}{limit}.")
+    elif margin is not None and margin <= HOT_MARGIN:
         near = f"{margin:.0f} °C below its slowdown" if margin > 0 else "at its slowdown"
-        return HealthIssue(NOTICE, f"Hot{degrees}, {near}.")
-    return None
+        yield HealthIssue(NOTICE, f"Hot{degrees}, {near}.")
+    if mask & POWER_BRAKE:
+        text = "Power brake active: the machine's power supply or cooling requests it."
+        yield HealthIssue(WARNING, text)
 
 
-def _brake(inputs: HealthInputs) -> HealthIssue | None:
-    if not inputs.reasons & POWER_BRAKE:
-        return None
-    text = "Power brake active: the machine's power supply or cooling requests it."
-    return HealthIssue(WARNING, text)
-
-
-def _link(inputs: HealthInputs) -> HealthIssue | None:
+def _link(inputs: HealthInputs) -> Iterator[HealthIssue]:
     facts = inputs.facts
-    if (
-        facts is None
-        or inputs.slow_links < MIN_SLOW_POLLS
-        or not is_link_slow(facts, inputs.values)
-    ):
-        return None
-    now = link(facts.pcie_gen, facts.pcie_width)
-    most = link(facts.pcie_max_gen, facts.pcie_max_width)
-    text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."
-    return HealthIssue(WARNING, text)
+    if facts is None or inputs.slow_links < MIN_SLOW_POLLS:
+        return
+    if is_link_slow(facts, inputs.values):
+        now = link(facts.pcie_gen, facts.pcie_width)
+        most = link(facts.pcie_max_gen, facts.pcie_max_width)
+        text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."
+        yield HealthIssue(WARNING, text)
 
 
 def is_link_slow(facts: DeviceProperties, values: Mapping[str, float]) -> bool:
@@ -213,26 +191,23 @@ def link(generation: int | None, width: int | None) -> str:
     return f"gen {generation or '?'} ×{width or '?'}"
 
 
-def _zombies(inputs: HealthInputs) -> HealthIssue | None:
+def _processes(inputs: HealthInputs) -> Iterator[HealthIssue]:
     dead = [process for process in inputs.processes if process.state == "zombie"]
-    if not dead:
-        return None
-    subject = "A dead process still holds"
-    if len(dead) > 1:
-        subject = f"{len(dead)} ended processes hold"
-    return HealthIssue(WARNING, f"{subject} {_held(dead)} Kill its parent.")
-
-
-def _hidden(inputs: HealthInputs) -> HealthIssue | None:
+    if dead:
+        subject = "A dead process still holds"
+        if len(dead) > 1:
+            subject = f"{len(dead)} ended processes hold"
+        yield HealthIssue(WARNING, f"{subject} {_held(dead)} Kill its parent.")
     gone = [process for process in inputs.processes if process.state == "gone"]
-    if not gone:
-        return None
-    where = "not visible from here (ended, or in another container)"
-    text = f"A process {where} holds" if len(gone) == 1 else f"{len(gone)} processes {where} hold"
-    return HealthIssue(NOTICE, f"{text} {_held(gone)}")
+    if gone:
+        where = "not visible from here (ended, or in another container)"
+        subject = f"A process {where} holds"
+        if len(gone) > 1:
+            subject = f"{len(gone)} processes {where} hold"
+        yield HealthIssue(NOTICE, f"{subject} {_held(gone)}")
 
 
-def _held(processes: list[GpuProcess]) -> str:
+def _held(processes: Sequence[GpuProcess]) -> str:
     """Format the total memory and the first names of some processes."""
     known = [process.memory for process in processes if process.memory is not None]
     what = f"{format_bytes(sum(known))} of memory" if known else "memory"
@@ -241,60 +216,43 @@ def _held(processes: list[GpuProcess]) -> str:
     return f"{what}: {names}{more}."
 
 
-def _memory(inputs: HealthInputs) -> HealthIssue | None:
-    used, total = (inputs.values.get(key) for key in ("gpu/mem_used", "gpu/mem_total"))
-    if used is None or not total:
-        return None
-    usable = total - inputs.values.get("gpu/mem_reserved", 0)
-    if used < MEMORY_FULL * usable:
-        return None
-    free = format_bytes(max(0.0, usable - used))
-    return HealthIssue(NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
-
-
-def _remapped(inputs: HealthInputs) -> HealthIssue | None:
-    if inputs.values.get("gpu/remap_failed", 0) > 0:
+def _memory(inputs: HealthInputs) -> Iterator[HealthIssue]:
+    values = inputs.values
+    total = values.get("gpu/mem_total", 0)
+    usable = total - values.get("gpu/mem_reserved", 0)
+    used = values.get("gpu/mem_used", 0)
+    if total and used >= MEMORY_FULL * usable:
+        free = format_bytes(max(0.0, usable - used))
+        yield HealthIssue(NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
+    rows = values.get("gpu/remapped_rows", 0)
+    if values.get("gpu/remap_failed", 0) > 0:
         text = "A bad memory row could not be remapped: contact the GPU vendor."
-        return HealthIssue(CRITICAL, text)
-    if inputs.values.get("gpu/remap_pending", 0) > 0:
+        yield HealthIssue(CRITICAL, text)
+    elif values.get("gpu/remap_pending", 0) > 0:
         text = "Bad memory rows are pending remap; takes effect after a GPU reset."
-        return HealthIssue(WARNING, text)
-    rows = inputs.values.get("gpu/remapped_rows", 0)
-    if rows <= 0:
-        return None
-    are = "is" if rows == 1 else "are"
-    return HealthIssue(NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows.")
+        yield HealthIssue(WARNING, text)
+    elif rows > 0:
+        text = f"of memory {'is' if rows == 1 else 'are'} remapped to spare rows."
+        yield HealthIssue(NOTICE, f"{_number(rows, 'row')} {text}")
 
 
-def _capped(inputs: HealthInputs) -> HealthIssue | None:
-    if not inputs.reasons & POWER_CAP:
-        return None
-    facts = inputs.facts
-    limit = inputs.values.get("gpu/power_limit") or (facts.power_limit if facts else None)
-    default = facts.power_limit_default if facts is not None else None
+def _power(inputs: HealthInputs) -> Iterator[HealthIssue]:
+    if not int(inputs.values.get("gpu/throttle_reasons", 0)) & POWER_CAP:
+        return
+    limit = inputs.values.get("gpu/power_limit")
+    default = None if inputs.facts is None else inputs.facts.power_limit_default
     at = "" if limit is None else f" of {limit:.0f} W"
     if limit is not None and default is not None and limit < default - 1:
         text = f"Capped by a power limit{at} below its default {default:.0f} W."
-        return HealthIssue(NOTICE, text)
-    if inputs.values.get("gpu/util", 100.0) < FULL_LOAD:
-        return HealthIssue(OK, f"Clocks are capped by the power limit{at}.")
-    return HealthIssue(OK, f"At its power limit{at}: normal at full load.")
+        yield HealthIssue(NOTICE, text)
+    elif inputs.values.get("gpu/util", 100.0) < FULL_LOAD:
+        yield HealthIssue(OK, f"Clocks are capped by the power limit{at}.")
+    else:
+        yield HealthIssue(OK, f"At its power limit{at}: normal at full load.")
 
 
 def _number(count: float, what: str) -> str:
     return f"{count:.0f} {what}{'' if count == 1 else 's'}"
 
 
-RULES: tuple[Callable[[HealthInputs], HealthIssue | None], ...] = (
-    _recovery,
-    _uncorrected,
-    _xid,
-    _heat,
-    _brake,
-    _link,
-    _zombies,
-    _hidden,
-    _memory,
-    _remapped,
-    _capped,
-)
+RULES = (_errors, _heat, _link, _processes, _memory, _power)

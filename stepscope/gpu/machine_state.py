@@ -27,31 +27,33 @@ class EnergyMeter:
     """Sums the energy of samples; a counter that decreases was reset by a driver reload."""
 
     def __init__(self) -> None:
-        self._counter: tuple[float, float] | None = None  # Time, and J or W, of the last sample.
-        self._power: tuple[float, float] | None = None
-        self._counted = self._estimated = EnergyUse(0.0, 0.0, from_counter=True)
+        self._counter: tuple[float, float] | None = None  # Time and J of the last sample.
+        self._power: tuple[float, float] | None = None  # Time and W of the last sample.
+        self._counted = EnergyUse(0.0, 0.0, from_counter=True)
+        self._estimated = EnergyUse(0.0, 0.0, from_counter=False)
 
     def add(self, now: float, counter: float | None, power: float | None) -> None:
         """Add a sample at `now` (s): the counter in J, the power in W; None if missing."""
         if counter is not None:
-            last, self._counter = self._counter, (now, counter)
-            if last is not None and counter >= last[1]:
-                self._counted = _plus(self._counted, counter - last[1], now - last[0])
+            before, last = self._counter or (now, counter)
+            self._counter = now, counter
+            if counter >= last:
+                self._counted = _plus(self._counted, counter - last, now - before)
         if power is not None:
-            last, self._power = self._power, (now, power)
-            if last is not None and now - last[0] <= MAX_GAP_S:
-                passed = now - last[0]
-                self._estimated = _plus(self._estimated, passed * (power + last[1]) / 2, passed)
+            before, last = self._power or (now, power)
+            self._power = now, power
+            seconds = now - before
+            if seconds <= MAX_GAP_S:
+                self._estimated = _plus(self._estimated, seconds * (power + last) / 2, seconds)
 
     def energy(self) -> EnergyUse | None:
         """Return the energy so far; None before two samples."""
-        if self._counted.seconds:
-            return self._counted
-        return replace(self._estimated, from_counter=False) if self._estimated.seconds else None
+        known = [use for use in (self._counted, self._estimated) if use.seconds]
+        return known[0] if known else None
 
 
-def _plus(so_far: EnergyUse, joules: float, seconds: float) -> EnergyUse:
-    return EnergyUse(so_far.joules + joules, so_far.seconds + seconds, so_far.from_counter)
+def _plus(use: EnergyUse, joules: float, seconds: float) -> EnergyUse:
+    return replace(use, joules=use.joules + joules, seconds=use.seconds + seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,6 +229,11 @@ _WRONG_PACKAGE = (
     "The installed pynvml module is not NVIDIA's: run 'pip uninstall pynvml', "
     "then 'pip install --force-reinstall nvidia-ml-py'."
 )
+_UPDATED = "The NVIDIA driver was updated while loaded: restart the machine."
+_START_ERRORS = {
+    9: "The NVIDIA driver is not loaded.",  # NVML_ERROR_DRIVER_NOT_LOADED
+    12: _NO_LIBRARY,  # NVML_ERROR_LIBRARY_NOT_FOUND
+}
 _OPEN_AGAIN_S = 30.0
 # By pid, because a forked child has to open NVML again, and by reader.
 _opened: dict[tuple[int, str], DeviceSource] = {}
@@ -256,16 +261,10 @@ def _open(clock: Clock) -> DeviceSource:
         pynvml.nvmlInit()
         source = NvmlSource(clock)
     except pynvml.NVMLError as error:
-        match error.value:
-            case pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-                return NullSource("The NVIDIA driver is not loaded.", retry_at)
-            case pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-                return NullSource(_NO_LIBRARY, retry_at)
-            case pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-                return NullSource(
-                    "The NVIDIA driver was updated while loaded: restart the machine."
-                )
-        return NullSource(f"NVML did not start: {error}.", retry_at)
+        if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            return NullSource(_UPDATED)
+        reason = _START_ERRORS.get(error.value, f"NVML did not start: {error}.")
+        return NullSource(reason, retry_at)
     if not source.devices():
         return NullSource(_NO_GPU, retry_at)
     return source

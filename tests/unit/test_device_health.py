@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.gpu.device_events import REASONS, throttle_text, throttle_times, throttle_total
+from stepscope.gpu.device_events import REASONS, throttle_text, throttle_times
 from stepscope.gpu.health import (
     MIN_SLOW_POLLS,
     REQUIRED_METRICS,
@@ -158,7 +158,7 @@ def test_nothing_lowered_and_nothing_known_are_two_things() -> None:
     for before, after in ((NOTHING, {}), ({}, NOTHING)):
         assert "does not report" in throttle_text(throttle_times(before, after), 60.0)
     counters = dict.fromkeys(REASONS, 0.0)
-    assert throttle_total(counters) == "Not throttled since the driver was loaded."
-    braked = throttle_total(counters | {"gpu/throttle_brake": 3.25})
+    assert throttle_text(counters, None) == "Not throttled since the driver was loaded."
+    braked = throttle_text(counters | {"gpu/throttle_brake": 3.25}, None)
     assert braked == "Since the driver was loaded: 3.2 s power brake."
-    assert "does not report" in throttle_total({})
+    assert "does not report" in throttle_text({}, None)
