@@ -16,7 +16,7 @@ from stepscope.common.formatting import format_bytes, terminal_text
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.memory.snapshots.open_snapshot import SnapshotOpening
 from stepscope.profiling import summary_name, trace_name
-from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
+from stepscope.profiling.summary import MAX_BYTES, ProfileSummary, parse
 
 TAIL_BYTES = 20_000
 DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory of this process.
@@ -95,9 +95,9 @@ def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
 
 def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
     """Return the summary of a profile. Raises OSError, ValueError for an invalid file."""
-    data = read_regular_file(folder / profile.summary, BYTES_LIMIT)
+    content = read_regular_file(folder / profile.summary, MAX_BYTES)
     try:
-        return parse(data.decode(errors="replace"))
+        return parse(content)
     except ValueError as error:
         raise ValueError(f"{profile.summary}: {error}. Profile again.") from error
 

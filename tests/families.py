@@ -124,7 +124,7 @@ SLOW = {
         core=("integration/test_fit.py::test_the_command_prints_the_peak_and_its_parts",),
     ),
     "profile": Family(
-        paths=("stepscope/profiling/", "dashboard/charts/profile.py"),
+        paths=("stepscope/profiling/",),
         files=("integration/test_profile.py", "browser/test_profile.py"),
         core=("integration/test_profile.py::test_a_watched_script",),
     ),

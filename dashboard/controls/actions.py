@@ -77,9 +77,8 @@ ACTIONS = (
     Action(
         CommandName.PROFILE,
         "Profile…",  # not the label of the tab
-        "Record the next steps with the PyTorch profiler: operators, stacks and a Perfetto "
-        "trace. Profiled steps are slower (1.25× to 2.3× on the CPUs measured), and training "
-        "pauses briefly at the end.",
+        "Record the next steps with the PyTorch profiler: operators and a Perfetto trace. "
+        "Profiled steps are slower, and training pauses at the end while they are summed up.",
         waiting="sent. Timing a few steps for comparison, then profiling, then writing files…",
     ),
     Action(

@@ -14,7 +14,6 @@ from typing import Any
 import streamlit as st
 
 from dashboard import services
-from dashboard.charts.profile import MAX_NODES, flame_figure, phase_figure, rows
 from dashboard.charts.run_view import run_content, run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import supported_commands
@@ -27,7 +26,6 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.files import modified_ns
 from stepscope.common.formatting import format_bytes
 from stepscope.profiling.summary import ProfileSummary
-from stepscope.profiling.trace_stats import FlameGraph
 from stepscope.recorder.recorder import CommandName
 from stepscope.report.reports import run_report
 from stepscope.run import RunInfo, RunKind, rank_file
@@ -44,13 +42,18 @@ NO_CUDA = (
     "No CUDA kernels were recorded: these steps launched none, or another profiler, such as Nsight "
     "Systems, had exclusive access."
 )
-BADGES = {"Python": "blue", "module": "green", "built-in function": "gray", "operator": "orange"}
-"""Colors of `dashboard.charts.profile.KINDS`."""
-TIME, MEMORY = "%.3f ms", "%.2f MiB"
+TIME = "%.3f ms"
+MEMORY = "%.2f MiB"
+US_PER_MS = 1000.0
+MIB = 2.0**20
 NET = "Net memory: allocated minus freed by the operator itself."
 COLUMNS = {
-    "Operator": parts.text(
+    "Name": parts.text(
         pinned=True, width="large", help="PyTorch's name; aten:: is its core tensor library."
+    ),
+    "Kind": parts.text(
+        help="An operator, a range (a named part of the step, with the operators in it), or a "
+        "CUDA kernel, whose time its operator has, too."
     ),
     "Calls": parts.number(format="localized", help="In all profiled steps."),
     "CUDA self": parts.number(format=TIME, help="Time of kernels launched by the operator itself."),
@@ -276,11 +279,7 @@ def profile_section(run: RunInfo) -> None:
         except (OSError, ValueError) as error:
             parts.warning(f"This profile cannot be read: {error}")
             return
-        st.markdown("**Parts of a step**")
-        parts.plot(phase_figure(summary), "profile_phases")
-        if summary.flame.parent:
-            _stacks(summary.flame)
-        parts.table(rows(summary), COLUMNS, "operators", "Operators by self time")
+        parts.table(operator_rows(summary), COLUMNS, "operators", "Operators by self time")
         st.caption(" ".join(_notes(run, summary, profile)))
 
 
@@ -288,15 +287,26 @@ def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
     by_steps: dict[str, list[ProfileFiles]] = {}
     for profile in made:
         by_steps.setdefault(_steps(profile), []).append(profile)
-    narrow: Any = {"label_visibility": "collapsed", "width": 220}
-    about = "Profiles, the newest first."
-    steps = pick("Profile", by_steps.keys(), "chosen_profile", about, **narrow)
+    steps = pick(
+        "Profile",
+        by_steps.keys(),
+        "chosen_profile",
+        "Profiles, the newest first.",
+        label_visibility="collapsed",
+        width=220,
+    )
     of_steps = by_steps.get(steps, made)
     if run.world_size < 2 and len(of_steps) == 1:
         return of_steps[0]
     ranks = {rank_label(run.folder, profile.number): profile for profile in of_steps}
-    about = "The rank whose profile is shown."
-    rank = pick("Rank", ranks.keys(), "profile_rank", about, **narrow)
+    rank = pick(
+        "Rank",
+        ranks.keys(),
+        "profile_rank",
+        "The rank whose profile is shown.",
+        label_visibility="collapsed",
+        width=220,
+    )
     return ranks.get(rank, of_steps[0])
 
 
@@ -305,27 +315,37 @@ def _steps(profile: ProfileFiles) -> str:
     return f"Step {first:,}" if first == last else f"Steps {first:,} to {last:,}"
 
 
-def _stacks(flame: FlameGraph) -> None:
-    kinds = [f":{color}-badge[{kind}]" for kind, color in BADGES.items()]
-    st.markdown(f"**Stacks** {' '.join(kinds)}")
-    alt = "Flame graph: functions by time, callers above what they call"
-    parts.plot(flame_figure(flame), "profile_stacks", alt)
-    left = flame.left_out + max(0, len(flame.parent) - MAX_NODES)
-    more = f" {left:,} smaller functions are left out." if left else ""
-    st.caption(f"Click a function to zoom in, the bar above to zoom out.{more}")
+def operator_rows(summary: ProfileSummary) -> list[dict[str, Any]]:
+    """Return one row per name, summed over the steps: ms and MiB, of CUDA if recorded."""
+    rows: list[dict[str, Any]] = []
+    has_cuda_memory = any(operator.cuda_memory for operator in summary.operators)
+    for operator in summary.operators:
+        row: dict[str, Any] = {
+            "Name": operator.name,
+            "Kind": operator.kind.value,
+            "Calls": operator.calls,
+        }
+        if summary.cuda:
+            row["CUDA self"] = operator.cuda_self_us / US_PER_MS
+            row["CUDA total"] = operator.cuda_total_us / US_PER_MS
+        row["CPU self"] = operator.cpu_self_us / US_PER_MS
+        row["CPU total"] = operator.cpu_total_us / US_PER_MS
+        if has_cuda_memory:
+            row["CUDA memory"] = operator.cuda_memory / MIB
+        row["CPU memory"] = operator.cpu_memory / MIB
+        rows.append(row)
+    return rows
 
 
 def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list[str]:
     steps = summary.last - summary.first + 1
     notes = [f"Sums over {steps} steps." if steps > 1 else "Of one step."]
     if summary.operators_left:
-        notes.append(f"{summary.operators_left:,} smaller operators are not shown.")
+        notes.append(f"{summary.operators_left:,} smaller rows are not shown.")
     notes.append("Click a column to sort.")
     if not summary.cuda:
         on_gpu = run_content(run).has_cuda
         notes.append(NO_CUDA if on_gpu else "No CUDA kernels were recorded: the run is on a CPU.")
-    if not summary.stacks:
-        notes.append("Without Python's frames: another profiler of Python was active.")
     if profile.trace_size is not None:
         notes.append(PERFETTO)
     return notes

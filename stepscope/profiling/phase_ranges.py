@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
-OTHER = "other"
 
 NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by `nsys` in the processes that it profiles.
 

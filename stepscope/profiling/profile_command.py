@@ -1,15 +1,12 @@
 """The command PROFILE: record the next steps of a training with torch's profiler.
 
-command ─> unprofiled steps to compare with ─> profiled steps ─> files by a child ─> result
+command ─> unprofiled steps to compare with ─> profiled steps ─> trace and summary ─> result
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
-import secrets
-import subprocess
 import threading
 import time
 from collections import deque
@@ -18,10 +15,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_bytes
 from stepscope.common.json_values import first_line
-from stepscope.host.child_process import start_module
 from stepscope.profiling import summary_name, trace_name
+from stepscope.profiling.summary import summarize, to_json
 from stepscope.profiling.torch_profiler import ProfilerCapture, ProfilerUnavailableError, why_not
 from stepscope.recorder.recorder import Command, Recorder
 
@@ -30,9 +28,8 @@ log = logging.getLogger(__name__)
 STEPS, STEPS_LIMIT = 5, 50  # Default and maximum number of profiled steps.
 BEFORE_STEPS, BEFORE_S = 5, 1.0  # Unprofiled steps to compare with, or fewer after BEFORE_S.
 PROFILE_S = 10.0
-"""Maximum duration, after which a profile ends at the first step boundary: Python code causes up to
-300,000 events a second, which are 80 MB of trace."""
-CLOSE_WAIT_S = 5.0  # Longest wait of a run's end for the files, which are written anyway.
+"""Maximum duration, after which a profile ends at the first step boundary: torch sums up its events
+in the training thread."""
 _NOT_BEGUN = "Profile: the run ended before it began"
 
 
@@ -47,7 +44,6 @@ class _Profile:
     began_s: float = 0.0
     first: int = 0
     held_s: float = 0.0  # Time for which training was paused.
-    writer: subprocess.Popen[bytes] | None = None
 
     def start(self, *, cuda: bool) -> None:
         """Start to record. Raises whatever torch raises."""
@@ -57,7 +53,7 @@ class _Profile:
         self.began_s = time.perf_counter()
         self.held_s = self.began_s - called_s
 
-    def text(self, size: int | None = None) -> str:
+    def text(self, size: int) -> str:
         """Return the result of the command; `size` is the bytes of the trace."""
         early = None if self.capture is None else self.capture.ended_early
         if early is None and len(self.during_s) < self.wanted:
@@ -71,7 +67,7 @@ class _Profile:
         text += f"; training paused for {self.held_s:.2f} s"
         if early is not None:
             text += f"; it ended early: {early}"
-        return text if size is None else f"{text}; trace of {format_bytes(size)}"
+        return f"{text}; trace of {format_bytes(size)}"
 
     @property
     def last(self) -> int:
@@ -112,8 +108,8 @@ class ProfileCommand:
     def ask(self, command: Command) -> None:
         """Begin a profile, or refuse the command with a reason.
 
-        In a job it begins once the previous one is written. Ranks finish that at different times,
-        and all must have the same result.
+        In a job it begins after the previous one. Ranks may end that at different steps, and all
+        must have the same result.
         """
         if self._profile is not None and self.recorder.commands.is_shared:
             self._next.append(command)
@@ -132,13 +128,11 @@ class ProfileCommand:
         if profile is None:
             return 0.0
         step = self.step()
-        if step > profile.step and profile.writer is None:
+        if step > profile.step:
             times = profile.before_s if profile.capture is None else profile.during_s
             times.append((now_s - self._left_s) / (step - profile.step))
             profile.step = step
-        if profile.writer is not None:
-            self.poll()
-        elif profile.capture is None:
+        if profile.capture is None:
             if len(profile.before_s) < BEFORE_STEPS and sum(profile.before_s) < BEFORE_S:
                 return 0.0
             self._tried(profile, lambda: profile.start(cuda=self.on_gpu()))
@@ -156,30 +150,15 @@ class ProfileCommand:
     def interrupt(self, reason: str) -> None:
         """End a recording in progress early, for this reason."""
         profile = self._profile
-        if profile is not None and profile.capture is not None and profile.writer is None:
+        if profile is not None and profile.capture is not None:
             self._tried(profile, lambda: self._end(profile, reason))
-
-    def poll(self, timeout_s: float = 0.0) -> None:
-        """Finish the command once its files are written; waits up to `timeout_s`."""
-        profile = self._profile
-        if profile is None or profile.writer is None:
-            return
-        try:
-            code = profile.writer.wait(timeout_s) if timeout_s else profile.writer.poll()
-        except subprocess.TimeoutExpired:
-            return
-        if code is not None:
-            self._tried(profile, lambda: self._answer(profile, code))
 
     def close(self) -> None:
         """End the profile at the end of the run, with the recorded steps."""
         waiting, self._next = self._next, deque()
         self.interrupt("the run ended")
-        self.poll(CLOSE_WAIT_S)
-        if (profile := self._profile) is not None:
-            is_written = profile.writer is not None
-            text = f"{profile.text()}; its files were not complete when the run ended"
-            self._finish(profile, text if is_written else _NOT_BEGUN, ok=is_written)
+        if self._profile is not None:
+            self._finish(self._profile, _NOT_BEGUN, ok=False)
         for command in waiting:
             self.recorder.finish(command, _NOT_BEGUN, ok=False)
 
@@ -193,37 +172,27 @@ class ProfileCommand:
         return why_not()
 
     def _end(self, profile: _Profile, early: str | None = None) -> None:
-        """Stop recording, write the trace, and start the process that makes the files of it."""
+        """Stop recording, and write the trace and its summary."""
         capture, began_s = profile.capture, time.perf_counter()
         assert capture is not None
         capture.stop(early)
         if capture.running:  # this is not its thread
             return
-        raw = self.recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
-        try:
-            capture.save(raw)
-            numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
-            arguments = map(str, (self.recorder.folder, raw, *numbers, self.recorder.number))
-            profile.writer = start_module("stepscope.profiling.summary", arguments)
-        except BaseException:
-            raw.unlink(missing_ok=True)
-            raise
+        folder, rank = self.recorder.folder, self.recorder.number
+        trace = folder / trace_name(profile.first, profile.last, rank)
+        summary = folder / summary_name(profile.first, profile.last, rank)
+        averages = capture.write(trace)
+        atomic_write(summary, to_json(summarize(averages, first=profile.first, last=profile.last)))
         profile.held_s += time.perf_counter() - began_s
-
-    def _answer(self, profile: _Profile, code: int) -> None:
-        stderr = None if profile.writer is None else profile.writer.stderr
-        with stderr or contextlib.nullcontext(io.BytesIO()) as output:
-            lines = output.read(10_000).decode(errors="replace").strip().splitlines()
-        if code != 0:
-            why = lines[-1][:300] if lines else f"the process that writes it ended with code {code}"
-            self._finish(profile, f"{profile.text()}; but {why}", ok=False)
-            return
-        rank = self.recorder.number
-        trace = self.recorder.folder / trace_name(profile.first, profile.last, rank)
         size = trace.stat().st_size
-        summary = summary_name(profile.first, profile.last, rank)
-        text, name = profile.text(size), trace.name
-        self._finish(profile, text, ok=True, path=name, summary=summary, bytes=size)
+        self._finish(
+            profile,
+            profile.text(size),
+            ok=True,
+            path=trace.name,
+            summary=summary.name,
+            bytes=size,
+        )
 
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
         self._profile, self.active = None, False

@@ -1,154 +1,113 @@
-"""Summarize a profile's trace in a child process; write and parse the untrusted summary file."""
+"""Summarize torch's `key_averages()` of a profile; write and parse the untrusted summary file."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-import shutil
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any
 
 import msgspec
 
-from stepscope.common.files import atomic_replace, atomic_write
-from stepscope.common.formatting import format_bytes, printable
-from stepscope.profiling import summary_name, trace_name, trace_stats
-from stepscope.profiling.chrome_trace import ChromeTrace
-from stepscope.profiling.phase_ranges import OTHER, PHASES
-from stepscope.profiling.trace_stats import NODES_LIMIT, Count, FlameGraph
+from stepscope.common.formatting import printable
 
-OPERATORS_LIMIT = 300  # Maximum number of operators; the others are in `operators_left`.
-BYTES_LIMIT = 8 * 2**20  # Three times a summary with all nodes and operators.
+MAX_OPERATORS = 300  # The others are counted in `operators_left`.
+MAX_NAME_CHARS = 200  # C++ names of kernels have thousands.
+MAX_BYTES = 2**20  # A summary with all operators has 200 kB.
+
+Time = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+Bytes = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 
 
-class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
-    """Summary of the steps `first` to `last`; times in microseconds, memory in bytes.
+class OperatorKind(StrEnum):
+    """What a row of `key_averages()` stands for."""
 
-    Without `cuda` all CUDA times are zero. `operators_left` counts further operators.
+    OPERATOR = "operator"  # Of PyTorch or autograd, or a call of the CUDA runtime.
+    RANGE = "range"  # A named part of the step: `record_function`, an optimizer, a loader.
+    KERNEL = "kernel"  # On the device, with the time that its operator has, too.
+
+
+class OperatorStats(msgspec.Struct):
+    """All calls of one name; times in microseconds, memory in bytes.
+
+    "Self" excludes the operators within it, and so does memory: allocated less freed bytes, which
+    may be negative.
     """
+
+    name: str
+    kind: OperatorKind
+    calls: Count
+    cpu_self_us: Time
+    cpu_total_us: Time
+    cuda_self_us: Time
+    cuda_total_us: Time
+    cpu_memory: Bytes
+    cuda_memory: Bytes
+
+
+class ProfileSummary(msgspec.Struct, tag_field="schema", tag=2):
+    """Summary of the steps `first` to `last`; without `cuda` no kernels were recorded."""
 
     first: Count
     last: Count
     cuda: bool
-    stacks: bool
-    operators: Annotated[list[trace_stats.OperatorStats], msgspec.Meta(max_length=OPERATORS_LIMIT)]
+    operators: Annotated[list[OperatorStats], msgspec.Meta(max_length=MAX_OPERATORS)]
     operators_left: Count
-    phases: trace_stats.PhaseTimes
-    flame: FlameGraph
 
 
-def summarize(
-    trace: ChromeTrace, *, first: int, last: int, cuda: bool, thread: int | None
-) -> ProfileSummary:
-    """Return the summary of a trace of these steps. Raises ValueError without operators."""
-    trains = trace.main_thread(thread)
-    if trains is None:
-        raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
-    own = trace.leave_out_own(trains)
-    found = trace_stats.operators(trace)
+def summarize(averages: Iterable[Any], *, first: int, last: int) -> ProfileSummary:
+    """Return the summary of the rows of `key_averages()`, the most self time first."""
+    operators = [_operator(row) for row in averages if not _is_range_of_device(row)]
+    operators.sort(key=lambda operator: -(operator.cpu_self_us + operator.cuda_self_us))
     return ProfileSummary(
         first=first,
         last=last,
-        cuda=cuda and bool(trace.gpu),
-        stacks=bool(trace.frames.get(trains)),
-        operators=found[:OPERATORS_LIMIT],
-        operators_left=max(0, len(found) - OPERATORS_LIMIT),
-        phases=trace_stats.phases(trace, trains, own),
-        flame=trace_stats.fold(trace, trains),
+        cuda=any(operator.cuda_self_us > 0 for operator in operators),
+        operators=operators[:MAX_OPERATORS],
+        operators_left=len(operators[MAX_OPERATORS:]),
     )
 
 
-def to_text(summary: ProfileSummary) -> str:
-    """Return the summary as JSON, rounded to a tenth of a microsecond."""
-    content = json.loads(msgspec.json.encode(summary), parse_float=lambda us: round(float(us), 1))
-    return json.dumps(content, separators=(",", ":"))
+def _is_range_of_device(row: Any) -> bool:
+    """Return True for a range's copy on the device's timeline, whose time its kernels have."""
+    return bool(_kind(row) is OperatorKind.KERNEL and row.is_user_annotation)
 
 
-def parse(text: str) -> ProfileSummary:
+def _kind(row: Any) -> OperatorKind:
+    if row.device_type.name != "CPU":
+        return OperatorKind.KERNEL
+    return OperatorKind.RANGE if row.is_user_annotation else OperatorKind.OPERATOR
+
+
+def _operator(row: Any) -> OperatorStats:
+    return OperatorStats(
+        name=row.key[:MAX_NAME_CHARS],
+        kind=_kind(row),
+        calls=row.count,
+        cpu_self_us=round(row.self_cpu_time_total, 1),
+        cpu_total_us=round(row.cpu_time_total, 1),
+        cuda_self_us=round(row.self_device_time_total, 1),
+        cuda_total_us=round(row.device_time_total, 1),
+        cpu_memory=row.self_cpu_memory_usage,
+        cuda_memory=row.self_device_memory_usage,
+    )
+
+
+def to_json(summary: ProfileSummary) -> bytes:
+    """Return the content of a summary file."""
+    return msgspec.json.encode(summary)
+
+
+def parse(content: bytes) -> ProfileSummary:
     """Return an untrusted summary. Raises ValueError with a sentence if it is malformed."""
-    if len(text) > BYTES_LIMIT:
-        raise ValueError(f"must have at most {BYTES_LIMIT} bytes, got {len(text)}")
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"must have at most {MAX_BYTES} bytes, got {len(content)}")
     try:
-        summary = msgspec.json.decode(text, type=ProfileSummary)
+        summary = msgspec.json.decode(content, type=ProfileSummary)
     except msgspec.ValidationError as error:
         raise ValueError(f"must be the summary of a profile: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is no JSON ({type(error).__name__})") from None
-    for times in (summary.phases.cpu_us, summary.phases.cuda_us):
-        if times.keys() != {*PHASES, OTHER}:
-            raise ValueError("phases: must have each phase once")
-    _check(summary.flame)
-    summary.operators = [replace(one, name=_shown(one.name)) for one in summary.operators]
-    summary.flame.names = list(map(_shown, summary.flame.names))
+    for operator in summary.operators:
+        operator.name = printable(operator.name[:MAX_NAME_CHARS])
     return summary
-
-
-def _check(flame: FlameGraph) -> None:
-    if not len(flame.name) == len(flame.parent) == len(flame.total_us) == len(flame.calls):
-        raise ValueError("flame: all columns must have the same length")
-    if max(len(flame.name), len(flame.names)) > NODES_LIMIT + 1:
-        raise ValueError(f"flame: must have at most {NODES_LIMIT + 1} nodes")
-    if not all(0 <= name < len(flame.names) for name in flame.name):
-        raise ValueError("flame: name must be an index of names")
-    if not all(-1 <= parent < node for node, parent in enumerate(flame.parent)):
-        raise ValueError("flame: parent must be an earlier node, or -1")
-
-
-def _shown(name: str) -> str:
-    return printable(name[: trace_stats.NAME_LIMIT])
-
-
-RAW_LIMIT = 512 * 2**20  # Of a trace: two million events, for which Perfetto needs gigabytes.
-LEVEL = 4  # Of gzip: 1/14 of the size at 200 MB/s; 9 takes five times as long for 10% less.
-NICENESS = 10
-
-
-def write_profile(
-    folder: Path, raw: Path, *, first: int, last: int, cuda: bool, thread: int | None, rank: int = 0
-) -> None:
-    """Write the compressed trace `raw`, and then its summary, into `folder`.
-
-    Raises OSError, and ValueError if `raw` is too large or malformed; a compressed trace may then
-    exist without a summary.
-    """
-    size = raw.stat().st_size
-    if size > RAW_LIMIT:
-        raise ValueError(
-            f"the trace has {format_bytes(size)}, more than the {format_bytes(RAW_LIMIT)} that are "
-            "kept; profile fewer steps"
-        )
-    with (
-        atomic_replace(folder / trace_name(first, last, rank), durable=False) as part,
-        raw.open("rb") as source,
-        gzip.GzipFile("", "wb", LEVEL, part) as packed,
-    ):
-        shutil.copyfileobj(source, packed, 2**20)
-    with raw.open("rb") as source:
-        trace = ChromeTrace(source)
-    summary = summarize(trace, first=first, last=last, cuda=cuda, thread=thread)
-    atomic_write(folder / summary_name(first, last, rank), to_text(summary))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run `write_profile` and delete the raw trace; print one line to stderr if it fails."""
-    folder, raw = Path(arguments[0]), Path(arguments[1])
-    first, last, cuda, thread, rank = map(int, arguments[2:])
-    os.nice(NICENESS)
-    try:
-        write_profile(
-            folder, raw, first=first, last=last, cuda=bool(cuda), thread=thread, rank=rank
-        )
-    except (OSError, ValueError, MemoryError) as error:
-        sys.stderr.write(f"{error or type(error).__name__}\n")
-        return 1
-    finally:
-        raw.unlink(missing_ok=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -140,7 +140,6 @@ class CommandServer:
                 if not self._paused and commands.may_leave():
                     return time.perf_counter() - began
                 queued.extend(commands.wait(PAUSED_POLL_S))
-                self.profiling.poll()
                 if self._readings.wanted:
                     self._readings.serve()
         except BaseException:  # a stop, or Ctrl-C; the script may continue after it

@@ -71,7 +71,7 @@ def checked_trace(folder: Path, event: EventRow) -> list[dict[str, Any]]:
 
 
 def summary_of(folder: Path, event: EventRow) -> ProfileSummary:
-    return parse((folder / event.data["summary"]).read_text())
+    return parse((folder / event.data["summary"]).read_bytes())
 
 
 @contextmanager
@@ -121,15 +121,11 @@ def test_a_run_of_ours(tmp_path: Path) -> None:
     ranges = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
     for phase in PHASES:
         assert ranges[phase] == 4, phase
-    names = {e["name"] for e in events if e.get("cat") == "python_function"}
-    assert any("trainer/training/step.py" in name for name in names)
     summary = summary_of(tmp_path, event)
     assert (summary.first, summary.last, summary.cuda) == (first, first + 3, False)
     calls = {operator.name: operator.calls for operator in summary.operators}
     assert calls["aten::convolution_backward"] == 2 * 4
-    times = summary.phases.cpu_us
-    assert all(times[phase] > 0 for phase in PHASES)
-    assert any("step.py" in name for name in summary.flame.names)
+    assert {phase: calls[phase] for phase in PHASES} == dict.fromkeys(PHASES, 4)
     left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".profile")]
     assert left == []
 
@@ -145,8 +141,7 @@ def test_a_watched_script(tmp_path: Path) -> None:
     summary = summary_of(folder, event)
     calls = {operator.name: operator.calls for operator in summary.operators}
     assert calls["aten::addmm"] == 2 * 5
-    assert all(summary.phases.cpu_us[phase] > 0 for phase in PHASES)
-    assert any(name.startswith("profiled.py(") for name in summary.flame.names)
+    assert any(name.startswith("Optimizer.step#") for name in calls)
     ranges = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
     assert (ranges["backward"], ranges["data"] >= 5) == (5, True)
     assert read_run(folder).status is RunStatus.STOPPED
@@ -163,8 +158,8 @@ def test_a_script_of_a_framework(tmp_path: Path) -> None:
     checked_trace(folder, event)
     summary = summary_of(folder, event)
     assert summary.last - summary.first == 2
-    for phase in ("data", "forward", "backward", "optimizer"):
-        assert summary.phases.cpu_us[phase] > 0, phase
+    names = {operator.name for operator in summary.operators}
+    assert {"data", "backward"} <= names
 
 
 def test_a_script_of_init(tmp_path: Path) -> None:
@@ -196,6 +191,5 @@ def test_a_script_of_init(tmp_path: Path) -> None:
         process.wait()
     assert event.data["ok"], event.text
     checked_trace(folder, event)
-    times = summary_of(folder, event).phases.cpu_us
-    assert all(times[phase] > 0 for phase in ("data", "backward", "optimizer"))
-    assert times["forward"] == 0  # no module, and nothing else tells what forward is
+    calls = {operator.name: operator.calls for operator in summary_of(folder, event).operators}
+    assert (calls["data"], calls["Optimizer.step#SGD.step"]) == (3, 3)

@@ -8,8 +8,6 @@ import stepscope
 from stepscope.distributed.hangs import record
 from stepscope.host import child_process
 from stepscope.memory.oom import capture
-from stepscope.profiling import chrome_trace, phase_ranges, trace_stats
-from stepscope.session import command_server
 from trainer.training import train
 
 PACKAGE = Path(stepscope.__file__).parent
@@ -25,10 +23,3 @@ def test_the_packages_own_frames_are_known_by_its_folder() -> None:
     assert Path(capture._PACKAGE) == PACKAGE
     assert f"{PACKAGE}/" in record._LIBRARIES
     assert (child_process.PACKAGES / "stepscope").samefile(PACKAGE)
-
-
-def test_a_trace_names_our_functions_by_their_file_now_and_formerly() -> None:
-    for path in (command_server.__file__, "/x/stepscope/session/commands.py"):
-        assert chrome_trace._OWN(f"{path}(12): serve")
-    for path in (phase_ranges.__file__, "/x/stepscope/profiling/ranges.py"):
-        assert trace_stats._CALL.search(f"{path}(12): forward")

@@ -1,13 +1,10 @@
-"""PROFILE from the press to the answer; the process that writes the files is a stand-in here."""
+"""PROFILE from the press to the answer and the files."""
 
 from __future__ import annotations
 
-import io
+import gzip
 import os
-import sys
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +12,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stepscope.profiling import phase_ranges, profile_command, trace_name
+from stepscope.profiling import phase_ranges, profile_command, torch_profiler
+from stepscope.profiling.summary import parse
 from stepscope.profiling.torch_profiler import ProfilerCapture
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.session.command_server import CommandServer
@@ -25,40 +23,11 @@ from tests.support.fake_recorder import FakeRecorder, command
 Event = tuple[str, str, dict[str, Any]]
 
 
-@dataclass
-class Writer:
-    """A process that has ended, or runs while `code` is None; fair: only its end is looked at."""
-
-    folder: Path
-    code: int | None = 0
-    said: bytes = b""
-    stderr: Any = None
-    started: list[Path] = field(default_factory=list)
-
-    def start(self, module: str, arguments: Iterable[str]) -> Writer:
-        _, raw, first, last, *_ = arguments
-        assert b"traceEvents" in Path(raw).read_bytes()
-        self.started.append(Path(raw))
-        self.stderr = io.BytesIO(self.said)
-        (self.folder / trace_name(int(first), int(last))).write_bytes(b"packed")
-        return self
-
-    def poll(self) -> int | None:
-        return self.code
-
-    def wait(self, timeout: float) -> int:
-        if self.code is None:
-            raise profile_command.subprocess.TimeoutExpired("writer", timeout)
-        return self.code
-
-
 class Bench:
     """A training of one addition a step."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.recorder = FakeRecorder(folder)
-        self.writer = Writer(folder)
-        monkeypatch.setattr(profile_command, "start_module", self.writer.start)
         recorder = cast("Recorder", self.recorder)
         sampler = Sampler(recorder, allocator_index=None)
         self.server = CommandServer(recorder, sampler, {}, closed_here=True)
@@ -95,8 +64,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 def profiled() -> bool:
@@ -118,8 +87,16 @@ def test_so_many_steps_are_profiled(bench: Bench) -> None:
     assert data["path"] == "profile-step-16-18.json.gz"
     assert data["summary"] == "profile-step-16-18.summary.json"
     assert text.startswith("Profile: steps 16 to 18, ")
-    assert text.endswith("; trace of 6 B")
     assert type(data["slower"]) is float
+    trace, summary = (bench.recorder.folder / data[name] for name in ("path", "summary"))
+    assert trace.stat().st_size == data["bytes"]
+    assert b"traceEvents" in gzip.decompress(trace.read_bytes())
+    calls = {operator.name: operator.calls for operator in parse(summary.read_bytes()).operators}
+    assert (calls["forward"], calls["aten::add"]) == (3, 3)
+    assert sorted(path.name for path in bench.recorder.folder.glob("*profile*")) == [
+        trace.name,
+        summary.name,
+    ]
     assert not bench.server.profiling.active
     bench.ask(steps=1)
     bench.train(profile_command.BEFORE_STEPS + 2)
@@ -242,16 +219,17 @@ def test_the_end_of_the_run_ends_it(bench: Bench) -> None:
         bench.ended(True, "it ended early: the run ended", 6, 8)
 
 
-@pytest.mark.parametrize("code", [None, 1])
-def test_files_that_take_long_or_could_not_be_written(bench: Bench, code: int | None) -> None:
-    bench.writer.code, bench.writer.said = code, b"a warning\nthe trace has 2.00 GiB; too much\n"
+def test_a_trace_that_cannot_be_written_leaves_no_file(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_the_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch_profiler.shutil, "copyfileobj", fill_the_disk)
     bench.ask(steps=1)
-    bench.train(profile_command.BEFORE_STEPS + 10)
-    assert (bench.answers == []) is (code is None)
-    bench.server.close()
-    too_large = "; but the trace has 2.00 GiB"
-    end = "; its files were not complete when the run ended" if code is None else too_large
-    bench.ended(code is None, end, 6, 6)  # without later steps
+    bench.train(profile_command.BEFORE_STEPS + 3)
+    bench.ended(False, "No space left on device")
+    assert not list(bench.recorder.folder.glob("*profile*"))
 
 
 @pytest.mark.parametrize("broken", ["start", "stop", "export_chrome_trace"])
@@ -282,19 +260,6 @@ def test_a_script_that_trains_in_another_thread_is_refused(bench: Bench) -> None
     assert len(bench.answers) == 1
 
 
-def test_a_profiler_of_python_keeps_its_place(bench: Bench) -> None:
-    seen: list[str] = []
-    sys.setprofile(lambda frame, kind, arg: seen.append(kind))
-    try:
-        bench.ask(steps=1)
-        bench.train(profile_command.BEFORE_STEPS + 2)
-        kept = sys.getprofile()
-    finally:
-        sys.setprofile(None)
-    assert kept is not None
-    assert bench.answers[0][2]["ok"]
-
-
 def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as made:
         phase_ranges.begin(nvtx=False)
@@ -312,19 +277,15 @@ def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
     assert "forward" not in names
 
 
-def test_in_a_job_the_next_profile_waits_for_the_files_of_the_one_before(bench: Bench) -> None:
-    """Another rank may be ready with them by now: a refusal would be this rank's alone."""
+def test_in_a_job_the_next_profile_waits_for_the_end_of_the_one_before(bench: Bench) -> None:
+    """Another rank may have ended it by now: a refusal would be this rank's alone."""
     bench.recorder.is_shared = True
-    bench.writer.code = None  # still writing
     bench.ask(steps=1)
-    bench.train(profile_command.BEFORE_STEPS + 1)
     for _ in range(2):
         bench.ask(steps=2)
     bench.ask(steps=0)
-    bench.train(3)
     assert bench.answers == []
-    bench.writer.code = 0
-    bench.train(2 * profile_command.BEFORE_STEPS + 8)
+    bench.train(3 * profile_command.BEFORE_STEPS + 12)
     lengths = [data["last"] - data["first"] + 1 for _, _, data in bench.answers[:3]]
     assert lengths == [1, 2, 2]
     assert "steps must be" in bench.answers[3][1]
