@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,28 +21,6 @@ import psutil
 ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
 HOST = "127.0.0.1"
 START_S = 60.0  # the page imports torch
-PACKAGES = Path(__file__).parents[2]  # Folder of this package, which may not be installed.
-
-
-def start_module(
-    module: str,
-    arguments: Iterable[str],
-    *,
-    stdin: int = subprocess.DEVNULL,
-    stdout: int | IO[bytes] = subprocess.DEVNULL,
-    **variables: str,
-) -> subprocess.Popen[bytes]:
-    """Start a module of this package, with its stderr as a pipe. Raises OSError."""
-    paths = filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH")))
-    return subprocess.Popen(
-        # -P: a file of the working directory must not take the place of a module.
-        [sys.executable, "-P", "-m", module, *arguments],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables},
-        start_new_session=True,  # Ctrl-C in the terminal is meant for this process
-    )
 
 
 class ChildState(StrEnum):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import stepscope
 from stepscope.distributed.hangs import record
-from stepscope.host import child_process
 from stepscope.memory.oom import capture
+from stepscope.memory.snapshots import open_snapshot
 from trainer.training import train
 
 PACKAGE = Path(stepscope.__file__).parent
@@ -22,4 +22,4 @@ def test_a_failed_allocation_of_loading_is_known_by_its_files() -> None:
 def test_the_packages_own_frames_are_known_by_its_folder() -> None:
     assert Path(capture._PACKAGE) == PACKAGE
     assert f"{PACKAGE}/" in record._LIBRARIES
-    assert (child_process.PACKAGES / "stepscope").samefile(PACKAGE)
+    assert (open_snapshot.PACKAGES / "stepscope").samefile(PACKAGE)

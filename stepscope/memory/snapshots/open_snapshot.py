@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.host.child_process import start_module
 from stepscope.host.process_limits import end_with_stdin, limit_process
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary
@@ -23,6 +22,8 @@ MAX_CPU_S = 120
 MAX_RESULT_BYTES = 64 * 2**20
 MAX_WALL_S = 600.0  # The process may have to wait for others on a busy machine.
 POLL_S = 0.1
+MODULE = "stepscope.memory.snapshots.open_snapshot"
+PACKAGES = Path(__file__).parents[3]  # Folder of this package, which may not be installed.
 MAX_ERROR_CHARS = 600
 
 
@@ -38,13 +39,15 @@ class SnapshotOpening:
         self._name = printable(path.name)
         self._deadline = time.monotonic() + MAX_WALL_S
         self._result = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        self._process = start_module(
-            "stepscope.memory.snapshots.open_snapshot",
-            [str(path.absolute())],
+        paths = filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH")))
+        self._process = subprocess.Popen(
+            # -P: a file of the working directory must not take the place of a module.
+            [sys.executable, "-P", "-m", MODULE, str(path.absolute())],
             stdin=subprocess.PIPE,  # closed with this process: the child then ends
             stdout=self._result,
-            # One thread is enough, and others would count against the limit of memory.
-            OPENBLAS_NUM_THREADS="1",
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,  # Ctrl-C in the terminal is meant for this process
         )
 
     def poll(self) -> bool:
