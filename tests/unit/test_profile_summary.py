@@ -105,6 +105,8 @@ def test_a_hostile_summary_is_refused(subtests: pytest.Subtests) -> None:
     for kind, change in HOSTILE.items():
         with subtests.test(kind), pytest.raises(ValueError, match="must|is no JSON"):
             parse(json.dumps(change(good)).encode())
-    for content in (b"[" * 100_000, b"{", b"\xff", b"x" * (MAX_BYTES + 1)):
-        with pytest.raises(ValueError, match="is no JSON|must"):
+    for content in (b"[" * 100_000, b"{", b"\xff"):
+        with pytest.raises(ValueError, match="is no JSON|must be"):
             parse(content)
+    with pytest.raises(ValueError, match=f"at most {MAX_BYTES} bytes"):
+        parse(to_json(summary()).ljust(MAX_BYTES + 1))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from dashboard import run_files
 from dashboard.run_files import (
     DOWNLOAD_LIMIT,
     SnapshotFile,
@@ -106,3 +108,45 @@ def test_a_name_that_is_no_snapshots_is_refused(name: str) -> None:
 )
 def test_an_upload_gets_a_plain_name(name: str, kept: str) -> None:
     assert upload_name(name) == kept
+
+
+class Opening:
+    """Stands for the process that opens a file: it is done when the test says so."""
+
+    done = False
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def poll(self) -> bool:
+        return self.done
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_one_snapshot_is_opened_at_a_time_and_few_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "SnapshotOpening", Opening)
+    monkeypatch.setattr(run_files, "MAX_OPENED", 2)
+    library = SnapshotLibrary(tmp_path)
+    files = []
+    for name in ("a", "b", "c"):
+        path = tmp_path / f"{name}.pickle"
+        path.write_bytes(b"x")
+        files.append(SnapshotFile(path, 1, None))
+    openings = []
+    for file in files:
+        opening = cast("Any", library.opening(file))
+        assert library.opening(file) is opening
+        others = [library.opening(other) for other in files[len(openings) + 1 :]]
+        assert others == [None] * len(others)
+        opening.done = True
+        openings.append(opening)
+    assert [opening.closed for opening in openings] == [True, False, False]
+    files[2].path.write_bytes(b"changed")
+    assert library.opening(files[2]) is not openings[2]
+    library.close()
+    assert all(opening.closed for opening in openings)
