@@ -168,7 +168,7 @@ def _opened(files: list[SnapshotFile]) -> bool:
         _difference(summaries[0], summaries[1])
     if summaries:
         _live_stacks(summaries[0])
-        st.caption(VIZ)
+        st.markdown(VIZ)
     return True
 
 

@@ -280,7 +280,9 @@ def profile_section(run: RunInfo) -> None:
             parts.warning(f"This profile cannot be read: {error}")
             return
         parts.table(operator_rows(summary), COLUMNS, "operators", "Operators by self time")
-        st.caption(" ".join(_notes(run, summary, profile)))
+        st.caption(" ".join(_notes(run, summary)))
+        if profile.trace_size is not None:
+            st.markdown(PERFETTO)
 
 
 def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
@@ -337,7 +339,7 @@ def operator_rows(summary: ProfileSummary) -> list[dict[str, Any]]:
     return rows
 
 
-def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list[str]:
+def _notes(run: RunInfo, summary: ProfileSummary) -> list[str]:
     steps = summary.last - summary.first + 1
     notes = [f"Sums over {steps} steps." if steps > 1 else "Of one step."]
     if summary.operators_left:
@@ -346,6 +348,4 @@ def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list
     if not summary.cuda:
         on_gpu = run_content(run).has_cuda
         notes.append(NO_CUDA if on_gpu else "No CUDA kernels were recorded: the run is on a CPU.")
-    if profile.trace_size is not None:
-        notes.append(PERFETTO)
     return notes

@@ -24,9 +24,9 @@ def test_a_run_with_profiles_shows_the_newest(page: OpenPage, tmp_path: Path) ->
     assert len(choice.options) == 2
     [table] = app.dataframe
     assert "CUDA self" in table.value.columns
-    assert any("ui.perfetto.dev" in caption.value for caption in app.caption)
+    assert any("ui.perfetto.dev" in part.value for part in app.markdown)
     choice.select_index(1).run()
-    assert not any("ui.perfetto.dev" in caption.value for caption in app.caption)
+    assert not any("ui.perfetto.dev" in part.value for part in app.markdown)
     assert [box for box in app.selectbox if box.key == "profile_rank"] == []
 
 
@@ -55,7 +55,7 @@ def test_the_profile_of_each_rank_can_be_chosen(page: OpenPage, tmp_path: Path) 
     assert [option.split(" · ")[0] for option in ranks.options] == ["Rank 0", "Rank 1"]
     assert ranks.options[1].endswith("*node*")
     ranks.select_index(1).run()
-    assert any("ui.perfetto.dev" in caption.value for caption in app.caption)
+    assert any("ui.perfetto.dev" in part.value for part in app.markdown)
     chooser(app, "chosen_profile").select_index(1).run()
 
 
