@@ -70,13 +70,22 @@ def summarize(averages: Iterable[Any], *, first: int, last: int) -> ProfileSumma
 
 def _is_range_of_device(row: Any) -> bool:
     """Return True for a range's copy on the device's timeline, whose time its kernels have."""
-    return bool(_kind(row) is OperatorKind.KERNEL and row.is_user_annotation)
+    return _is_range(row) and not _is_on_cpu(row)
+
+
+def _is_range(row: Any) -> bool:
+    # Older versions of torch do not mark ranges: there they count as operators.
+    return bool(getattr(row, "is_user_annotation", False))
+
+
+def _is_on_cpu(row: Any) -> bool:
+    return bool(row.device_type.name == "CPU")
 
 
 def _kind(row: Any) -> OperatorKind:
-    if row.device_type.name != "CPU":
+    if not _is_on_cpu(row):
         return OperatorKind.KERNEL
-    return OperatorKind.RANGE if row.is_user_annotation else OperatorKind.OPERATOR
+    return OperatorKind.RANGE if _is_range(row) else OperatorKind.OPERATOR
 
 
 def _operator(row: Any) -> OperatorStats:

@@ -42,6 +42,9 @@ def test_a_row_has_its_kind_times_and_memory() -> None:
         cuda_memory=-400,
     )
     assert not summary(cuda=False).cuda
+    older = average("forward")
+    del older.is_user_annotation
+    assert summarize([older], first=1, last=1).operators[0].kind is OperatorKind.OPERATOR
 
 
 def test_torchs_own_sums_are_kept() -> None:
