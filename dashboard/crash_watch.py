@@ -7,7 +7,7 @@ import sys
 import threading
 
 from dashboard.run_index import RunIndex
-from stepscope.alerts.monitor import tell_crash
+from stepscope.alerts.monitor import report_crash
 from stepscope.alerts.settings import AlertSettings, load
 from stepscope.recorder.recovery import ranks_with_unstored_rows, recover_ended
 from stepscope.run import RunInfo, RunStatus
@@ -53,8 +53,8 @@ class CrashWatch:
         if not crashed:
             return []
         settings = load()
-        for text in settings.problems:
-            self._warn("stepscope: alerts: %s", text)
+        if settings.problem is not None:
+            self._warn("stepscope: alerts: %s", settings.problem)
         return [run.id for run in crashed if self._alert(run, settings)]
 
     def _store_last_rows(self, run: RunInfo) -> None:
@@ -67,7 +67,7 @@ class CrashWatch:
     def _alert(self, run: RunInfo, settings: AlertSettings) -> bool:
         """Alert the crash of a run; return True if it had to be alerted."""
         try:
-            notifier = tell_crash(run, settings)
+            notifier = report_crash(run, settings)
         except Exception:  # noqa: BLE001 - one untrusted folder must not hide the other crashes
             self._warn("%s: its crash could not be alerted", run.id)
             return False

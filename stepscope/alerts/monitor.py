@@ -2,7 +2,7 @@
 
 Runs once a second in the writer thread, never blocks, and stops after an internal error. A change
 becomes an event of kind `alert`, which `AlertNotifier` delivers. The crash of a killed run is
-reported by the dashboard's server (`tell_crash`).
+reported by the dashboard's server (`report_crash`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from stepscope.alerts import evaluator
-from stepscope.alerts.evaluator import AlarmChange, AlertEvaluator, AlertFacts, ending
+from stepscope.alerts.evaluator import AlertChange, AlertEvaluator, AlertFacts, fill, is_loss
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.settings import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertSettings, AlertState
 from stepscope.bottleneck.step_window import training_gpu
@@ -38,9 +35,11 @@ log = logging.getLogger(__name__)
 
 KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Events: alerts, invalid entries of alerts.toml.
 RANKS_S = 10.0  # interval of reading which GPUs the other ranks train on
-STALE_S = 30.0  # age at which a sampled value expires; the slowest tier is read every 10 s
-_DEVICE_KEYS = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
-_PROCESS_KEYS = frozenset({"memory/alloc_retries", "memory/reserved", *evaluator.LOSSES})
+STALE_S = 30.0  # age at which a GPU's value expires; the slowest tier is read every 10 s
+KEYS = frozenset(
+    {"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util", "memory/alloc_retries"}
+)
+"""Metrics of the default rules, besides losses."""
 
 EventParts = tuple[str, str, dict[str, Any]]  # kind, text and data of an event
 RunJson = Mapping[str, Any]
@@ -68,105 +67,82 @@ class AlertMonitor:
         self._clock = clock
         self._evaluator = AlertEvaluator(settings.rules)
         self._notifier = AlertNotifier(settings)
-        metrics = {rule.metric for rule in settings.rules if rule.enabled and rule.metric}
-        device_metrics = set(filter(evaluator.is_device_metric, metrics))
-        self._device_keys = _DEVICE_KEYS | device_metrics
-        self._other_keys = _PROCESS_KEYS | (metrics - device_metrics)
+        self._keys = KEYS | {rule.metric for rule in settings.rules if rule.enabled}
         self._fresh: dict[SeriesKey, list[float]] = {}  # Values since the last evaluation.
-        self._odd_steps: dict[SeriesKey, int] = {}
         self._last: dict[SeriesKey, tuple[list[float], float]] = {}
         """The newest value of each series, and when it expires."""
-        self._of_steps: set[SeriesKey] = set()
-        self._has_gpus = False
         self._lost: dict[str, str] = {}  # why GPUs cannot be reached, by UUID
-        self._others: tuple[frozenset[str], float] = frozenset(), -math.inf
+        self._trains_on: frozenset[str] = frozenset()
+        self._trains_on_until = -math.inf
         # The other ranks read the same file.
-        self._problems = settings.problems if rank == 0 else ()
-        for text in self._problems:
-            log.warning("stepscope: alerts: %s", text)
-        self._broken = settings.path is None
+        self._problem = settings.problem if rank == 0 else None
+        if self._problem is not None:
+            log.warning("stepscope: alerts: %s", self._problem)
+        self._is_off = settings.path is None
 
     def add(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
         """Add stored rows and events."""
-        if self._broken:
+        if self._is_off:
             return
-        try:
-            self._add_steps(block)
+        with self._guarded():
+            for row, key in enumerate(block.keys):
+                if key in self._keys or is_loss(key):
+                    has_value = block.count[row] + block.odd[row] > 0
+                    self._add_values("", key, block.mean[row][has_value].tolist())
             for item in items:
                 if isinstance(item, Sample):
-                    self._add_sample(item)
+                    for key in self._keys & item.values.keys():
+                        value = item.values[key]
+                        self._add_values(item.source, key, [] if value is None else [value])
                 elif isinstance(item, Event):
                     self._add_event(item)
-        except Exception as error:  # noqa: BLE001 - it must not end the writer thread
-            self._give_up(error)
 
     def check(
         self, run_json: RunJson, step: int, gap: StepGap | None, hang: str | None
     ) -> list[EventParts]:
         """Evaluate all rules; return the events to write. `hang` is why a job makes no step."""
-        events: list[EventParts] = [(PROBLEM_KIND, text, {}) for text in self._problems]
-        self._problems = ()
-        if self._broken:
+        events: list[EventParts] = []
+        if self._problem is not None:
+            events.append((PROBLEM_KIND, self._problem, {}))
+            self._problem = None
+        if self._is_off:
             return events
-        try:
+        with self._guarded():
             facts = self._facts(run_json, step, gap)
             for change in self._evaluator.evaluate(facts):
                 if change.rule.name == NO_STEP and change.state is AlertState.RAISED and hang:
                     change = replace(change, text=f"{change.text}. {hang}")
-                events.append(self._report(change, run_json, facts))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._give_up(error)
+                is_gpu = change.source in facts.labels or change.source in facts.lost
+                device = change.source if is_gpu else None
+                events.append(self._report(change, run_json, step, device))
         return events
 
     def ended(
         self, run_json: RunJson, step: int, status: RunStatus, reason: str | None
     ) -> EventParts | None:
         """Return the event of a run's end; None without a rule, or if another rank failed first."""
-        if self._broken:
+        if self._is_off:
             return None
-        try:
+        with self._guarded():
             # A run of one process has no peers: its lost connection is to another service.
             has_peers = self._rank > 0 or (run_json.get("world_size") or 1) > 1
             of_a_peer = has_peers and RankExit(self._rank, 0.0, 0.0, reason).of_a_peer
-            name = None
+            change = None
             if status is RunStatus.FAILED and not of_a_peer:
-                name = RUN_FAILED
+                change = ending(self._settings, RUN_FAILED, reason, step)
             elif status is RunStatus.FINISHED and self._rank == 0:
-                name = RUN_FINISHED
-            rule = next((r for r in self._settings.rules if r.name == name and r.enabled), None)
-            if rule is None:
-                return None
-            change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, reason, step), None)
-            return self._report(change, run_json, AlertFacts(now=0.0, step=step))
-        except Exception as error:  # noqa: BLE001 - the run must be closed anyway
-            self._give_up(error)
-            return None
+                change = ending(self._settings, RUN_FINISHED, reason, step)
+            if change is not None:
+                return self._report(change, run_json, step)
+        return None
 
     def close(self) -> None:
         """End the alerts of a closed run; deliveries continue. Never blocks."""
         self._notifier.close()
 
-    def _add_steps(self, block: SeriesBlock) -> None:
-        for row, key in enumerate(block.keys):
-            if key not in self._other_keys and not key.startswith("train/loss."):
-                continue
-            (have,) = np.nonzero(block.count[row] + block.odd[row])
-            if not len(have):
-                continue
-            place = ("", key)
-            self._fresh.setdefault(place, []).extend(block.mean[row][have].tolist())
-            (odd,) = np.nonzero(block.odd[row])
-            if len(odd):
-                self._odd_steps.setdefault(place, int(block.step[odd[0]]))
-            self._of_steps.add(place)
-
-    def _add_sample(self, sample: Sample) -> None:
-        keys = self._device_keys if sample.source else self._other_keys
-        self._has_gpus = self._has_gpus or bool(sample.source)
-        for key in keys & sample.values.keys():
-            value = sample.values[key]
-            if value is not None:
-                self._fresh.setdefault((sample.source, key), []).append(value)
+    def _add_values(self, source: str, key: str, values: list[float]) -> None:
+        if values:
+            self._fresh.setdefault((source, key), []).extend(values)
 
     def _add_event(self, event: Event) -> None:
         uuid = str(event.data.get("uuid"))
@@ -179,56 +155,62 @@ class AlertMonitor:
         """Return the values since the last call, or the newest value before it."""
         fresh, self._fresh = self._fresh, {}
         for place, values in fresh.items():
-            # A value of a step is valid until the next step; a sampled value expires.
-            until = math.inf if place in self._of_steps else now + STALE_S
-            self._last[place] = values[-1:], until
+            # A value of a step is valid until the next step; a GPU's value expires.
+            self._last[place] = values[-1:], now + STALE_S if place[0] else math.inf
         held = {place: last for place, (last, until) in self._last.items() if now < until}
         return held | fresh
 
     def _facts(self, run_json: RunJson, step: int, gap: StepGap | None) -> AlertFacts:
         now = self._clock()
-        odd_steps, self._odd_steps = self._odd_steps, {}
-        own, memory = training_gpu(run_json), run_json.get("device_memory")
-        trains_on = frozenset() if own is None else frozenset({own})
+        own = training_gpu(run_json)
+        values = self._take_values(now)
         # One rank samples the GPUs of all.
-        if (run_json.get("world_size") or 1) > 1 and self._has_gpus:
-            if now - self._others[1] >= RANKS_S:
-                self._others = _devices_of_ranks(self._folder), now
-            trains_on |= self._others[0]
+        has_peers = (run_json.get("world_size") or 1) > 1
+        if has_peers and any(source for source, _ in values) and now >= self._trains_on_until:
+            self._trains_on_until = now + RANKS_S
+            self._trains_on = _devices_of_ranks(self._folder)
         return AlertFacts(
             now=now,
             step=step,
             gap=gap,
-            values=self._take_values(now),
-            odd_steps=odd_steps,
+            values=values,
             lost=self._lost,
             labels=_labels(run_json),
-            trains_on=trains_on,
+            trains_on=self._trains_on | ({own} if own else set()),
             own=own,
-            own_total=float(memory) if isinstance(memory, int) else None,
         )
 
-    def _report(self, change: AlarmChange, run_json: RunJson, facts: AlertFacts) -> EventParts:
+    def _report(
+        self, change: AlertChange, run_json: RunJson, step: int, device: str | None = None
+    ) -> EventParts:
         """Return the event of an alert, and deliver it; delivery errors lose no event."""
-        is_hang = change.rule.name == NO_STEP
-        is_gpu = change.source in facts.labels or change.source in facts.lost
-        device = change.source if is_gpu else None
-        alert = make_alert(change, run_json, self._folder, self._rank, facts.step, device)
+        alert = make_alert(change, run_json, self._folder, self._rank, step, device)
         # A job that hangs does so on all ranks: only rank 0 delivers.
-        if not is_hang or self._rank == 0:
-            try:
-                self._notifier.deliver(alert)
-            except Exception:
-                log.warning("stepscope: alerts: an alert could not be delivered", exc_info=True)
+        if change.rule.name != NO_STEP or self._rank == 0:
+            self._notifier.deliver(alert)
         return KIND, alert.text, event_data(alert)
 
-    def _give_up(self, error: Exception) -> None:
-        self._broken = True
-        log.warning("stepscope: alerts ended; recording continues", exc_info=error)
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """End the alerts after an error, which must not end the recording."""
+        try:
+            yield
+        except Exception as error:
+            self._is_off = True
+            log.warning("stepscope: alerts ended; recording continues", exc_info=error)
+
+
+def ending(settings: AlertSettings, name: str, reason: str | None, step: int) -> AlertChange | None:
+    """Return the alert of a run's end; None if its rule is disabled. Braces in `reason` stay."""
+    for rule in settings.rules:
+        if rule.name == name and rule.enabled:
+            fields = {"value": reason or "it gives no reason.", "step": f"{step:,}"}
+            return AlertChange(rule, AlertState.RAISED, "", fill(rule.text, fields), None)
+    return None
 
 
 def make_alert(
-    change: AlarmChange,
+    change: AlertChange,
     run_json: RunJson,
     folder: Path,
     rank: int,
@@ -257,10 +239,10 @@ def make_alert(
 
 def event_data(alert: Alert) -> dict[str, Any]:
     """Return the data of an alert's event."""
-    data = {"rule": alert.rule, "level": str(alert.level), "state": str(alert.state)}
+    data: dict[str, Any] = {"rule": alert.rule, "level": str(alert.level)}
+    data |= {"state": str(alert.state), "value": alert.value}
     optional = {"metric": alert.metric, "uuid": alert.device}
-    known = {name: value for name, value in optional.items() if value is not None}
-    return {**data, "value": alert.value, **known}
+    return data | {name: value for name, value in optional.items() if value is not None}
 
 
 def _devices_of_ranks(folder: Path) -> frozenset[str]:
@@ -283,19 +265,18 @@ MARKER = "crash-told"  # file in the run folder after the alert
 YOUNG_S = 600.0  # Maximum age of the heartbeat of a reported crash; a server may restart meanwhile.
 
 
-def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
+def report_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
     """Write the alert's event and deliver it; return the notifier, which the caller closes.
 
     Returns None without a new crash to report. Of several servers, and several calls, one reports.
     """
-    rule = next((rule for rule in settings.rules if rule.name == RUN_FAILED), None)
     is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S
-    if rule is None or not rule.enabled or settings.path is None or not is_new:
-        return None
-    if not is_own(run):
+    if settings.path is None or not is_new or not is_own(run):
         return None
     step = int(run.run_json.get("step") or 0)
-    change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)
+    change = ending(settings, RUN_FAILED, run.reason, step)
+    if change is None:
+        return None
     alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
     if not _claim(run):  # the last operation that may fail, as no other call reports it then
         return None

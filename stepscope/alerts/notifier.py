@@ -1,8 +1,8 @@
-"""Deliver alerts to the user's command and webhook, in a thread for each.
+"""Deliver alerts to the user's command and webhook, in one thread per run.
 
-The threads start with the run, because a process that is ending cannot start any. They end after
-the run is closed and its alerts are delivered. The training never waits for a delivery; the exit of
-the process waits at most EXIT_WAIT_S.
+The thread starts with the run, because a process that is ending cannot start any. It ends after the
+run is closed and its alerts are delivered. The training never waits for a delivery; the exit of the
+process waits at most EXIT_WAIT_S.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
-from tempfile import TemporaryFile
 
 import msgspec
 
@@ -62,13 +61,17 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     ts: float
 
 
+class DeliveryError(Exception):
+    """An alert could not be delivered; the message has no secret."""
+
+
 def _encode(alert: Alert) -> bytes:
     # json: a file's name may have a lone surrogate, which msgspec refuses.
     return json.dumps(msgspec.to_builtins(alert)).encode()
 
 
-def run_command(channel: CommandChannel, alert: Alert) -> str | None:
-    """Run the command until it exits or times out; return the problem, or None.
+def run_command(channel: CommandChannel, alert: Alert) -> None:
+    """Run the command until it exits or times out. Raises DeliveryError.
 
     It has its own session: Ctrl-C does not reach it, and a timeout kills its children as well. Its
     output is discarded.
@@ -78,32 +81,31 @@ def run_command(channel: CommandChannel, alert: Alert) -> str | None:
         f"STEPSCOPE_ALERT_{key.upper()}": "" if value is None else str(value).replace("\0", "")
         for key, value in msgspec.structs.asdict(alert).items()
     }
-    with TemporaryFile() as payload:
-        payload.write(_encode(alert))
-        payload.seek(0)
-        try:
-            process = subprocess.Popen(
-                (name, *channel.argv[1:]),
-                stdin=payload,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | variables,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            return f"{name} cannot be started ({getattr(error, 'strerror', None) or error})"
     try:
-        code = process.wait(channel.timeout_s)
+        process = subprocess.Popen(
+            (name, *channel.argv[1:]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | variables,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DeliveryError(f"{name} cannot be started ({reason})") from None
+    try:
+        process.communicate(_encode(alert), channel.timeout_s)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return f"{name} did not end within {channel.timeout_s:g} s and was killed"
-    return None if code == 0 else f"{name} ended with exit code {code}"
+        raise DeliveryError(f"{name} did not end within {channel.timeout_s:g} s") from None
+    if process.returncode:
+        raise DeliveryError(f"{name} ended with exit code {process.returncode}")
 
 
-def post(channel: WebhookChannel, alert: Alert) -> str | None:
-    """Post the alert as JSON; return the problem without the address, or None.
+def post(channel: WebhookChannel, alert: Alert) -> None:
+    """Post the alert as JSON. Raises DeliveryError without the address.
 
     Repeats the request if the problem may be temporary. `timeout_s` limits the connection and each
     wait for bytes of the answer.
@@ -130,104 +132,88 @@ def post(channel: WebhookChannel, alert: Alert) -> str | None:
                 problem = f"no answer within {channel.timeout_s:.3g} s"
             continue
         if code < 300:
-            return None
+            return
         if code < 400:
-            return f"it redirects (code {code}), which is not followed: use its new address"
+            problem = f"it redirects (code {code}), which is not followed: use its new address"
+            break
         problem = f"it answered {code}"
         if code < 500 and code not in TEMPORARY_CODES:
             break
-    return problem
-
-
-class ChannelThread(threading.Thread):
-    """Delivers alerts to one channel: a webhook without an answer must not delay a command."""
-
-    def __init__(self, what: str, channel: Channel, send: Callable[[Alert], str | None]) -> None:
-        super().__init__(name="stepscope-alerts", daemon=True)
-        self.what = what
-        self._channel = channel
-        self._send = send
-        self._alerts: SimpleQueue[Alert | None] = SimpleQueue()
-        self._warned: set[str] = set()
-        self.owner: AlertNotifier | None = None  # for which the exit waits, until this thread ends
-
-    def put(self, alert: Alert | None) -> None:
-        """Queue an alert, or None as the last; drop it, with one warning, if the queue is full."""
-        if alert is not None and not self._channel.accepts(alert.level, alert.state):
-            return
-        if alert is None or self._alerts.qsize() < QUEUE_LIMIT:
-            self._alerts.put(alert)
-        else:
-            self._warn("queue", f"{QUEUE_LIMIT} alerts are queued; later ones are dropped")
-
-    def run(self) -> None:
-        """Deliver until None is queued."""
-        for alert in iter(self._alerts.get, None):
-            try:
-                problem = self._send(alert)
-            except Exception as error:  # noqa: BLE001 - the next alert must still be tried
-                problem = type(error).__name__
-            if problem is None:
-                self._warned.discard("delivery")
-            else:
-                self._warn("delivery", f"{self.what} failed: {problem}")
-
-    def _warn(self, kind: str, text: str) -> None:
-        """Log a failure once, and again only after a success."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            log.warning("stepscope: alerts: %s", text)
+    raise DeliveryError(problem)
 
 
 class AlertNotifier:
     """Delivers the alerts of one run. Thread-safe."""
 
     def __init__(self, settings: AlertSettings) -> None:
-        threads: list[ChannelThread] = []
-        if (command := settings.command) is not None:
-            send = partial(run_command, command)
-            threads.append(ChannelThread("the command", command, send))
-        if (webhook := settings.webhook) is not None:
+        self._senders: list[tuple[str, Channel, Callable[[Alert], None]]] = []
+        command, webhook = settings.command, settings.webhook
+        if command is not None:
+            self._senders.append(("the command", command, partial(run_command, command)))
+        if webhook is not None:
             name = f"the webhook at {webhook.shown}"
-            threads.append(ChannelThread(name, webhook, partial(post, webhook)))
-        self._threads: list[ChannelThread] = []
+            self._senders.append((name, webhook, partial(post, webhook)))
+        self._alerts: SimpleQueue[Alert | None] = SimpleQueue()
+        self._warned: set[str] = set()
         self._pid = os.getpid()
-        self._closed = False
-        _open.add(self)
-        for thread in threads:
-            thread.owner = self
+        self._thread = threading.Thread(target=self._work, name="stepscope-alerts", daemon=True)
+        self._is_open = False
+        if self._senders:
             try:
-                thread.start()
+                self._thread.start()  # it holds this notifier
             except RuntimeError:  # the process is exiting, or has too many threads
-                log.warning("stepscope: alerts: no thread can be started for %s", thread.what)
+                log.warning("stepscope: alerts: no thread can be started, nothing is delivered")
             else:
-                self._threads.append(thread)
+                self._is_open = True
+                _open.add(self)
 
     def deliver(self, alert: Alert) -> None:
-        """Queue an alert. Never blocks."""
-        for thread in self._threads:
-            if not self._closed:
-                thread.put(alert)
+        """Queue an alert, or drop it with one warning if the queue is full. Never blocks."""
+        if not self._is_open:
+            return
+        if self._alerts.qsize() < QUEUE_LIMIT:
+            self._alerts.put(alert)
+        else:
+            self._warn("queue", f"{QUEUE_LIMIT} alerts are queued; later ones are dropped")
 
     def close(self) -> None:
         """Accept no more alerts. Never blocks."""
-        if not self._closed:
-            self._closed = True
-            for thread in self._threads:
-                thread.put(None)
+        if self._is_open:
+            self._is_open = False
+            self._alerts.put(None)
 
     def finish(self, timeout_s: float) -> bool:
         """Wait for the deliveries; return False if they take longer."""
-        if self._pid != os.getpid():  # in a forked child, where a lock may be held for ever
+        # In a forked child a lock may be held for ever.
+        if self._pid != os.getpid() or self._thread.ident is None:
             return True
         self.close()
-        deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
             log.warning("stepscope: an alert could not be delivered within %g s", timeout_s)
-            return False
-        return True
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        """Deliver until None is queued."""
+        for alert in iter(self._alerts.get, None):
+            for name, channel, send in self._senders:
+                if not channel.accepts(alert.level, alert.state):
+                    continue
+                try:
+                    send(alert)
+                except Exception as error:  # noqa: BLE001 - the next alert must still be tried
+                    is_known = isinstance(error, DeliveryError)
+                    self._warn(
+                        name, f"{name} failed: {error if is_known else type(error).__name__}"
+                    )
+                else:
+                    self._warned.discard(name)
+
+    def _warn(self, subject: str, text: str) -> None:
+        """Log a failure once, and again only after a success."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            log.warning("stepscope: alerts: %s", text)
 
 
 _open: weakref.WeakSet[AlertNotifier] = weakref.WeakSet()

@@ -1,20 +1,19 @@
 """The alert rules, and alerts.toml, which has rules, a command and a webhook.
 
 The command runs as the user. So the file must belong to this user or root, and only the owner may
-write it. An invalid entry is skipped and reported.
+write it. If an entry is invalid, the file is ignored and the reason is reported.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,15 +40,15 @@ class AlertState(StrEnum):
     CLEARED = "cleared"
 
 
-class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule; those with an empty `metric` get their values from `evaluator.py`.
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule, and its table in the file; `evaluator.py` has the values of rules without `metric`.
 
     The rule holds while the metric is above or below the threshold, or not finite. It is over once
     the metric is back at `clear`, by default the threshold. These fields are replaced in `text`:
     {value}, {threshold}, {metric}, {device}, {seconds} and {step}.
     """
 
-    name: str
+    name: str = ""  # The name of its table.
     metric: Annotated[str, Meta(min_length=1, max_length=500)] = ""
     above: Number | None = None
     below: Number | None = None
@@ -67,12 +66,11 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
         return self.above if self.below is None else self.below
 
 
-MEMORY_FULL, THROTTLING, LOSS, NO_STEP = "memory_full", "throttling", "loss_not_finite", "no_step"
-GPU_IDLE, GPU_LOST, RUN_FAILED, RUN_FINISHED = "gpu_idle", "gpu_lost", "run_failed", "run_finished"
+NO_STEP, RUN_FAILED, RUN_FINISHED = "no_step", "run_failed", "run_finished"
 
 DEFAULTS: tuple[AlertRule, ...] = (
     AlertRule(
-        name=MEMORY_FULL,
+        name="memory_full",
         above=95,
         clear=90,
         clear_s=30,
@@ -80,13 +78,13 @@ DEFAULTS: tuple[AlertRule, ...] = (
         "retried after the cache was emptied",
     ),
     AlertRule(
-        name=THROTTLING,
+        name="throttling",
         for_s=5,
         clear_s=30,
         text="{device}: clocks lowered by {value} for {seconds}",
     ),
     AlertRule(
-        name=LOSS,
+        name="loss_not_finite",
         not_finite=True,
         level=AlertLevel.CRITICAL,
         text="{metric} is {value} at step {step}",
@@ -99,13 +97,13 @@ DEFAULTS: tuple[AlertRule, ...] = (
         text="No step for {value}: the last was step {step}",
     ),
     AlertRule(
-        name=GPU_IDLE,
+        name="gpu_idle",
         below=5,
         for_s=60,
         text="{device} is idle: utilization below {threshold} for {seconds}, while the run trains "
         "on it",
     ),
-    AlertRule(name=GPU_LOST, clear_s=30, level=AlertLevel.CRITICAL, text="{device}: {value}"),
+    AlertRule(name="gpu_lost", clear_s=30, level=AlertLevel.CRITICAL, text="{device}: {value}"),
     AlertRule(name=RUN_FAILED, level=AlertLevel.CRITICAL, text="The run failed: {value}"),
     AlertRule(
         name=RUN_FINISHED,
@@ -120,16 +118,8 @@ ENDINGS = (RUN_FAILED, RUN_FINISHED)  # evaluated once, at the end of the run
 
 VARIABLE = "STEPSCOPE_ALERTS"  # path of the file, or "off" to disable alerts
 SIZE_LIMIT = 64 * 1024
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
-_ENDING_FIELDS = ("enabled", "level", "text")
-_DEFAULT_FIELDS = (*_ENDING_FIELDS, "for_s", "clear_s")
+RuleName = Annotated[str, Meta(pattern="^[a-z][a-z0-9_-]{0,39}$")]
 _BOUNDS = ("above", "below", "not_finite")
-_CUSTOM_FIELDS = ("metric", *_BOUNDS, "clear", *_DEFAULT_FIELDS)
-T = TypeVar("T")
-
-
-class InvalidEntry(ValueError):
-    """Invalid entry of the file; the message is one sentence without secrets."""
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,56 +180,30 @@ class WebhookChannel(Channel, frozen=True, kw_only=True):
         return f"WebhookChannel({self.shown})"
 
 
-def parse_entry(where: str, raw: object, type_: type[T]) -> T:
-    """Convert a table of the file. Raises InvalidEntry, which names the field."""
-    try:
-        return msgspec.convert(raw, type_)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        raise InvalidEntry(f"{where}{path.rstrip('`')}: {text}.") from None
+class AlertFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of alerts.toml."""
 
-
-def parse_rule(name: str, raw: Any) -> AlertRule:
-    """Return the changed default rule, or the new rule, of `[rules.NAME]`. Raises InvalidEntry."""
-    where, shown = f"rules.{name}", ascii(name)[:60]
-    if not _NAME.fullmatch(name):
-        form = "a name must be 1 to 40 lowercase letters, digits, '_' and '-'"
-        raise InvalidEntry(f"rules: {form}, got {shown}.")
-    rule = parse_entry(where, raw | {"name": name} if isinstance(raw, dict) else raw, AlertRule)
-    default = next((rule for rule in DEFAULTS if rule.name == name), None)
-    allowed: tuple[str, ...] = _CUSTOM_FIELDS
-    if default is not None:
-        own = [field for field in ("above", "below") if getattr(default, field) is not None]
-        own += ["clear"] if own else []
-        allowed = _ENDING_FIELDS if name in ENDINGS else (*own, *_DEFAULT_FIELDS)
-    for field in raw.keys() - set(allowed):
-        text = f"has no field {ascii(field)[:60]}. Its fields are {', '.join(allowed)}."
-        raise InvalidEntry(f"{where}: {text}")
-    bounds = [bound for bound in _BOUNDS if getattr(rule, bound) not in (None, False)]
-    if default is not None:
-        rule = msgspec.structs.replace(default, **{field: getattr(rule, field) for field in raw})
-    elif not rule.metric or len(bounds) != 1:
-        raise InvalidEntry(f"{where}: must have a metric and exactly one of {', '.join(_BOUNDS)}.")
-    if not rule.text:
-        rule = msgspec.structs.replace(rule, text="{device}: {metric} is {value}")
-    if not rule.metric.isprintable() or not rule.text.isprintable():
-        raise InvalidEntry(f"{where}: metric and text must be one line of printable characters.")
-    return rule
+    rules: dict[RuleName, dict[str, Any]] = {}
+    command: CommandChannel | None = None
+    webhook: WebhookChannel | None = None
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules and channels; `path` is None if alerts are off, `found`: the file exists."""
+    """Rules and channels; `path` is None if alerts are off, `found`: the file exists.
+
+    `problem` is a sentence if the file is invalid; then it has no effect.
+    """
 
     rules: tuple[AlertRule, ...] = DEFAULTS
     command: CommandChannel | None = None
     webhook: WebhookChannel | None = None
     path: Path | None = None
     found: bool = False
-    problems: tuple[str, ...] = ()  # One sentence per invalid entry.
+    problem: str | None = None
 
 
 def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:
-    """Read the file, if it exists; an error is one of the `problems`."""
+    """Read the file, if it exists; an error is the `problem`."""
     named = environ.get(VARIABLE)
     if named == "off":
         return AlertSettings()
@@ -248,58 +212,64 @@ def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:
     except RuntimeError:  # a user without a home folder
         return AlertSettings()
     try:
-        return _parse(path, tomllib.loads(_read(path)))
+        file = msgspec.convert(tomllib.loads(_read(path)), AlertFile)
+        rules = {rule.name: rule for rule in DEFAULTS}
+        for name, table in file.rules.items():
+            try:
+                rules[name] = _rule_of(name, table)
+            except ValueError as error:
+                raise ValueError(f"rules.{name}: {error}") from None
+        return AlertSettings(
+            rules=tuple(rules.values()),
+            command=file.command,
+            webhook=file.webhook,
+            path=path,
+            found=True,
+        )
     except FileNotFoundError:
-        problems = (f"{path}: there is no such file. Correct {VARIABLE}.",) if named else ()
-        return AlertSettings(path=path, problems=problems)
+        problem = f"{path}: there is no such file. Correct {VARIABLE}." if named else None
+        return AlertSettings(path=path, problem=problem)
     except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})."
-    except InvalidEntry as error:
-        problem = str(error)
+        reason = f"cannot be read ({error.strerror or error})"
     except (ValueError, RecursionError) as error:
-        problem = f"is not valid TOML ({str(error)[:120]})."
-    problem = f"{path}: {problem} Only the default rules apply, and nothing is delivered."
-    return AlertSettings(path=path, found=True, problems=(problem,))
+        reason = str(error)[:300]
+    problem = f"{path}: {reason}. Only the default rules apply, and nothing is delivered."
+    return AlertSettings(path=path, found=True, problem=problem)
 
 
 def _read(path: Path) -> str:
-    """Return the content. Raises OSError, UnicodeDecodeError, or InvalidEntry if it is unsafe."""
+    """Return the content. Raises OSError, or ValueError if it is unsafe."""
     with open(open_regular_file(path, follow_links=True), "rb") as file:
         state = os.fstat(file.fileno())
         if state.st_uid not in (os.geteuid(), 0):
-            raise InvalidEntry(f"belongs to another user (number {state.st_uid}). Copy it.")
+            raise ValueError(f"belongs to another user (number {state.st_uid}): copy it")
         if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             mode = stat.S_IMODE(state.st_mode)
-            text = f"can be written by others (mode {mode:03o}). Run: chmod go-w '{path}'."
-            raise InvalidEntry(text)
+            raise ValueError(f"can be written by others (mode {mode:03o}): chmod go-w '{path}'")
         data = file.read(SIZE_LIMIT + 1)
     if len(data) > SIZE_LIMIT:
-        raise InvalidEntry(f"is larger than {SIZE_LIMIT // 1024} KiB.")
+        raise ValueError(f"is larger than {SIZE_LIMIT // 1024} KiB")
     return data.decode()
 
 
-def _parse(path: Path, raw: dict[str, Any]) -> AlertSettings:
-    problems = [
-        f"{path}: {ascii(name)[:60]}: is no known table. Known are rules, command and webhook."
-        for name in sorted(raw.keys() - {"rules", "command", "webhook"})
-    ]
-    rules = {rule.name: rule for rule in DEFAULTS}
-    channels: dict[str, Any] = {}
-    tables = raw.get("rules", {})
-    if not isinstance(tables, dict):
-        problems.append(f"{path}: rules: must be tables. Write [rules.NAME].")
-        tables = {}
-    for name, table in tables.items():
-        try:
-            rules[name] = parse_rule(name, table)
-        except InvalidEntry as error:
-            problems.append(f"{path}: {error}")
-    for name, type_ in (("command", CommandChannel), ("webhook", WebhookChannel)):
-        try:
-            if name in raw:
-                channels[name] = parse_entry(name, raw[name], type_)
-        except InvalidEntry as error:
-            problems.append(f"{path}: {error}")
-    return AlertSettings(
-        rules=tuple(rules.values()), path=path, found=True, problems=tuple(problems), **channels
-    )
+def _rule_of(name: str, table: dict[str, Any]) -> AlertRule:
+    """Return a new rule, or the default rule with the fields of a table. Raises ValueError."""
+    rule = msgspec.convert(table | {"name": name}, AlertRule)
+    if not rule.metric.isprintable() or not rule.text.isprintable():
+        raise ValueError("metric and text must be one line of printable characters")
+    default = next((one for one in DEFAULTS if one.name == name), None)
+    if default is not None:
+        fixed = {"metric", "not_finite"}
+        fixed |= {bound for bound in ("above", "below") if getattr(default, bound) is None}
+        if default.threshold is None:
+            fixed.add("clear")
+        if name in ENDINGS:
+            fixed |= {"for_s", "clear_s"}
+        for field in sorted(fixed & table.keys()):
+            raise ValueError(f"{field} cannot be changed")
+        return msgspec.structs.replace(default, **{one: getattr(rule, one) for one in table})
+    bounds = [bound for bound in _BOUNDS if getattr(rule, bound) not in (None, False)]
+    if not rule.metric or len(bounds) != 1:
+        raise ValueError(f"must have a metric and exactly one of {', '.join(_BOUNDS)}")
+    text = rule.text or "{device}: {metric} is {value}"
+    return msgspec.structs.replace(rule, text=text)

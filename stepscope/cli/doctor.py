@@ -112,7 +112,7 @@ def alerts_file() -> dict[str, Any]:
         "rules": sum(rule.enabled for rule in settings.rules),
         "command": None if settings.command is None else settings.command.argv[0],
         "webhook": None if settings.webhook is None else settings.webhook.shown,
-        "problems": settings.problems,
+        "problem": settings.problem,
     }
 
 
@@ -355,8 +355,8 @@ def _alerts(file: dict[str, Any]) -> Iterator[CheckResult]:
     where = file["path"] if file["found"] else f"no file {file['path']}"
     target = f"delivered to {' and '.join(channels)}" if channels else "shown on the page only"
     yield CheckResult(OK, "alerts", f"{where}; {file['rules']} rules, {target}")
-    for problem in file["problems"]:
-        yield CheckResult(BROKEN, "alerts", problem)
+    if file["problem"] is not None:
+        yield CheckResult(BROKEN, "alerts", file["problem"])
 
 
 def _count(gpus: int) -> str:

@@ -162,8 +162,8 @@ def test_an_invalid_file_is_reported_in_the_run_without_its_secret(
     with StoreReader(tmp_path) as reader:
         (event,) = reader.events()
     assert event.kind == "alerts_problem"
-    assert "webhook: url" in event.text
-    assert "webhook: url" in caplog.text
+    assert "url must begin" in event.text
+    assert "url must begin" in caplog.text
     assert not any(b"T0KEN" in written.read_bytes() for written in tmp_path.glob("r*"))
 
 
@@ -262,33 +262,18 @@ def test_the_exit_waits_some_seconds_for_a_delivery(tmp_path: Path, file: File) 
     wait_until(done.exists, 20)
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-def test_only_a_channel_whose_thread_cannot_be_started_drops_its_alerts(
-    file: File,
-    receiver: Receiver,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    threads: int,
+def test_without_a_thread_alerts_are_dropped_with_a_warning(
+    file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start = threading.Thread.start
-    started: list[threading.Thread] = []
-
     def refused(thread: threading.Thread) -> None:
-        if len(started) == threads:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
+        raise RuntimeError("can't start new thread")
 
-    settings = msgspec.structs.replace(receiver.settings(), command=CommandChannel(argv=file.argv))
-    with monkeypatch.context() as patch:
-        patch.setattr(notifier.ChannelThread, "start", refused)
-        with notified(settings) as found:
-            for _ in range(3):
-                found.deliver(ALERT)
-    assert receiver.got == []
-    assert len(file.lines()) == 3 * threads
-    assert len(caplog.records) == 2 - threads  # one for each channel
-    assert "T0KEN" not in caplog.text
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with notified(command(*file.argv)) as found:
+        for _ in range(3):
+            found.deliver(ALERT)
+    assert file.lines() == []
+    assert len(caplog.records) == 1
 
 
 def test_too_many_alerts_are_dropped_and_the_last_wait_is_bounded(
@@ -345,19 +330,19 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     thread.join()
 
 
-def test_a_webhook_that_does_not_answer_does_not_delay_the_command(
+def test_a_webhook_that_does_not_answer_delays_later_alerts_only(
     file: File, receiver: Receiver
 ) -> None:
-    receiver.delay_s = 5.0
+    receiver.delay_s = 2.0
     settings = msgspec.structs.replace(
         receiver.settings(timeout_s=10.0), command=CommandChannel(argv=file.argv)
     )
     notifier = AlertNotifier(settings)
-    for _ in range(2):
-        notifier.deliver(ALERT)
-    wait_until(lambda: len(file.lines()) == 2, 20)
-    assert notifier.finish(0.0) is False, "the webhook has not answered twice yet"
+    notifier.deliver(ALERT)
+    wait_until(lambda: len(file.lines()) == 1, 20)
+    assert notifier.finish(0.0) is False, "the webhook has not answered yet"
     assert notifier.finish(20.0) is True
+    assert len(receiver.got) == 1
 
 
 def test_the_exit_waits_for_an_alert_whose_notifier_nobody_holds(receiver: Receiver) -> None:
@@ -415,10 +400,8 @@ def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
     assert "elsewhere" not in caplog.text
 
 
-def test_the_server_reports_a_killed_run_once(
-    tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture
-) -> None:
-    file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n[rules.Hot]\nabove = 1\n')
+def test_the_server_reports_a_killed_run_once(tmp_path: Path, file: File) -> None:
+    file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n')
     with killed(tmp_path) as folder:
         watch = CrashWatch(RunIndex(folder.parent))
         wait_until(lambda: watch.look() == [folder.name])
@@ -429,7 +412,6 @@ def test_the_server_reports_a_killed_run_once(
         wait_until(lambda: len(file.lines()) == 1)
         # Neither another look nor another server reports it again.
         assert watch.look() == []
-        assert caplog.text.count("lowercase letters") == 1
         assert CrashWatch(RunIndex(folder.parent)).look() == []
         assert len(alerts(folder)) == 1
         assert file.lines()[0]["run"] == folder.name

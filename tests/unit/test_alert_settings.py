@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.alerts.evaluator import RuleCondition, condition_of
+from stepscope.alerts.evaluator import holds
 from stepscope.alerts.notifier import Alert
 from stepscope.alerts.settings import (
     DEFAULTS,
-    GPU_IDLE,
-    MEMORY_FULL,
     NO_STEP,
     RUN_FAILED,
     RUN_FINISHED,
     SIZE_LIMIT,
-    THROTTLING,
     AlertLevel,
     AlertRule,
     AlertSettings,
@@ -60,7 +57,7 @@ def test_alerts_can_be_disabled_and_a_named_file_must_exist(tmp_path: Path) -> N
     assert load({"STEPSCOPE_ALERTS": "off"}).path is None
     settings = load({"STEPSCOPE_ALERTS": str(tmp_path / "none.toml")})
     assert settings.rules == DEFAULTS
-    assert "there is no such file" in settings.problems[0]
+    assert "there is no such file" in str(settings.problem)
 
 
 def test_the_document_has_a_valid_example_all_default_rules_and_all_fields(tmp_path: Path) -> None:
@@ -71,9 +68,9 @@ def test_the_document_has_a_valid_example_all_default_rules_and_all_fields(tmp_p
     assert list(json.loads(alert)) == list(Alert.__struct_fields__)
     (example,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
     settings = read(tmp_path, example)
-    assert settings.problems == ()
+    assert settings.problem is None
     assert rule_of(settings, NO_STEP).for_s == 300
-    assert not rule_of(settings, THROTTLING).enabled
+    assert not rule_of(settings, "throttling").enabled
     assert rule_of(settings, RUN_FINISHED).enabled
     hot = rule_of(settings, "hot")
     assert (hot.above, hot.clear, hot.for_s, hot.clear_s) == (85, 80, 30, 30)
@@ -91,58 +88,57 @@ def test_the_document_has_a_valid_example_all_default_rules_and_all_fields(tmp_p
 
 OWN = '[rules.hot]\nmetric = "a"\n'
 INVALID = [
-    ('[rules.hot]\nmetric = ""\nabove = 1', "rules.hot.metric: Expected `str` of length >= 1"),
+    ('[rules.hot]\nmetric = ""\nabove = 1', "Expected `str` of length >= 1"),
     ('[rules.hot]\nmetric = "a\\u0007"\nabove = 1', "one line of printable characters"),
     (OWN, "exactly one of above, below, not_finite"),
     (f"{OWN}above = 1\nbelow = 2", "exactly one of above, below, not_finite"),
-    (f'{OWN}above = "1"', "rules.hot.above: Expected `float | null`, got `str`."),
-    (f"{OWN}above = {10**400}", "rules.hot.above: Number out of range."),
-    (f"{OWN}above = 1\nfor_s = 1e9", "rules.hot.for_s: Expected `float` <= 86400"),
-    (f"{OWN}above = 1\ntreshold = 1", "rules.hot: has no field 'treshold'"),
-    ("[rules.Hot]\nabove = 1", "lowercase letters"),
-    ("[rules]\nhot = 3", "rules.hot: Expected `object`, got `int`."),
-    ("rules = 3", "rules: must be tables"),
-    ('[rules.no_step]\nmetric = "a"', "rules.no_step: has no field 'metric'"),
-    ("[rules.no_step]\nabove = 9", "rules.no_step: has no field 'above'"),
-    ("[rules.run_failed]\nfor_s = 3", "rules.run_failed: has no field 'for_s'"),
-    ("[commands]\nargv = []", "'commands': is no known table"),
-    ("[command]\nargv = []", "command.argv: Expected `array` of length >= 1."),
-    ('[command]\nargv = "rm -rf /"', "command.argv: Expected `array`, got `str`."),
-    ('[command]\nargv = ["a\\u0000"]', "command: argv must not contain null characters."),
+    (f'{OWN}above = "1"', "Expected `float | null`, got `str`"),
+    (f"{OWN}above = {10**400}", "Number out of range"),
+    (f"{OWN}above = 1\nfor_s = 1e9", "Expected `float` <= 86400"),
+    (f"{OWN}above = 1\ntreshold = 1", "unknown field `treshold`"),
+    ("[rules.Hot]\nabove = 1", "matching regex"),
+    ("[rules]\nhot = 3", "Expected `object`, got `int`"),
+    ("rules = 3", "Expected `object`, got `int`"),
+    ('[rules.no_step]\nmetric = "a"', "rules.no_step: metric cannot be changed"),
+    ("[rules.no_step]\nabove = 9", "rules.no_step: above cannot be changed"),
+    ("[rules.gpu_idle]\nabove = 9", "rules.gpu_idle: above cannot be changed"),
+    ("[rules.run_failed]\nfor_s = 3", "rules.run_failed: for_s cannot be changed"),
+    ("[commands]\nargv = []", "unknown field `commands`"),
+    ("[command]\nargv = []", "Expected `array` of length >= 1"),
+    ('[command]\nargv = "rm -rf /"', "Expected `array`, got `str`"),
+    ('[command]\nargv = ["a\\u0000"]', "argv must not contain null characters"),
     ('[command]\nargv = ["./x"]', "a name on the PATH or an absolute path"),
-    ('[command]\nargv = ["x"]\nshell = true', "command: Object contains unknown field `shell`."),
-    ("[webhook]", "webhook: Object missing required field `url`."),
-    ('[webhook]\nurl = "file:///etc/passwd"', "webhook: url must begin with https:// or http://."),
+    ('[command]\nargv = ["x"]\nshell = true', "unknown field `shell`"),
+    ("[webhook]", "missing required field `url`"),
+    ('[webhook]\nurl = "file:///etc/passwd"', "url must begin with https:// or http://"),
     ('[webhook]\nurl = "hooks.example.com/T0KEN"', "must begin with https:// or http://"),
     ('[webhook]\nurl = "https://x/T0KEN\\r\\nX: 1"', "must have a host"),
-    ('[webhook]\nurl = "https://[::1/T0KEN"', "webhook: url is not a valid address."),
+    ('[webhook]\nurl = "https://[::1/T0KEN"', "url is not a valid address"),
     ('[webhook]\nurl = "https://me:T0KEN@x/"', "must have no user and password"),
-    ('webhook = "https://x/T0KEN"', "webhook: Expected `object`, got `str`."),
-    ('url = "https://x/T0KEN"', "'url': is no known table"),
+    ('webhook = "https://x/T0KEN"', "Expected `object | null`, got `str`"),
 ]
 
 
-def test_invalid_entries_are_reported(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_a_file_with_an_invalid_entry_has_no_effect(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for text, problem in INVALID:
         with subtests.test(text[:60]):
-            other = "" if text == "rules = 3" else '\n[rules.fine]\nmetric = "x"\nbelow = 1\n'
-            settings = read(tmp_path, f"{text}\n{other}")
-            (found,) = settings.problems
+            settings = read(tmp_path, text)
+            found = settings.problem or ""
             assert problem in found
             assert found.startswith(str(tmp_path / "alerts.toml"))
-            assert found.endswith(".")
+            assert found.endswith("nothing is delivered.")
             assert SECRET not in found
             assert settings.command is settings.webhook is None
-            names = [*(rule.name for rule in DEFAULTS), *(["fine"] if other else [])]
-            assert [rule.name for rule in settings.rules] == names
-            assert settings.rules[: len(DEFAULTS)] == DEFAULTS
+            assert settings.rules == DEFAULTS
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        *((text, "is not valid TOML") for text in (b"[rules", b"a = 1\na = 2", b"\xff\xfe")),
-        (b"x = " + b"[" * 3000, "is not valid TOML"),
+        *((text, "Only the default rules") for text in (b"[rules", b"a = 1\na = 2", b"\xff\xfe")),
+        (b"x = " + b"[" * 3000, "Only the default rules"),
         (b"#" * (SIZE_LIMIT + 1), "is larger than 64 KiB"),
     ],
 )
@@ -152,15 +148,15 @@ def test_an_invalid_file_leaves_the_defaults(tmp_path: Path, content: bytes, pro
     path.chmod(0o600)
     settings = load({"STEPSCOPE_ALERTS": str(path)})
     assert settings.rules == DEFAULTS
-    assert problem in settings.problems[0]
+    assert problem in str(settings.problem)
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
 def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
     settings = read(tmp_path, '[command]\nargv = ["x"]\n', mode)
     assert settings.command is None
-    assert f"can be written by others (mode {mode:03o})" in settings.problems[0]
-    assert "chmod go-w" in settings.problems[0]
+    assert f"can be written by others (mode {mode:03o})" in str(settings.problem)
+    assert "chmod go-w" in str(settings.problem)
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,30 +169,30 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
         os.chown(path, 4712, -1)
     settings = load({"STEPSCOPE_ALERTS": str(path)})
     assert settings.command is None
-    assert "belongs to another user" in settings.problems[0]
+    assert "belongs to another user" in str(settings.problem)
 
 
 def test_a_pipe_or_a_folder_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name in ("pipe", "."):
-        (problem,) = load({"STEPSCOPE_ALERTS": str(tmp_path / name)}).problems
-        assert "cannot be read" in problem
+        problem = load({"STEPSCOPE_ALERTS": str(tmp_path / name)}).problem
+        assert "cannot be read" in str(problem)
 
 
 def test_a_changed_threshold_changes_the_clearing_threshold(tmp_path: Path) -> None:
     text = "[rules.memory_full]\nabove = 80\n[rules.gpu_idle]\nbelow = 20\n"
     settings = read(tmp_path, text)
-    assert settings.problems == ()
-    memory, idle = rule_of(settings, MEMORY_FULL), rule_of(settings, GPU_IDLE)
-    assert condition_of(memory, [85]) is RuleCondition.HOLDS
-    assert condition_of(memory, [80]) is RuleCondition.OVER
-    assert condition_of(idle, [20]) is RuleCondition.OVER
+    assert settings.problem is None
+    memory, idle = rule_of(settings, "memory_full"), rule_of(settings, "gpu_idle")
+    assert holds(memory, [85]) is True
+    assert holds(memory, [80]) is False
+    assert holds(idle, [20]) is False
     settings = read(tmp_path, '[rules.run_failed]\nlevel = "warning"\ntext = "Oh: {value}"\n')
     assert rule_of(settings, RUN_FAILED).text == "Oh: {value}"
 
 
 def test_a_clearing_threshold_on_the_bad_side_is_the_threshold(tmp_path: Path) -> None:
     settings = read(tmp_path, f"{OWN}above = 1\nclear = 2")
-    assert settings.problems == ()
+    assert settings.problem is None
     assert rule_of(settings, "hot").text == "{device}: {metric} is {value}"
-    assert condition_of(rule_of(settings, "hot"), [1.5]) is RuleCondition.HOLDS
+    assert holds(rule_of(settings, "hot"), [1.5]) is True

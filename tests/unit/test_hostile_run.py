@@ -28,7 +28,7 @@ from dashboard.run_files import ProfileFiles, file_content, profile_summary, tai
 from dashboard.run_index import RunIndex
 from dashboard.sweeps import Sweeps
 from stepscope.alerts import monitor
-from stepscope.alerts.monitor import tell_crash
+from stepscope.alerts.monitor import report_crash
 from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
 from stepscope.commands.consensus import Proposal
@@ -279,7 +279,7 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert read_only_reason(run) is not None
     assert recover_ended(run) == 0
     note_end(folder, RunStatus.STOPPED, "No.")
-    assert tell_crash(run, AlertSettings()) is None
+    assert report_crash(run, AlertSettings()) is None
     with pytest.raises(SweepError), only_one(folder):
         pytest.fail("a sweep of another user was opened")
     assert content() == before
@@ -297,7 +297,7 @@ def test_a_crash_whose_alert_fails_hides_no_other_and_is_tried_again(
             raise RuntimeError("an unexpected error")
         return SimpleNamespace(close=lambda: None)
 
-    monkeypatch.setattr(crash_watch, "tell_crash", tell)
+    monkeypatch.setattr(crash_watch, "report_crash", tell)
     watch = CrashWatch(RunIndex(tmp_path))
     assert sorted(watch.look()) == ["one", "three"]
     assert watch.look() == []
