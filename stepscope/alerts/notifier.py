@@ -8,11 +8,9 @@ process waits at most EXIT_WAIT_S.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import logging
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -33,6 +31,7 @@ from stepscope.alerts.settings import (
     CommandChannel,
     WebhookChannel,
 )
+from stepscope.host.child_process import kill_group
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +95,7 @@ def run_command(channel: CommandChannel, alert: Alert) -> None:
     try:
         process.communicate(_encode(alert), channel.timeout_s)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         process.wait()
         raise DeliveryError(f"{name} did not end within {channel.timeout_s:g} s") from None
     if process.returncode:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +21,39 @@ import psutil
 ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
 HOST = "127.0.0.1"
 START_S = 60.0  # the page imports torch
+POLL_S = 0.02
+
+
+def signal_all(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to the processes; those that have ended are skipped."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            process.send_signal(number)
+
+
+def kill_group(leader: int) -> None:
+    """Kill the processes of the group that a child leads, or has led: it keeps the child's pid."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def kill_tree(child: int) -> None:
+    """Kill a child that was not waited for, all its descendants, and the group that it leads."""
+    with contextlib.suppress(psutil.Error):
+        launcher = psutil.Process(child)
+        launcher.suspend()  # torchrun must not start ranks, which lead other sessions
+        signal_all(launcher.children(recursive=True), signal.SIGKILL)
+    kill_group(child)
+
+
+def kill_until_none(find: Callable[[], Set[psutil.Process]], timeout_s: float) -> None:
+    """Kill what `find` returns until it returns nothing: a process may start others meanwhile."""
+    until = time.monotonic() + timeout_s
+    left = find()
+    while left and time.monotonic() < until:
+        signal_all(left, signal.SIGKILL)
+        # A process that is ending may have no environment, by which it could be found.
+        left = {*psutil.wait_procs(left, timeout=POLL_S)[1]} | find()
 
 
 class ChildState(StrEnum):
@@ -74,11 +107,6 @@ class ChildProcess:
     def _wait(self) -> None:
         """Wait for the process to end; runs in its own thread."""
         raise NotImplementedError
-
-    def _kill_group(self) -> None:
-        # The group keeps the child's pid as long as it has a process.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Child(ChildProcess):
@@ -139,13 +167,9 @@ class Child(ChildProcess):
 
     def _end(self) -> None:
         if self._process.poll() is None:
-            with contextlib.suppress(psutil.Error):
-                launcher = psutil.Process(self._process.pid)
-                launcher.suspend()  # torchrun must not start ranks, which lead other sessions
-                for process in launcher.children(recursive=True):
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-        self._kill_group()
+            kill_tree(self._process.pid)
+        else:
+            kill_group(self._process.pid)
 
     def _end_late(self) -> None:
         self._late = True
@@ -170,7 +194,7 @@ class Child(ChildProcess):
     def _wait(self) -> None:
         code = self._process.wait()
         self._timer.cancel()
-        self._kill_group()  # orphans
+        kill_group(self._process.pid)  # orphans
         for reader in self._readers:
             reader.join(2.0)  # a process of another group may hold the pipe
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -6,12 +6,13 @@ import contextlib
 import io
 import os
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from stepscope.host.child_process import kill_group
 
 SILENCE_S = 5.0  # Maximum time without a byte, such as on a slow network disk.
 FETCH_SILENCE_S = 300.0  # While git fetches missing objects or large files.
@@ -88,8 +89,7 @@ def git_output(
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(END_S)
                 code = process.poll()
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process.pid)
                 if isinstance(error, subprocess.TimeoutExpired):
                     raise GitError(f"git does not end within {silence_s:g} s") from None
                 if isinstance(error, GitError) or code is None or code <= 0:

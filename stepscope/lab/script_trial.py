@@ -9,7 +9,6 @@ import re
 import site
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed import ranks_text
 from stepscope.gpu.source import is_simulated
+from stepscope.host.child_process import kill_until_none
 from stepscope.host.process_limits import adopt_orphans
 from stepscope.lab.command import UsageError
 from stepscope.lab.folder import LAB, write_json
@@ -38,7 +38,7 @@ from stepscope.lab.script_plan import (
     with_arguments,
     words_of,
 )
-from stepscope.lab.trial_process import KILL_TIMEOUT_S, LOG, MAX_LOG_BYTES, POLL_S
+from stepscope.lab.trial_process import KILL_TIMEOUT_S, LOG, MAX_LOG_BYTES
 from stepscope.recorded_run import open_run
 from stepscope.run import RunError, RunInfo, RunStatus, rank_file, read_run, run_folders, runs_root
 from stepscope.run.rank_info import find_rank
@@ -86,7 +86,10 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
         try:
             code = _run(script, job, folder, out)
         finally:
-            _kill_all_but(others)
+            # All that the script has started, whatever its session and environment.
+            kill_until_none(
+                lambda: {*psutil.Process().children(recursive=True)} - others, KILL_TIMEOUT_S
+            )
         after = _files(script, folder.parent)
         pairs = zip(before, after, strict=True)
         changed = sorted({path for old, new in pairs for path, _ in old.items() ^ new.items()})
@@ -102,18 +105,6 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"reason": str(error)}
     except OSError as error:
         return {"reason": f"The script cannot be started: {error}.", "stops": True}
-
-
-def _kill_all_but(others: Set[psutil.Process]) -> None:
-    """Kill what a script has started, whatever its session and environment."""
-    until = time.monotonic() + KILL_TIMEOUT_S
-    while left := set(psutil.Process().children(recursive=True)) - others:
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=POLL_S)  # and then those that they have started meanwhile
-        if time.monotonic() > until:
-            break
 
 
 def _edited(script: ScriptCommand, sweep: Path) -> str | None:

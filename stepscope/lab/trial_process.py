@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import psutil
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
-from stepscope.host.child_process import Child, ChildOutput, ChildState
+from stepscope.host.child_process import Child, ChildOutput, ChildState, kill_until_none
 
 LOG = "sample.log"
 MAX_LOG_BYTES = 20_000  # Bytes at the end of the log that are searched for the last line.
@@ -27,7 +28,6 @@ RUN = "sample-"  # Prefix of a trial's run folder, which is removed after the tr
 _RUNS = RUN + 8 * "[a-z0-9_]" + "/"  # The names that mkdtemp makes of it.
 OF_SAMPLE = "STEPSCOPE_SAMPLE"  # Environment variable of a trial's processes: the run folder.
 KILL_TIMEOUT_S = 5.0
-POLL_S = 0.02
 
 
 class TrialProcess:
@@ -64,7 +64,7 @@ class TrialProcess:
                 self._trial.stop()
             found = self._trial.output()
         finally:
-            _kill_started_by(str(run))
+            kill_until_none(partial(_started_by, str(run)), KILL_TIMEOUT_S)
             for folder in (run, temporary):
                 shutil.rmtree(folder, ignore_errors=True)
         answer = found.answer or {"reason": found.reason}
@@ -127,19 +127,8 @@ class _Trial(Child):
         return f"Its process ended {how}. {last}".strip()
 
 
-def _kill_started_by(run: str) -> None:
-    """Kill the processes of a trial by their environment: ranks lead sessions, or are orphans."""
-    until = time.monotonic() + KILL_TIMEOUT_S
-    left = _started_by(run)
-    while left and time.monotonic() < until:
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        # A process that is ending has no environment.
-        left = set(psutil.wait_procs(left, timeout=POLL_S)[1]) | _started_by(run)
-
-
 def _started_by(run: str) -> set[psutil.Process]:
+    """Return the processes of a trial by their environment: ranks lead sessions, or are orphans."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # ended, or of another user

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import psutil
@@ -20,6 +20,7 @@ import psutil
 from stepscope.common.files import read_json
 from stepscope.distributed.rendezvous import RESTARTS
 from stepscope.gpu.processes import program_of
+from stepscope.host.child_process import signal_all
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.recorder.recovery import note_end
 from stepscope.run import (
@@ -65,9 +66,9 @@ def end_job(run: RunInfo) -> str:
         return f"Force stop: {refused or 'this run has no process of this host and user.'}"
     # The launcher first: it may restart the ranks.
     launchers = {parent.pid: parent for parent in map(_launcher, ranks.values()) if parent}
-    _signal_all([*launchers.values(), *ranks.values()], signal.SIGTERM)
+    signal_all([*launchers.values(), *ranks.values()], signal.SIGTERM)
     _, left = psutil.wait_procs([*ranks.values()], TERM_S)
-    _signal_all([*launchers.values(), *left] if left else [], signal.SIGKILL)
+    signal_all([*launchers.values(), *left] if left else [], signal.SIGKILL)
     _, stay = psutil.wait_procs(left, KILL_S)
     signals = "SIGTERM" if not left else f"SIGTERM, then SIGKILL to {len(left)} of {len(ranks)}"
     for number in ranks:
@@ -88,13 +89,7 @@ def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
     until = time.monotonic() + OTHERS_S
     while launcher is not None and dict(rank_processes(run)) and time.monotonic() < until:
         time.sleep(0.01)
-    _signal_all([launcher] if launcher else [], signal.SIGTERM)
-
-
-def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error, OSError):
-            process.send_signal(number)
+    signal_all([launcher] if launcher else [], signal.SIGTERM)
 
 
 def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:

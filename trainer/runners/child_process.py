@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepscope.common.files import open_for_append, read_tail
-from stepscope.host.child_process import Child, ChildOutput, ChildProcess, ChildState
+from stepscope.host.child_process import Child, ChildOutput, ChildProcess, ChildState, kill_group
 from stepscope.recorder.recorder import first_run_json
 from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunKind, RunStatus, read_run, write_run_json
@@ -133,7 +133,7 @@ class ChildRun(ChildProcess):
         return False
 
     def _kill(self) -> None:
-        self._kill_group()
+        kill_group(self._process.pid)
 
     def _wait(self) -> None:
         self._note_end(self._process.wait())

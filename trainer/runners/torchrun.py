@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from stepscope.distributed import ONE_MACHINE
+from stepscope.host.child_process import kill_tree, signal_all
 from stepscope.host.environment import granted_cores
 from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunStatus, own_ranks, read_run
@@ -48,15 +50,11 @@ class TorchrunRun(ChildRun):
 
     def _kill(self) -> None:
         """Kill torchrun and the ranks, which lead sessions with their DataLoader workers."""
-        ranks: set[psutil.Process] = set()
+        ranks: list[psutil.Process] = []
         with contextlib.suppress(RunError):
-            ranks |= {process for _, process in rank_processes(read_run(self.folder))}
-        with contextlib.suppress(psutil.Error):
-            ranks |= {*psutil.Process(self._process.pid).children(recursive=True)}
-        self._process.kill()
-        for process in ranks:
-            with contextlib.suppress(psutil.Error, OSError):
-                process.kill()
+            ranks = [process for _, process in rank_processes(read_run(self.folder))]
+        kill_tree(self._process.pid)
+        signal_all(ranks, signal.SIGKILL)
 
     def _note_end(self, code: int) -> None:
         """Record the end of ranks that have not begun; the others have recorded theirs."""
