@@ -140,7 +140,6 @@ bench: install-test
 	$(BIN)/python -m benchmarks.reader
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.loop --workload images --epochs 5
-	$(BIN)/python -m benchmarks.interference
 	$(BIN)/python -m benchmarks.live_page
 
 # dist/: the sdist, and the wheel built from it.

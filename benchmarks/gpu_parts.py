@@ -3,7 +3,6 @@
     python -m benchmarks.gpu_parts facts
     python -m benchmarks.gpu_parts tests RESULTS [PYTEST ARGUMENT …]
     python -m benchmarks.gpu_parts lab FOLDER [LAB ARGUMENT …]
-    python -m benchmarks.gpu_parts readback
 
 `tests` appends one JSON line for each finished test to RESULTS and leaves out those that are there
 already; then it runs those that failed once more, one after the other. `lab` continues the sweep of
@@ -20,12 +19,9 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,8 +32,6 @@ PYTEST = ["-q", "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-o", "addopts
 PYTEST += ["-W", "ignore::pytest.PytestConfigWarning"]
 PYTEST += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
 """Without pytest-timeout and pytest-rerunfailures the settings for them are unknown."""
-SCALARS = (1, 4, 8)
-CALLS, ROUNDS = 200, 20
 RESULTS, AGAIN = "STEPSCOPE_GPU_RESULTS", "STEPSCOPE_GPU_AGAIN"
 _running: dict[str, dict[str, Any]] = {}
 
@@ -156,60 +150,6 @@ def facts() -> dict[str, Any]:
     return found
 
 
-def timed(call: Callable[[], Any], wait: Callable[[], None]) -> float:
-    """Return the µs of one call in CALLS; the device is waited for before and after, untimed."""
-    wait()
-    began = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    took = time.perf_counter() - began
-    wait()
-    return 1e6 * took / CALLS
-
-
-def readback() -> dict[str, Any]:
-    """Time `rec.step` with scalars on the GPU against floats, beside the cheapest ways to copy.
-
-    `copy` is one copy to page-locked memory and one event for each value, `ring` one
-    `torch._foreach_copy_` of all values into memory of the device. The median of interleaved
-    rounds, each of CALLS calls; µs of the host for one call.
-    """
-    torch = importlib.import_module("torch")
-    wait = torch.cuda.synchronize
-    rows: dict[int, dict[str, list[float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        rec = importlib.import_module("stepscope").init("readback", runs=Path(folder))
-        for _ in range(ROUNDS):
-            for count in SCALARS:
-                scalars = [torch.full((), 0.5, device="cuda") for _ in range(count)]
-                slots = [torch.empty((), pin_memory=True) for _ in range(count)]
-                ring = list(torch.empty(count, device="cuda").unbind())
-                events = [torch.cuda.Event() for _ in range(count)]
-                on_gpu = {f"value{i}": one for i, one in enumerate(scalars)}
-                floats = dict.fromkeys(on_gpu, 0.5)
-
-                def copies() -> None:
-                    for slot, one, event in zip(slots, scalars, events, strict=True):  # noqa: B023
-                        slot.copy_(one, non_blocking=True)
-                        event.record()
-
-                ways: dict[str, Callable[[], Any]] = {
-                    "floats": lambda: rec.step(**floats),  # noqa: B023
-                    "scalars": lambda: rec.step(**on_gpu),  # noqa: B023
-                    "copy": copies,
-                    "ring": lambda: torch._foreach_copy_(ring, scalars),  # noqa: B023
-                }
-                for way, call in ways.items():
-                    rows.setdefault(count, {}).setdefault(way, []).append(timed(call, wait))
-        rec.close()
-    return {
-        "us": {
-            str(count): {way: median(values[1:]) for way, values in by_way.items()}
-            for count, by_way in rows.items()
-        }
-    }
-
-
 def main() -> None:
     """Measure one part."""
     part, *rest = sys.argv[1:]
@@ -218,9 +158,12 @@ def main() -> None:
         options = [] if Path(folder, "plan.json").is_file() else options
         command = [sys.executable, "-m", "trainer.lab", "--folder", folder, *options]
         os.execv(sys.executable, command)
-    measured = {"facts": facts, "readback": readback}
-    found = tests(Path(rest[0]).resolve(), rest[1:]) if part == "tests" else measured[part]()
-    print(json.dumps(found))
+    elif part == "tests":
+        print(json.dumps(tests(Path(rest[0]).resolve(), rest[1:])))
+    elif part == "facts":
+        print(json.dumps(facts()))
+    else:
+        raise SystemExit(f"{part}: must be facts, tests or lab.")
 
 
 if __name__ == "__main__":

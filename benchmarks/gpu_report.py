@@ -44,10 +44,6 @@ TAIL = 3000
 """Characters kept of a step's output."""
 TESTS_FILE = "tests.jsonl"
 NVML = "STEPSCOPE_GPU_REPORT"
-MEMORY = (
-    *("gpt", "gpt bf16", "gpt checkpointing", "resnet", "resnet bf16", "resnet nchw"),
-    *("digits_cnn", "digits_cnn 1024 bf16", "gpt wide", "matmul", "fill", "linear"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +64,60 @@ class Step:
 
 def parts(short: bool) -> dict[str, list[Step]]:
     """Return the steps of each part, most valuable first; `short` for the simulator."""
-    own, tests_file = "benchmarks.gpu_parts", f"{{out}}/{TESTS_FILE}"
-    chosen = ["tests/gpu/test_values_gpu.py"] if short else []
+    chosen_tests = ["tests/gpu/test_values_gpu.py"] if short else []
     overhead = ["benchmarks.overhead", "--device", "cuda", "--no-peers", "--placement", "free"]
-    overhead += [*(["--quick"] if short else ["--rounds", "32"]), "--step-ms"]
+    overhead += ["--quick"] if short else ["--rounds", "32"]
+    tick = ["benchmarks.child", "sampler:sample", '["stepscope", 10]']
     latency = "tests/gpu/test_sampler_gpu.py::test_every_call_and_its_latency"
-    example = ["examples.record", "--gpu", "{out}/example"]
-    loop = ["--pairs", "1", "--epochs", "1"] if short else ["--pairs", "5", "--epochs", "20"]
+    loop = ["benchmarks.loop", "--device", "cuda"]
+    loop += ["--pairs", "1", "--epochs", "1"] if short else ["--pairs", "5", "--epochs", "20"]
     lab = ["--device", "cuda", "--no-combination", "--max-rounds", "1" if short else "5"]
-    lab += ["--steps", "2", "--preset"] if short else ["--preset"]
+    lab += ["--steps", "2"] if short else []
     tune = ["benchmarks.tune_scripts", "--out", "{out}/tune", "--device", "cuda"]
+    tune += ["--minutes", "0.5" if short else "3"]
+    scripts = ["nanoGPT"] if short else ["nanoGPT", "makemore", "word_language_model"]
+    presets = {"precision": 60 if short else 150, "tutorials": 200}
     return {
-        "tests": [Step("all", 70 if short else 260, [own, "tests", tests_file, *chosen])],
-        "overhead": [Step("1 ms", 70, [*overhead, "1"]), Step("10 ms", 100, [*overhead, "10"])],
+        "tests": [
+            Step(
+                "all",
+                70 if short else 260,
+                ["benchmarks.gpu_parts", "tests", f"{{out}}/{TESTS_FILE}", *chosen_tests],
+            )
+        ],
+        "overhead": [
+            Step("1 ms", 70, [*overhead, "--step-ms", "1"]),
+            Step("10 ms", 100, [*overhead, "--step-ms", "10"]),
+        ],
         "sampler": [
-            Step("tick", 20, ["benchmarks.sampling_child", "stepscope", "10"]),
+            Step("tick", 20, tick),
             Step("calls", 40, ["pytest", "--require-gpu", *PYTEST, latency], "nvml.json", NVML),
         ],
-        "memory": [
-            Step(case, 25, ["benchmarks.fit_accuracy", "--device", "cuda", "--only", case])
-            for case in (MEMORY[-1:] if short else MEMORY)
-        ],
-        "loop": [Step("digits_cnn", 50, ["benchmarks.loop", "--device", "cuda", *loop])],
+        "loop": [Step("digits_cnn", 50, loop)],
         "lab": [
             Step(
-                *(f"{one} {preset}", takes_s),
-                [own, "lab", f"{{out}}/lab-{one}-{preset}", "--workload", one, *lab, preset],
-                file=f"lab-{one}-{preset}/sweep.json",
+                f"{workload} {preset}",
+                takes_s,
+                [
+                    *("benchmarks.gpu_parts", "lab", f"{{out}}/lab-{workload}-{preset}"),
+                    *("--workload", workload, *lab, "--preset", preset),
+                ],
+                file=f"lab-{workload}-{preset}/sweep.json",
             )
-            for preset, takes_s in (("precision", 60 if short else 150), ("tutorials", 200))
-            for one in ("gpt", "resnet")
+            for preset, takes_s in presets.items()
+            for workload in ("gpt", "resnet")
         ],
         "tune": [
-            Step(
-                script,
-                60 if short else 270,
-                [*tune, "--minutes", "0.5" if short else "3", "--only", script],
-            )
-            for script in ("nanoGPT", "makemore", "word_language_model")[: 1 if short else 3]
+            Step(script, 60 if short else 270, [*tune, "--only", script]) for script in scripts
         ],
-        "readback": [Step("scalars", 25, [own, "readback"])],
-        "example": [Step("gpt", 20 if short else 100, example, "example/run.json")],
+        "example": [
+            Step(
+                "gpt",
+                20 if short else 100,
+                ["examples.record", "--gpu", "{out}/example"],
+                file="example/run.json",
+            )
+        ],
     }
 
 
@@ -348,12 +357,6 @@ def _sampler(step: str, result: dict[str, Any]) -> Rows:
         yield call, values["p50"], values.get("p99"), values.get("max")
 
 
-def _memory(_: str, result: dict[str, Any]) -> Rows:
-    for one in result["cases"]:
-        shares = (_percent(one["error"]), _percent(one["reserved_error"]))
-        yield one["case"], one["predicted"], one["true"], *shares
-
-
 def _percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:+.1f} %"
 
@@ -378,11 +381,6 @@ def _tune(_: str, result: dict[str, Any]) -> Rows:
         yield name, " + ".join(tuned.get("settings", ())), *found, patched.get("effect")
 
 
-def _readback(_: str, result: dict[str, Any]) -> Rows:
-    for count, us in result["us"].items():
-        yield count, *(us[way] for way in ("floats", "scalars", "copy", "ring"))
-
-
 def _example(_: str, run: dict[str, Any]) -> Rows:
     yield run["name"], run["status"], run.get("step"), run["note"]
 
@@ -390,11 +388,9 @@ def _example(_: str, run: dict[str, Any]) -> Rows:
 TABLES: dict[str, tuple[Sequence[str], Callable[[str, dict[str, Any]], Rows]]] = {
     "overhead": (("Step", "Way", "ms", "To bare", "from", "to", "Pairs", "Run"), _overhead),
     "sampler": (("µs of", "Median", "99 %", "Most"), _sampler),
-    "memory": (("Case", "Predicted, bytes", "Measured", "Error", "Reserved"), _memory),
     "loop": (("Workload", "Loop", "Samples/s", "Ours to it", "Spread"), _loop),
     "lab": (("Workload", "Variant", "Verdict", "Effect", "Rounds", "Samples/s", "Peak"), _lab),
     "tune": (("Script", "Settings", "Reason", "Factor", "from", "to", "Patch: factor"), _tune),
-    "readback": (("Scalars; µs of a call", "floats", "scalars", "copy", "ring"), _readback),
     "example": (("Run", "Status", "Steps", "Note"), _example),
 }
 

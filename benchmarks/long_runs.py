@@ -3,19 +3,14 @@
 Each has four metrics a step, as noisy as a training's. Ours is written by StoreWriter in large
 blocks, its last thousand rows in the small ones of a live run; trackio's by its own bulk call,
 TensorBoard's as the event file that its SummaryWriter would write.
-
-    python -m benchmarks.long_runs NAME FOLDER STEPS
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,25 +64,25 @@ def write_ours(folder: Path, steps: int) -> None:
     writer.close()
 
 
-def write_trackio(folder: Path, steps: int, first: int = 0) -> None:
-    """Append steps to trackio's store; its folder is TRACKIO_DIR."""
+def write_trackio(folder: Path, steps: int) -> None:
+    """Write steps to trackio's store; its folder is TRACKIO_DIR."""
     storage = import_module("trackio.sqlite_storage").SQLiteStorage
     size = min(10_000, steps)
-    for start in range(first, first + steps, size):
+    for start in range(0, steps, size):
         rows = values(start, start + size).T.tolist()
         metrics = [dict(zip(KEYS, row, strict=True)) for row in rows]
         storage.bulk_log(PROJECT, "run", metrics, list(range(start, start + size)))
 
 
-def write_tensorboard(folder: Path, steps: int, first: int = 0) -> None:
+def write_tensorboard(folder: Path, steps: int) -> None:
     """Write one event file: a scalar an event, as SummaryWriter writes it."""
     summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
     writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(
         str(folder), max_queue_size=1000
     )
     event = import_module("tensorboard.compat.proto.event_pb2").Event
-    for start in range(first, first + steps, CHUNK):
-        rows = values(start, min(start + CHUNK, first + steps)).T.tolist()
+    for start in range(0, steps, CHUNK):
+        rows = values(start, min(start + CHUNK, steps)).T.tolist()
         for step, row in enumerate(rows, start):
             for key, value in zip(KEYS, row, strict=True):
                 scalar = summary(value=[summary.Value(tag=key, simple_value=value)])
@@ -96,21 +91,15 @@ def write_tensorboard(folder: Path, steps: int, first: int = 0) -> None:
     writer.close()
 
 
-WRITE: dict[str, Callable[..., None]] = {
+WRITE: dict[str, Callable[[Path, int], None]] = {
     OURS: write_ours,
     "trackio": write_trackio,
     "tensorboard": write_tensorboard,
 }
 
 
-def main() -> None:
-    """Write the run and print how long it took."""
-    name, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+def write_run(name: str, data: str, steps: int) -> float:
+    """Write a run of one recorder; return how many seconds that took."""
     began = time.perf_counter()
-    WRITE[name](folder, steps)
-    result: dict[str, Any] = {"seconds": time.perf_counter() - began}
-    print("\n" + json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
+    WRITE[name](Path(data), steps)
+    return time.perf_counter() - began

@@ -1,7 +1,7 @@
 """Samples/s of Stepscope's loop against loops that people write themselves, same model and data.
 
     python -m benchmarks.loop [--device cpu|cuda] [--workload digits_cnn] [--pairs 5] [--epochs 20]
-    python -m benchmarks.loop --workload images [--sweep runs/lab/NAME/sweep.json]
+    python -m benchmarks.loop --workload images
 
 Ours is a whole run: recorder, sampler, a row each step, validation, checkpoints. The plain loop is
 what tutorials teach: DataLoader over single items, `.item()` every step, the optimizer as it comes;
@@ -9,17 +9,15 @@ it records nothing. Both have the same batch size, learning rate and validation,
 same threads. Rounds hold each side once, every other one in reverse; the first is thrown away.
 
 `images` trains the tutorials' classifier on PNG files named in a CSV. There ours has the settings
-that the lab found best on the CPU (of `--sweep`, else FOUND), the plain loop has torch's own
-settings, and a third side is a loop written by hand with the settings of ours.
+that the lab found best on the CPU (FOUND), the plain loop has torch's own settings, and a third
+side is a loop written by hand with the settings of ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -32,7 +30,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from benchmarks.plain_loops import by_hand, images_plainly, train_plainly
-from stepscope.host.environment import cpu_name
+from benchmarks.report import at_least, report, say
 from stepscope.run import RunStatus
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
@@ -90,34 +88,22 @@ def measure(
         for name in list(sides) if number % 2 else reversed(list(sides)):
             rates[name].append(samples / sides[name](config))
         found = ", ".join(f"{name} {rates[name][-1]:.0f}" for name in sides)
-        print(f"round {number}: {found} samples/s", flush=True)
+        say(f"round {number}: {found} samples/s")
     ratios = {
         name: [a / b for a, b in zip(rates["ours"][1:], rates[name][1:], strict=True)]
         for name in others
     }
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
     return {
-        "benchmark": "loop",
-        "ratios": {name: _summary(values, targets.get(name)) for name, values in ratios.items()},
-        "samples_per_sec": {name: round(statistics.median(of[1:])) for name, of in rates.items()},
+        "ratios": {
+            name: {"ratio": medians[name], "spread": [min(values), max(values)]}
+            for name, values in ratios.items()
+        },
+        "samples_per_sec": {name: statistics.median(of[1:]) for name, of in rates.items()},
         "rounds": rounds,
         "config": config.to_params() | {"batch_size": config.batch_size, "epochs": config.epochs},
-        "machine": {
-            "device": next(d.name for d in list_devices() if d.id == config.device),
-            "cpu": cpu_name(),
-            "threads": config.num_threads,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
-def _summary(ratios: list[float], target: float | None) -> dict[str, Any]:
-    median = statistics.median(ratios)
-    return {
-        "ratio": round(median, 3),
-        "spread": [round(min(ratios), 3), round(max(ratios), 3)],
-        "target": target,
-        "met": None if target is None else median >= target,
+        "device": next(one.name for one in list_devices() if one.id == config.device),
+        "targets": {name: at_least(medians[name], least) for name, least in targets.items()},
     }
 
 
@@ -144,12 +130,7 @@ def _images(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     os.environ[VARIABLE] = str(root)
     list(write(root / "digits"))
     config = replace(defaults(Workload.IMAGES), **FOUND)
-    if args.sweep is not None:
-        sweep = json.loads(args.sweep.read_text())
-        config = RunConfig.from_dict(sweep["plan"]["config"] | sweep["best"]["changes"])
-    config = replace(
-        config, epochs=args.epochs, num_threads=config.num_threads or _half_of_the_cores()
-    )
+    config = replace(config, epochs=args.epochs)
     others = {PLAIN: images_plainly, BY_HAND: by_hand}
     return measure(config, others, ON_CPU_IMAGES, args.pairs)
 
@@ -168,19 +149,24 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--sweep", type=Path, help="a sweep.json whose best settings are taken")
     args = parser.parse_args()
     gc.freeze()  # as the server does, and a run's own process
+    load = os.getloadavg()[0]
     if args.workload == "images":
         if args.device == "cuda":
             raise SystemExit("--workload images: its settings were found on a CPU.")
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(_images(args, Path(folder))))
-        return
-    gpus = [d.id for d in list_devices() if d.cuda_index is not None and d.reason is None]
-    if args.device == "cuda" and not gpus:
-        raise SystemExit("--device cuda: torch finds no usable GPU here.")
-    print(json.dumps(_digits(args, gpus[0] if args.device == "cuda" else "cpu")))
+            found = _images(args, Path(folder))
+    else:
+        device = "cpu"
+        if args.device == "cuda":
+            devices = [one for one in list_devices() if one.cuda_index is not None]
+            gpus = [one.id for one in devices if one.reason is None]
+            if not gpus:
+                raise SystemExit("--device cuda: torch finds no usable GPU here.")
+            device = gpus[0]
+        found = _digits(args, device)
+    report("loop", vars(args), load, found)
 
 
 if __name__ == "__main__":

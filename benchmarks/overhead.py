@@ -1,30 +1,24 @@
 """How much a recorder slows training down: steps/s of a real step, against a bare loop.
 
-    python -m benchmarks.overhead [--device cpu|cuda] [--placement pinned|free|both] [--quick]
+    python -m benchmarks.overhead [--device cpu|cuda] [--placement pinned|free] [--quick]
                                   [--step-ms 0.8]
 
-The same script (training_child.py) runs bare, with `stepscope.init` and `rec.step`, unchanged under
-`stepscope watch`, with trackio and with TensorBoard, each in a process of its own; a second bare
-process shows the noise. `floor` and `floor_hooks` do the least that Python can do in the same
-places as `init` and `watch`, and keep nothing on disk. The processes train in turn, in blocks of
-0.15 s. Those that wait are moved to the other cores, so that their threads (sampler, writer) run at
-their own pace but not in somebody else's block. A block is compared to the bare ones before and
-after it: 200 such pairs, in four sets of fresh processes (two processes of one program differ by
-some percent). Ratios are of seconds: 1.01 is one percent slower. Beside them those of CPU seconds,
-all threads of the process together, which other work on the machine hardly moves.
+The same script (overhead_script.py) runs bare, with `stepscope.init` and `rec.step`, unchanged
+under `stepscope watch`, with trackio and with TensorBoard, each in a process of its own; a second
+bare process shows the noise. The processes train in turn, in blocks of 0.15 s. Those that wait are
+moved to the other cores, so that their threads (sampler, writer) run at their own pace but not in
+somebody else's block. A block is compared to the bare ones before and after it: 200 such pairs, in
+four sets of fresh processes (two processes of one program differ by some percent). Ratios are of
+seconds: 1.01 is one percent slower. Beside them those of CPU seconds, all threads of the process
+together, which other work on the machine hardly moves.
 
-Within a process the noise is smaller: `calls_to_own_bare` compares a block of `init` to one of the
-same process in which `rec.step` is not called. It leaves out the sampler, which runs in both, and
-at times the writer, which commits in either.
-
-`pinned`: who trains has one core for all its threads, so that whatever a recorder does in the
-background counts in full. `free`: who trains may use every core, as most trainings do.
+`pinned`: the process that trains has one core for all its threads, so that whatever a recorder does
+in the background counts in full. `free`: it may use every core, as most trainings do.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -35,10 +29,10 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.pairs import AGAIN, BARE, interval, order, ratios
-from benchmarks.peers.adapters import FLOOR, FLOOR_HOOKS, OURS
+from benchmarks.peers.adapters import OURS
 from benchmarks.peers.environment import Peers, prepare, without
 from benchmarks.report import at_most, say
-from benchmarks.trainees import INLINE, NOT_LOGGED, WATCH, Cores, Trainee, take_turns, trainees
+from benchmarks.trainees import WATCH, Cores, Trainee, take_turns, trainees
 
 TARGETS = {OURS: 1.01, WATCH: 1.02}
 PEERS = ("trackio", "tensorboard")
@@ -83,9 +77,7 @@ def measure_sets(
     peers: Peers, plan: Plan, cores: Cores, width: int, device: str, failed: dict[str, str]
 ) -> dict[str, Any]:
     """Measure all ways in sets of fresh processes; return what they took, alone and to bare."""
-    # On a GPU the floors would wait for it at each step, which ours do not.
-    floors = [FLOOR, FLOOR_HOOKS] if device == "cpu" else []
-    ways = [OURS, WATCH, *floors, *(name for name in PEERS if name in peers.versions)]
+    ways = [OURS, WATCH, *(name for name in PEERS if name in peers.versions)]
     sets = []
     for number in range(plan.sets):
         with trainees(peers.python, [BARE, AGAIN, *ways], width, device, failed) as running:
@@ -110,32 +102,28 @@ def measure_sets(
 
 
 def measure(
-    peers: Peers, plan: Plan, placements: Sequence[str], device: str, step_ms: float
+    peers: Peers, plan: Plan, placement: str, device: str, step_ms: float
 ) -> dict[str, Any]:
-    """Measure each placement; return the report's values."""
+    """Measure all ways in one placement; return the report's values."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("Two cores are needed: one to train on, one for all that waits.")
     width = fitting_width(peers.python, cores[-1], device, step_ms)
+    say(f"{placement}, width {width}")
+    training = cores if placement == "free" else cores[-1:]
     failed: dict[str, str] = {}
-    results = {}
-    for name in placements:
-        say(f"{name}, width {width}")
-        training = cores if name == "free" else cores[-1:]
-        results[name] = measure_sets(
-            peers, plan, Cores(training, cores[:-1]), width, device, failed
-        )
+    found = measure_sets(peers, plan, Cores(training, cores[:-1]), width, device, failed)
     return {
         "width": width,
-        **results,
+        placement: found,
         "missing": peers.missing | failed,
         "versions": peers.versions,
-        "targets": targets(results[placements[0]]["seconds_to_bare"]),
+        "targets": targets(found["seconds_to_bare"]),
     }
 
 
 def targets(found: dict[str, Any]) -> dict[str, Any]:
-    """Hold the ratios of the first placement, pinned where it was measured, against the promise."""
+    """Hold the ratios against the promise."""
     return {
         way: at_most(found[way]["median"] if way in found else None, limit)
         for way, limit in TARGETS.items()
@@ -156,19 +144,7 @@ def summary(sets: Sequence[Set]) -> dict[str, Any]:
         "steps_per_s": {way: 1 / median(times) for way, times in step_s.items()},
         "seconds_to_bare": to_bare,
         "cpu_to_bare": compared([ratios(one.cpu) for one in sets]),
-        "calls_to_own_bare": compared([own_ratios(one.seconds) for one in sets]),
     }
-
-
-def own_ratios(blocks: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
-    """Return the ratio of each logged block to the adjacent block that is not logged."""
-    found: dict[str, list[float]] = {}
-    for first, second in itertools.pairwise(blocks):
-        for way in INLINE:
-            if {first[0], second[0]} == {way, NOT_LOGGED[way]}:
-                took = dict([first, second])
-                found.setdefault(way, []).append(took[way] / took[NOT_LOGGED[way]])
-    return found
 
 
 def compared(sets: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
@@ -186,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smoke run of about a minute")
     parser.add_argument("--no-peers", action="store_true", help="Stepscope alone")
-    parser.add_argument("--placement", choices=["pinned", "free", "both"], default="pinned")
+    parser.add_argument("--placement", choices=["pinned", "free"], default="pinned")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=Plan().rounds)
     parser.add_argument("--sets", type=int, default=Plan().sets, help="of fresh processes")
@@ -199,7 +175,6 @@ def main() -> None:
     peers = without("left out (--no-peers)") if args.no_peers else prepare()
     report.wait_for_quiet(args.wait_quiet)
     load = os.getloadavg()[0]
-    placements = ["pinned", "free"] if args.placement == "both" else [args.placement]
     options = {
         "quick": args.quick,
         "placement": args.placement,
@@ -209,7 +184,7 @@ def main() -> None:
         "sets": plan.sets,
         "step_ms": args.step_ms,
     }
-    found = measure(peers, plan, placements, args.device, args.step_ms)
+    found = measure(peers, plan, args.placement, args.device, args.step_ms)
     report.report("overhead", options, load, found)
 
 

@@ -2,14 +2,13 @@
 
 `train_plainly` is what tutorials teach: DataLoader over single items, `.item()` every step,
 everything as it comes. `by_hand` is what an expert would write with the settings of a given
-configuration, for images from a CSV file or for tensors; it takes nothing from this project but the
-model and the data.
+configuration; it takes nothing from this project but the model and the data.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -89,8 +88,8 @@ def images_plainly(config: RunConfig) -> float:
 def by_hand(config: RunConfig) -> float:
     """Train with the settings of `config`, without recording; return the seconds.
 
-    Knows these settings: precision fp32 and bf16, channels_last, the fused optimizer, compile,
-    threads, those of the workers, and dataset_on_device: decode once, then index.
+    Knows the precisions fp32 and bf16, channels_last and the number of threads. The optimizer is
+    fused, the data are on the device.
     """
     began = time.perf_counter()
     torch.set_num_threads(config.num_threads)
@@ -99,17 +98,13 @@ def by_hand(config: RunConfig) -> float:
     device = torch.device("cpu" if config.device == "cpu" else "cuda")
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     model = workload.model.to(device, memory_format=layout)  # type: ignore[call-overload]
-    if config.compile_mode != "none":
-        model.compile(mode=config.compile_mode)
-    train, validation = _loaders(config, workload)
+    train, validation = (
+        InMemory(*(part.to(device) for part in _tensors(split)), config.batch_size, shuffle=shuffle)
+        for split, shuffle in ((workload.train, True), (workload.validation, False))
+    )
     bf16 = config.precision is Precision.BF16
     precision = torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
-    optimizer = torch.optim.Adam(
-        model.parameters(),
-        lr=config.learning_rate,
-        fused=config.optimizer_impl == "fused",
-        foreach=config.optimizer_impl == "foreach",
-    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
     loss_fn = nn.CrossEntropyLoss()
     total = torch.zeros((), device=device)
     for _ in range(config.epochs):
@@ -120,7 +115,7 @@ def by_hand(config: RunConfig) -> float:
                 loss = loss_fn(model(inputs), targets)
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad(set_to_none=config.set_to_none)
+            optimizer.zero_grad()
             total += loss.detach()
         model.eval()
         correct = torch.zeros((), device=device)
@@ -143,30 +138,6 @@ class InMemory:
         order = (torch.randperm if self._shuffle else torch.arange)(count, device=device)
         for indices in torch.split(order, self._batch_size):
             yield self._inputs[indices], self._targets[indices]
-
-
-def _loaders(config: RunConfig, workload: Task) -> Iterable[Iterable[Any]]:
-    """Return the batches of training, shuffled, and of validation."""
-    if config.dataset_on_device:
-        device = "cpu" if config.device == "cpu" else "cuda"
-        return [
-            InMemory(
-                *(part.to(device) for part in _tensors(split)), config.batch_size, shuffle=shuffle
-            )
-            for split, shuffle in ((workload.train, True), (workload.validation, False))
-        ]
-    workers = config.num_workers
-    return [
-        DataLoader(
-            Images(split),
-            batch_size=config.batch_size,
-            shuffle=shuffle,
-            num_workers=workers,
-            persistent_workers=workers > 0 and config.persistent_workers,
-            prefetch_factor=config.prefetch_factor if workers else None,
-        )
-        for split, shuffle in zip(_splits(workload), (True, False), strict=True)
-    ]
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:

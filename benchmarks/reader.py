@@ -11,88 +11,75 @@ above the imports. Beside it trackio's and TensorBoard's own readers, which load
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
+import random
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks import report
-from benchmarks.peers.adapters import OURS
-from benchmarks.peers.environment import Peers, environment, last_line, prepare, without
+from benchmarks.child import ChildError, call
+from benchmarks.long_runs import KEYS, write_run
+from benchmarks.peers.adapters import OURS, PROJECT
+from benchmarks.peers.environment import Peers, prepare, without
 from benchmarks.report import at_most, say
+from dashboard.charts import series
+from stepscope.metrics import Stream
+from stepscope.run import read_run
+from stepscope.store import StoreReader
 
-READS = ("page", "page_zoom", "chart", "zoom")
-PEERS = ("trackio", "tensorboard")
-PAGE_MS, INCREMENTAL_MS, PEAK_MB, GROWTH = 10.0, 1.0, 20.0, 1.5
-PEER_BUDGET_S = 100.0
-"""A peer's longer run is left out when it would take longer than this."""
-CHILD_TIMEOUT_S = 300
+READS = ("page", "page_zoom", "chart", "zoom", "newest")
+PEERS = {"trackio": (100_000, 1_000_000), "tensorboard": (100_000,)}
+"""The lengths of the peers' runs: TensorBoard's reader would take over a minute for more."""
+PAGE_MS = 10.0
+NEWEST_MS = 1.0
+PEAK_MB = 20.0
+GROWTH = 1.5
+CHILD_S = 300.0
+NEW_ROWS = 1_000
+REPEATS = 50
+WINDOW = 0.01
+"""Share of the steps in a zoom."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The lengths of our runs and the peers', and the fresh processes per value."""
+    """The lengths of our runs, the longest of a peer, and the fresh processes per value."""
 
     steps: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
-    peer_steps: tuple[int, ...] = (100_000, 1_000_000)
+    most_peer_steps: int = 1_000_000
     rounds: int = 7
     peer_rounds: int = 3
 
 
-class ChildError(Exception):
-    """A child that failed; the message is the last line of what it said."""
-
-
-def child(
-    peers: Peers, folder: Path, module: str, *args: str, timeout_s: float = CHILD_TIMEOUT_S
-) -> dict[str, Any]:
-    """Run a child to its end; return its result. Raises ChildError."""
-    try:
-        done = subprocess.run(
-            [str(peers.python), "-m", f"benchmarks.{module}", *args],
-            cwd=folder,
-            env=environment(folder),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ChildError(f"no end in {timeout_s:g} s") from error
-    if done.returncode != 0:
-        raise ChildError(last_line(done.stderr))
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def measure_run(
-    peers: Peers, name: str, steps: int, whats: Sequence[str], rounds: int
+    peers: Peers, name: str, steps: int, reads: Sequence[str], rounds: int
 ) -> dict[str, Any]:
     """Write a run of this length, read it in fresh processes; return the medians."""
+    found: dict[str, list[dict[str, Any]]] = {read: [] for read in reads}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        data = folder / "data"
+        home = Path(temporary)
+        data = home / "data"
         data.mkdir()
-        written = child(peers, folder, "long_runs", name, str(data), str(steps))
-        found: dict[str, list[dict[str, Any]]] = {what: [] for what in whats}
+        write_s = call(
+            peers.python, write_run, name, str(data), steps, home=home, timeout_s=CHILD_S
+        )
         for _ in range(rounds):
-            for what in whats:
-                found[what].append(
-                    child(peers, folder, "reading_child", name, what, str(data), str(steps))
-                )
-        newest = child(peers, folder, "reading_child", name, "incremental", str(data), str(steps))
-    result = {what: summary(reads) for what, reads in found.items()}
-    result |= {"incremental": newest, "write_s": written["seconds"]}
-    say(
-        f"{name}, {steps} steps: "
-        + ", ".join(f"{what} {result[what]['ms']:.2f} ms" for what in (*whats, "incremental"))
-    )
-    return result
+            for read in reads:
+                result = call(
+                    peers.python, measure_read, name, read, str(data), steps,
+                    home=home, timeout_s=CHILD_S,
+                )  # fmt: skip
+                found[read].append(result)
+    medians = {read: summary(results) for read, results in found.items()}
+    times = ", ".join(f"{read} {one['ms']:.2f} ms" for read, one in medians.items())
+    say(f"{name}, {steps} steps: {times}")
+    return {**medians, "write_s": write_s}
 
 
 def summary(reads: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -107,23 +94,14 @@ def summary(reads: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure_peer(peers: Peers, name: str, plan: Plan) -> dict[str, Any]:
-    """Measure a peer's runs, shortest first, up to the one that takes too long."""
+    """Measure the first chart of a peer's runs, shortest first."""
     found: dict[str, Any] = {}
-    steps_before, spent_s = 0, 0.0
-    for steps in plan.peer_steps:
-        expected_s = spent_s * steps / steps_before if steps_before else 0.0
-        if expected_s > PEER_BUDGET_S:
-            found[str(steps)] = {"skipped": f"would take {expected_s:.0f} s to write and read"}
-            continue
+    for steps in (min(steps, plan.most_peer_steps) for steps in PEERS[name]):
         try:
-            result = measure_run(peers, name, steps, ["chart"], plan.peer_rounds)
+            found[str(steps)] = measure_run(peers, name, steps, ["chart"], plan.peer_rounds)
         except ChildError as error:
             say(f"{name} failed: {error}")
             return found | {"failed": str(error)}
-        found[str(steps)] = result
-        # Each fresh process reads once, the incremental one four times.
-        spent_s = result["write_s"] + 1e-3 * result["chart"]["ms"] * (plan.peer_rounds + 4)
-        steps_before = steps
     return found
 
 
@@ -143,7 +121,7 @@ def measure(peers: Peers, plan: Plan) -> dict[str, Any]:
 def growth(ours: dict[str, Any]) -> dict[str, float]:
     """Return the time at the longest run over that at the shortest, for each read."""
     first, *_, last = ours.values()
-    return {what: last[what]["ms"] / first[what]["ms"] for what in (*READS, "incremental")}
+    return {what: last[what]["ms"] / first[what]["ms"] for what in READS}
 
 
 def targets(ours: dict[str, Any]) -> dict[str, Any]:
@@ -158,9 +136,117 @@ def targets(ours: dict[str, Any]) -> dict[str, Any]:
         "page_zoom_ms": at_most(most("page_zoom"), PAGE_MS),
         "page_growth": at_most(grown["page"], GROWTH),
         "page_zoom_growth": at_most(grown["page_zoom"], GROWTH),
-        "incremental_ms": at_most(most("incremental"), INCREMENTAL_MS),
+        "newest_ms": at_most(most("newest"), NEWEST_MS),
         "peak_mb": at_most(max(most(what, "peak_mb") for what in READS), PEAK_MB),
     }
+
+
+def chart(folder: Path, _steps: int) -> int:
+    """Open the run, find its steps, read them in 500 buckets at most."""
+    with StoreReader(folder) as reader:
+        (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
+        return len(reader.read(info.id, 0, info.rows, series.fitting_bucket(info.rows)))
+
+
+def zoom(folder: Path, steps: int) -> int:
+    """Open the run, find a window's rows, read them in 500 buckets at most."""
+    low, high = random_window(steps)
+    with StoreReader(folder) as reader:
+        (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
+        start, stop = reader.rows_between(info.id, "step", low, high)
+        return len(reader.read(info.id, start, stop, series.fitting_bucket(stop - start)))
+
+
+def page(folder: Path, _steps: int) -> int:
+    """Return what a page gets that has just been opened."""
+    run = read_run(folder)
+    with StoreReader(folder) as reader:
+        return len(series.update(reader, run, {}, 0)["series"]["steps"]["s"])
+
+
+def page_zoom(folder: Path, steps: int) -> int:
+    """Return what a page gets for a window."""
+    run, (low, high) = read_run(folder), random_window(steps)
+    with StoreReader(folder) as reader:
+        return len(series.window(reader, run, "step", low, high)["steps"]["s"])
+
+
+def random_window(steps: int) -> tuple[float, float]:
+    """Return the first and last step of a random window."""
+    low = random.randrange(int(steps * (1 - WINDOW)))
+    return low, low + steps * WINDOW - 1
+
+
+def read_trackio(_folder: Path, _steps: int) -> int:
+    """Return all rows: trackio reads a run as a whole, for a chart and for a window of it."""
+    storage = import_module("trackio.sqlite_storage").SQLiteStorage
+    return len(storage.get_logs(PROJECT, "run"))
+
+
+def read_tensorboard(folder: Path, _steps: int) -> int:
+    """Return the points of one metric; the accumulator always loads the whole file."""
+    module = import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = module.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return len(events.Scalars(KEYS[0]))
+
+
+def newest(folder: Path, _steps: int) -> int:
+    """Read the newest rows as a page does at each poll: open, find, read, close."""
+    with StoreReader(folder) as reader:
+        (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
+        return len(reader.read(info.id, info.rows - NEW_ROWS, info.rows, 1))
+
+
+Read = Callable[[Path, int], int]
+READ: dict[tuple[str, str], Read] = {
+    (OURS, "chart"): chart,
+    (OURS, "zoom"): zoom,
+    (OURS, "page"): page,
+    (OURS, "page_zoom"): page_zoom,
+    (OURS, "newest"): newest,
+    ("trackio", "chart"): read_trackio,
+    ("tensorboard", "chart"): read_tensorboard,
+}
+"""The reads of each recorder; each returns the points that it has read."""
+IMPORTS = {
+    "trackio": "trackio.sqlite_storage",
+    "tensorboard": "tensorboard.backend.event_processing.event_accumulator",
+}
+
+
+def measure_read(name: str, read: str, data: str, steps: int) -> dict[str, Any]:
+    """Return milliseconds, points and memory of one read, in a child process.
+
+    The newest rows are read again and again: a server that polls is warm.
+    """
+    if name in IMPORTS:
+        import_module(IMPORTS[name])
+    repeats = REPEATS if read == "newest" else 1
+    found = [measured(lambda: READ[name, read](Path(data), steps)) for _ in range(repeats)]
+    return found[-1] | {"ms": median(one["ms"] for one in found)}
+
+
+def peak_bytes() -> int:
+    """Return the highest resident memory since the last `reset_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no VmHWM in /proc/self/status")
+
+
+def reset_peak() -> None:
+    """Let the peak begin anew at what is resident now: imports have higher ones."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def measured(read: Callable[[], Any]) -> dict[str, Any]:
+    """Call once; return what it returned as `points`, its milliseconds and its memory."""
+    reset_peak()
+    before, began = peak_bytes(), time.perf_counter()
+    points = read()
+    ms = 1e3 * (time.perf_counter() - began)
+    return {"ms": ms, "points": points, "peak_mb": (peak_bytes() - before) / 1e6}
 
 
 def main() -> None:
@@ -170,7 +256,7 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="Stepscope alone")
     parser.add_argument("--wait-quiet", type=float, default=0, metavar="SECONDS")
     args = parser.parse_args()
-    quick = Plan(steps=(10_000, 100_000), peer_steps=(10_000,), rounds=2, peer_rounds=1)
+    quick = Plan(steps=(10_000, 100_000), most_peer_steps=10_000, rounds=2, peer_rounds=1)
     plan = quick if args.quick else Plan()
     peers = without("left out (--no-peers)") if args.no_peers else prepare()
     report.wait_for_quiet(args.wait_quiet)

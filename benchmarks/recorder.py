@@ -12,17 +12,20 @@ logged. The row `nothing` is an empty call: what the clock and the loop take, su
 from __future__ import annotations
 
 import argparse
-import json
+import ctypes
+import math
 import mmap
 import os
 import random
+import resource
 import signal
 import statistics
 import subprocess
 import tempfile
 import time
+from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,20 +33,29 @@ from typing import Any
 import psutil
 
 from benchmarks import report
-from benchmarks.peers.adapters import METRICS, NOTHING, OURS
+from benchmarks.child import ChildError, call, child_command
+from benchmarks.peers.adapters import METRICS, NOTHING, OURS, START, STORED, Log
 from benchmarks.peers.environment import Peers, environment, last_line, prepare, without
-from benchmarks.recording_child import adopt_orphans
 from benchmarks.report import at_most, say
 
 STEPS = 100_000
 FEWER = {"tensorboard": 20_000, "wandb": 20_000, "aim": 5_000, "mlflow": 500}
 """Steps of the slow ones; their CPU is scaled up, their bytes counted without the empty store."""
 MEDIAN_US, P99_US, CPU_S, POINT_BYTES = 1.0, 5.0, 0.5, 14.0
-CHILD_TIMEOUT_S = 180
+CHILD_S = 180.0
 STARTED_S = 60.0
 LIVED_S = 2.0
 SURVIVORS_S = 3.0
 """How long processes that a recorder has besides the killed one may go on writing."""
+
+
+RATE = 1000.0
+"""Steps per second before the kill."""
+STRAY_S = 10.0
+"""Longest wait for processes that a recorder left behind."""
+_PR_SET_CHILD_SUBREAPER = 36
+
+Row = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,36 +76,6 @@ class Plan:
         return {NOTHING: 0, OURS: self.our_kills}.get(name, self.kills)
 
 
-class ChildError(Exception):
-    """A recorder that failed; the message is the last line of what it said."""
-
-
-def child(peers: Peers, folder: Path, mode: str, name: str, *args: str) -> dict[str, Any]:
-    """Run the child to its end; return its result. Raises ChildError."""
-    try:
-        done = subprocess.run(
-            command(peers, mode, name, folder, *args),
-            cwd=folder,
-            env=environment(folder),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=CHILD_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ChildError(f"no end in {CHILD_TIMEOUT_S} s") from error
-    if done.returncode != 0:
-        raise ChildError(last_line(done.stderr))
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def command(peers: Peers, mode: str, name: str, folder: Path, *args: str) -> list[str]:
-    """Return the command of a child whose recorder writes into `folder`/data."""
-    module = "benchmarks.recording_child"
-    return [str(peers.python), "-m", module, mode, name, str(folder / "data"), *args]
-
-
 @contextmanager
 def data_folder() -> Iterator[Path]:
     """Give a temporary folder with the empty folder `data` in it."""
@@ -105,20 +87,25 @@ def data_folder() -> Iterator[Path]:
 def measure_speed(peers: Peers, name: str, plan: Plan) -> dict[str, Any]:
     """Log as fast as it can in a fresh process and folder; read back what was stored."""
     with data_folder() as folder:
-        found = child(peers, folder, "speed", name, str(plan.steps(name)))
+        data = str(folder / "data")
+        found: dict[str, Any] = call(
+            peers.python, log_fast, name, data, plan.steps(name), home=folder, timeout_s=CHILD_S
+        )
         if name != NOTHING:
-            found["stored"] = child(peers, folder, "count", name)["steps"]
+            found["stored"] = call(
+                peers.python, count_stored, name, data, home=folder, timeout_s=CHILD_S
+            )
     return found
 
 
 def measure_kill(peers: Peers, name: str) -> dict[str, Any]:
     """Kill the recorder while it logs; return steps logged and lost."""
     with data_folder() as folder:
-        note = folder / "logged"
+        data, note = str(folder / "data"), folder / "logged"
         note.write_bytes(bytes(8))
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
-                command(peers, "paced", name, folder, str(note)),
+                child_command(peers.python, log_until_killed, name, data, str(note)),
                 cwd=folder,
                 env=environment(folder),
                 stdin=subprocess.DEVNULL,
@@ -136,7 +123,7 @@ def measure_kill(peers: Peers, name: str) -> dict[str, Any]:
                 process.wait()
             steps = _number(logged)
         _let_survivors_end()
-        read = child(peers, folder, "count", name)["steps"]
+        read = call(peers.python, count_stored, name, data, home=folder, timeout_s=CHILD_S)
     lost = max(0, steps - read)
     return {"logged": steps, "lost": lost, "lost_s": lost * lived_s / max(1, steps)}
 
@@ -256,6 +243,120 @@ def _brief(found: dict[str, Any]) -> str:
         f"{found['median_us']:.2f} µs, p99 {found['p99_us']:.1f}, "
         f"{found['cpu_s'] * 1e5 / found['steps']:.2f} s CPU per 10^5"
     )
+
+
+def made_up(steps: int) -> list[Row]:
+    """Return rows as a training makes them: loss, learning rate, accuracy, gradient norm.
+
+    Loss and norm are noisy 32-bit floats as a tensor gives them, the rate a 64-bit cosine, the
+    accuracy a share of 128 samples.
+    """
+    rng = random.Random(0)
+    rows = []
+    for step in range(steps):
+        done = step / steps
+        loss = 0.3 + 2 * math.exp(-8 * done) + rng.gauss(0, 0.05)
+        rate = 5e-4 * (1 + math.cos(math.pi * done))
+        right = min(128, max(0, round(120 + rng.gauss(0, 4))))
+        rows.append((loss, rate, right / 128, 1 + abs(rng.gauss(0, 0.3))))
+    losses, norms = (array("f", [row[i] for row in rows]).tolist() for i in (0, 3))
+    return [
+        (loss, row[1], row[2], norm) for loss, row, norm in zip(losses, rows, norms, strict=True)
+    ]
+
+
+def time_calls(log: Log, rows: Sequence[Row]) -> array[int]:
+    """Log every row; return the nanoseconds of each call."""
+    clock = time.perf_counter_ns
+    spent = array("q", bytes(8 * len(rows)))
+    for step, (loss, lr, acc, norm) in enumerate(rows):
+        began = clock()
+        log(step, loss, lr, acc, norm)
+        spent[step] = clock() - began
+    return spent
+
+
+def log_fast(name: str, data: str, steps: int) -> dict[str, Any]:
+    """Log all steps and finish, in a child process; return times, CPU and bytes."""
+    folder = Path(data)
+    rows = made_up(steps)
+    adopt_orphans()
+    log, finish = START[name](folder)
+    empty_bytes, cpu_before, began = folder_bytes(folder), tree_cpu(), time.perf_counter()
+    spent = time_calls(log, rows)
+    logged, live_bytes = time.perf_counter(), folder_bytes(folder)
+    finish()
+    finished = time.perf_counter()
+    await_children()
+    ordered = sorted(spent)
+    return {
+        "steps": steps,
+        "median_us": ordered[steps // 2] / 1e3,
+        "p99_us": ordered[math.ceil(0.99 * steps) - 1] / 1e3,
+        "max_us": ordered[-1] / 1e3,
+        "cpu_s": tree_cpu() - cpu_before,
+        "logging_s": logged - began,
+        "finish_s": finished - logged,
+        "empty_bytes": empty_bytes,
+        "live_bytes": live_bytes,
+        "bytes": folder_bytes(folder),
+    }
+
+
+def log_until_killed(name: str, data: str, note: str) -> None:
+    """Log at RATE, in a child process; write the number of logged steps into the file `note`."""
+    rows = made_up(100_000)
+    log, _ = START[name](Path(data))
+    with Path(note).open("r+b") as file:
+        logged = memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
+    due, step = time.perf_counter(), 0
+    while True:
+        log(step, *rows[step % len(rows)])
+        step += 1
+        logged[0] = step
+        due += 1 / RATE
+        pause = due - time.perf_counter()
+        if pause > 0:
+            time.sleep(pause)
+
+
+def count_stored(name: str, data: str) -> int:
+    """Return how many complete steps can be read back, in a child process."""
+    return STORED[name](Path(data))
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder; one that goes away meanwhile has none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                total += path.stat().st_size
+    return total
+
+
+def adopt_orphans() -> None:
+    """Let processes whose parent ends become children of this one, so that their CPU is counted."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def tree_cpu() -> float:
+    """Return the CPU seconds of this process and its children, those that ended included."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    total = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(child.cpu_times()[:4])  # user, system, and both of its own children
+    return total
+
+
+def await_children() -> None:
+    """Wait until no child is left, at most STRAY_S, and collect their CPU times."""
+    deadline = time.monotonic() + STRAY_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.02)
 
 
 def main() -> None:

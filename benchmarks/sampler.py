@@ -11,20 +11,26 @@ memory: a driver's own time is not in the numbers. Two processes are on each GPU
 from __future__ import annotations
 
 import argparse
+import ctypes
+import importlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.peers.environment import SAMPLERS, Peers, environment, last_line, prepare, without
+from benchmarks.child import ChildError, call
+from benchmarks.peers.environment import SAMPLERS, Peers, prepare, without
 from benchmarks.report import at_most, say
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RunStatus
+from stepscope.session.sampler import Sampler
 from tests.simulator.nvml_library import INCLUDE, build
 
 OURS = "stepscope"
@@ -32,7 +38,9 @@ GPUS = (1, 8)
 RATE_HZ = 10
 SHARE = 0.5
 """Percent of a core that sampling eight GPUs may take."""
-CHILD_TIMEOUT_S = 180
+CHILD_S = 180.0
+PERIOD_S = 1 / RATE_HZ
+WARM_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,35 +51,22 @@ class Plan:
     seconds: float = 10.0
 
 
-class ChildError(Exception):
-    """A sampler that failed; the message is the last line of what it said."""
-
-
-def child(python: Path, library: Path, name: str, gpus: int, seconds: float) -> dict[str, float]:
-    """Measure one sampler in a process of its own. Raises ChildError."""
-    with tempfile.TemporaryDirectory() as home:
+def measure_once(
+    python: Path, library: Path, name: str, gpus: int, seconds: float
+) -> dict[str, float]:
+    """Return what one sampler costs in a process of its own. Raises ChildError."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
         simulated = {
             "LD_PRELOAD": str(library),
             "CUDASIM": "0",
-            "CUDASIM_SHM": str(Path(home) / "shared"),
+            "CUDASIM_SHM": str(home / "shared"),
             "CUDASIM_DEVICES": str(gpus),
             "CUDASIM_NVML": f"pcie_bytes 1e11;process {os.getpid()} 500;process 1 300",
         }
-        command = [str(python), "-m", "benchmarks.sampling_child", name, str(seconds)]
-        try:
-            done = subprocess.run(
-                command,
-                env=environment(Path(home)) | simulated,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=CHILD_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ChildError(f"no end in {CHILD_TIMEOUT_S} s") from error
-    if done.returncode != 0:
-        raise ChildError(last_line(done.stderr))
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, float] = call(
+            python, sample, name, seconds, home=home, timeout_s=CHILD_S, variables=simulated
+        )
     return found
 
 
@@ -87,7 +82,7 @@ def measure(peers: Peers, library: Path, plan: Plan) -> dict[str, Any]:
             python = Path(sys.executable) if name == OURS else peers.python
             try:
                 for gpus in GPUS:
-                    one = child(python, library, name, gpus, plan.seconds)
+                    one = measure_once(python, library, name, gpus, plan.seconds)
                     found.setdefault(name, {}).setdefault(gpus, []).append(one)
                     say(f"round {number + 1}: {name}, {gpus} GPUs: {1e6 * one['cpu_s']:.0f} us CPU")
             except ChildError as error:
@@ -144,6 +139,100 @@ def figures(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     if "with_writing_s" in median:
         told["with_writing_us"] = 1e6 * median["with_writing_s"]
     return told
+
+
+class TickRecorder(Recorder):
+    """A recorder that also keeps how long each tick of the sampler took."""
+
+    costs: list[float]
+
+    def sample(self, values: Mapping[str, float | None]) -> None:
+        self.costs.append(values.get("sampler/cost") or 0.0)
+        super().sample(values)
+
+
+def sample_ours(seconds: float) -> dict[str, float]:
+    """Run the sampler's thread over a recorder that writes; count its thread alone, and all."""
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = TickRecorder(Path(folder), name="sampler")
+        recorder.costs = []
+        sampler = Sampler(recorder, allocator_index=None, period_s=PERIOD_S)
+        sampler.start()
+        assert sampler._thread.ident is not None
+        clock = time.pthread_getcpuclockid(sampler._thread.ident)
+        time.sleep(WARM_S)
+        calls_before = nvml_calls()
+        thread_before, process_before = time.clock_gettime(clock), time.process_time()
+        recorder.costs.clear()
+        time.sleep(seconds)
+        ticks = len(recorder.costs)
+        thread_s = time.clock_gettime(clock) - thread_before
+        process_s = time.process_time() - process_before
+        calls = nvml_calls() - calls_before
+        sampler.stop()
+        recorder.close(RunStatus.FINISHED)
+    return {
+        "ticks": ticks,
+        "cpu_s": thread_s / ticks,
+        "with_writing_s": process_s / ticks,
+        "wall_s": sum(recorder.costs) / ticks,
+        "calls": calls / ticks,
+    }
+
+
+def sample_peer(look: Callable[[], Any], seconds: float) -> dict[str, float]:
+    """Call `look` ten times a second, or as often as it can; count the CPU of the process."""
+    deadline = time.monotonic()
+    begin = deadline + WARM_S
+    end = begin + seconds
+    cpu_s = wall_s = 0.0
+    ticks = calls = 0
+    while deadline < end:
+        before = time.perf_counter(), time.process_time(), nvml_calls()
+        look()
+        if deadline >= begin:
+            wall_s += time.perf_counter() - before[0]
+            cpu_s += time.process_time() - before[1]
+            calls += nvml_calls() - before[2]
+            ticks += 1
+        deadline = max(deadline + PERIOD_S, time.monotonic())
+        time.sleep(max(0.0, deadline - time.monotonic()))
+    return {
+        "ticks": ticks,
+        "cpu_s": cpu_s / ticks,
+        "wall_s": wall_s / ticks,
+        "calls": calls / ticks,
+    }
+
+
+def nvitop() -> Callable[[], Any]:
+    """Return nvitop's snapshot of all GPUs."""
+    devices = importlib.import_module("nvitop").Device.all()
+    return lambda: [device.as_snapshot() for device in devices]
+
+
+def gpustat() -> Callable[[], Any]:
+    """Return gpustat's query of all GPUs."""
+    module = importlib.import_module("gpustat")
+    return lambda: module.new_query()
+
+
+def nvml_calls() -> int:
+    """Return the calls of NVML by this process, if its library counts them; else 0."""
+    try:
+        count = ctypes.CDLL("libnvidia-ml.so.1").cudasim_nvml_counts
+    except (OSError, AttributeError):
+        return 0
+    count.restype = ctypes.c_char_p
+    return sum(json.loads(count()).values())
+
+
+def sample(name: str, seconds: float) -> dict[str, float]:
+    """Return CPU and wall seconds and NVML calls of a tick, in a child process."""
+    if name == OURS:
+        return sample_ours(seconds)
+    peers = {"nvitop": nvitop, "gpustat": gpustat}
+    return sample_peer(peers[name](), seconds)
 
 
 def main() -> None:

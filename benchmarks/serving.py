@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,28 +114,10 @@ def await_charts(page: Page) -> None:
     page.locator("[data-testid=stepscope-live][data-ready]").wait_for(timeout=60_000)
 
 
-def polls(page: Page) -> int:
-    """Return how many answers the live charts have taken."""
-    live = page.get_by_test_id("stepscope-live")
-    return int(live.get_attribute("data-polls") or 0)
-
-
 def cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU time of a process, all its threads, without its children."""
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-@contextmanager
-def children_on(cores: Sequence[int] | None) -> Iterator[None]:
-    """Start processes inside on these cores only; None is all of them."""
-    before = os.sched_getaffinity(0)
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def free_port() -> int:

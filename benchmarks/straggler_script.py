@@ -12,9 +12,6 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -28,8 +25,6 @@ PHASES = {"input": 0.006, "forward": 0.012, "backward": 0.016, "optimizer": 0.00
 BASE_S = sum(PHASES.values())
 NOISE = 0.03
 BATCH = 8
-
-Around = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
 class Waits:
@@ -117,19 +112,6 @@ class WaitingSgd(torch.optim.SGD):
         return super().step(closure)
 
 
-def traced() -> Around:
-    """Start TraceML in a script of one's own; return what goes around each step."""
-    traceml = import_module("traceml_ai")
-    traceml.init(mode="auto")
-    around: Around = traceml.trace_step
-    return around
-
-
-def nothing(model: nn.Module) -> AbstractContextManager[None]:
-    """Go around a step without doing anything."""
-    return nullcontext()
-
-
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -138,23 +120,19 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0, help="share of the step, below 1")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--width", type=int, default=64, help="2048: averaging takes longest")
-    parser.add_argument("--traceml", action="store_true", help="with the lines TraceML asks for")
     options = parser.parse_args()
-    around = traced() if options.traceml else nothing
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     waits = Waits(options, dist.get_rank())
-    bare = Waiting(options.width, waits)
-    model = DistributedDataParallel(bare)
+    model = DistributedDataParallel(Waiting(options.width, waits))
     optimizer = WaitingSgd(model.parameters(), lr=0.001)
     optimizer.waits = waits
     samples = Samples(options.steps, options.width, waits)
     for inputs, targets in DataLoader(samples, batch_size=None):
-        with around(bare):
-            loss = (model(inputs) - targets).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
         waits.next_step()
     dist.barrier()
     # gloo's thread lets go of the last tensors, for which it needs Python's lock. Asked to end

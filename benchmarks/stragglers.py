@@ -1,17 +1,16 @@
 """Is a slow rank named, and only then? Delays planted in real torchrun jobs of four gloo ranks.
 
-    python -m benchmarks.stragglers [--runs 20] [--quick] [--no-peers]
+    python -m benchmarks.stragglers [--runs 20] [--quick]
 
 Each job is `straggler_script.py` under `stepscope watch`, with a delay of 5, 10 or 20 % of the step
 in the input, forward, backward or optimizer of one rank, another rank each time, or with none.
-After it `stepscope diagnose RUN --json` is asked: `right` is the rank and the phase, `wrong`
-another one, `none` no finding of kind straggler. Targets: right in 19 of 20 jobs at 10 and 20 % of
-each phase, no finding in 19 of 20 without a delay. Beside it TraceML, where it can be installed, on
-jobs of its own with the same delays: it knows the phases input and compute.
+Then `stepscope diagnose RUN --json` is read: `right` is the rank and the phase, `wrong` another
+one, `none` no finding of kind straggler. Targets: right in 19 of 20 jobs at 10 and 20 % of each
+phase, no finding in 19 of 20 without a delay.
 
-Steps sleep, as for a device, so that four ranks can share two cores: the numbers say whether a slow
-rank is told from chance, not how ranks that compute disturb each other. A job takes some 12 s on a
-quiet machine with two cores: 260 jobs some 55 min, with TraceML's 104 more 80 min; --quick 2 min.
+Steps sleep, as for a device, so that four ranks can share two cores: the numbers show whether a
+slow rank is distinguished from chance, not how ranks that compute disturb each other. A job takes
+some 12 s on a quiet machine with two cores: 260 jobs some 55 min; --quick 2 min.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.environment import STRAGGLERS, Peers, environment, prepare, without
+from benchmarks.peers.environment import environment
 from benchmarks.report import at_least, report, say, wait_for_quiet
 from benchmarks.straggler_script import PHASES
 
@@ -41,12 +40,6 @@ ENOUGH = 19 / 20
 SCRIPT = Path(__file__).with_name("straggler_script.py")
 TIMEOUT_S = 300
 NOTHING = "none"
-TRACEML = "traceml-ai"
-TRACEML_KINDS = {
-    "INPUT_STRAGGLER": ("input",),
-    "COMPUTE_STRAGGLER": ("forward", "backward", "optimizer"),
-}
-"""The phases that TraceML's kinds stand for; its plain STRAGGLER names a rank without a phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +72,7 @@ def jobs(runs: int, delays: Sequence[float]) -> Iterator[Planted]:
                 yield Planted(phase, delay, (number + place) % RANKS)
 
 
-def ours(planted: Planted, steps: int, home: Path) -> dict[str, Any] | None:
+def straggler_of(planted: Planted, steps: int, home: Path) -> dict[str, Any] | None:
     """Run a job under `stepscope watch`; return the finding of kind straggler, if there is one."""
     _torchrun(["-m", "stepscope.watch", str(SCRIPT), *planted.arguments(steps)], home)
     (folder,) = (home / "runs").iterdir()
@@ -93,73 +86,36 @@ def ours(planted: Planted, steps: int, home: Path) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def judged(planted: Planted, found: dict[str, Any] | None) -> str:
-    """Say whether a finding is right, wrong or none."""
+def compared(planted: Planted, found: dict[str, Any] | None) -> str:
+    """Return whether a finding is right, wrong or none."""
     if found is None:
         return "none"
     same = (found["rank"], found["phase"]) == (planted.rank, planted.phase)
     return "right" if same and planted.phase != NOTHING else "wrong"
 
 
-def traceml(planted: Planted, steps: int, home: Path, python: Path) -> dict[str, Any]:
-    """Run a job under TraceML; return the diagnosis of its summary."""
-    # Its command starts torchrun by itself, so a rank's own number is all that is the same.
-    command = [
-        *(str(python.with_name("traceml")), "run", str(SCRIPT), "--nproc-per-node", str(RANKS)),
-        *("--mode", "summary", "--logs-dir", str(home / "logs")),
-        *("--args", "--traceml", *planted.arguments(steps)),
-    ]
-    subprocess.run(
-        command, capture_output=True, timeout=TIMEOUT_S, check=True, env=environment(home), cwd=home
-    )
-    (summary,) = (home / "logs").glob("*/final_summary.json")
-    diagnosis: dict[str, Any] = json.loads(summary.read_text())["primary_diagnosis"]
-    return diagnosis
-
-
-def judged_traceml(planted: Planted, diagnosis: dict[str, Any]) -> str:
-    """Say whether TraceML's diagnosis is right, wrong, only the rank, or none."""
-    kind = diagnosis["kind"]
-    if "STRAGGLER" not in kind:
-        return "none"
-    named = diagnosis.get("evidence", {}).get("worst", {}).get("rank")
-    if planted.phase == NOTHING or named not in (None, planted.rank):
-        return "wrong"
-    if kind not in TRACEML_KINDS:
-        return "rank only"
-    return "right" if planted.phase in TRACEML_KINDS[kind] else "wrong"
-
-
-def measure(runs: int, delays: Sequence[float], steps: int, peers: Peers) -> dict[str, Any]:
-    """Run all jobs and count."""
+def measure(runs: int, delays: Sequence[float], steps: int) -> dict[str, Any]:
+    """Run all jobs; return the counts of right, wrong and none, and the targets."""
     counts: dict[str, Counter[str]] = {}
-    theirs: dict[str, Counter[str]] = {}
     shares: dict[str, list[float]] = {}
-    slowest, began = 0.0, time.monotonic()
+    slowest_s = 0.0
+    began = time.monotonic()
     planned = list(jobs(runs, delays))
     for number, planted in enumerate(planned):
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as name:
-            found = ours(planted, steps, Path(name))
-        counts.setdefault(planted.name, Counter())[judged(planted, found)] += 1
+            found = straggler_of(planted, steps, Path(name))
+        result = compared(planted, found)
+        counts.setdefault(planted.name, Counter())[result] += 1
         if found is not None:
             shares.setdefault(planted.name, []).append(found["share"])
-        slowest = max(slowest, time.monotonic() - start)
-        said = judged(planted, found)
-        if TRACEML in peers.versions and number < len(planned) * 2 / 5:
-            with tempfile.TemporaryDirectory() as name:
-                diagnosis = traceml(planted, steps, Path(name), peers.python)
-            answer = judged_traceml(planted, diagnosis)
-            theirs.setdefault(planted.name, Counter())[answer] += 1
-            said += f", TraceML {answer} ({diagnosis['kind']})"
-        say(f"{number + 1} of {len(planned)}: {planted.name}, rank {planted.rank}: {said}")
+        slowest_s = max(slowest_s, time.monotonic() - start)
+        say(f"{number + 1} of {len(planned)}: {planted.name}, rank {planted.rank}: {result}")
     return {
         "targets": targets(counts),
-        "ours": {name: dict(one) for name, one in counts.items()},
+        "counts": {name: dict(one) for name, one in counts.items()},
         "shares": {name: sum(found) / len(found) for name, found in shares.items()},
-        TRACEML: {name: dict(one) for name, one in theirs.items()},
-        "missing": peers.missing,
-        "slowest_job_s": slowest,
+        "slowest_job_s": slowest_s,
         "minutes": (time.monotonic() - began) / 60,
     }
 
@@ -208,16 +164,14 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a smoke run: one job of each at 10 %%"
     )
-    parser.add_argument("--no-peers", action="store_true", help="Stepscope alone")
     parser.add_argument("--wait-quiet", type=float, default=0, metavar="SECONDS")
     options = parser.parse_args()
-    runs, delays = (1, (0.1,)) if options.quick else (options.runs, DELAYS)
-    alone = options.no_peers or options.quick
-    peers = without("left out", STRAGGLERS) if alone else prepare(STRAGGLERS)
+    runs = 1 if options.quick else options.runs
+    delays = (0.1,) if options.quick else DELAYS
     wait_for_quiet(options.wait_quiet)
     load = os.getloadavg()[0]
     facts = {"runs": runs, "delays": delays, "steps": options.steps, "ranks": RANKS}
-    report("stragglers", facts, load, measure(runs, delays, options.steps, peers))
+    report("stragglers", facts, load, measure(runs, delays, options.steps))
 
 
 if __name__ == "__main__":

@@ -14,18 +14,16 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.child import ChildError
 from benchmarks.pairs import AGAIN, BARE
-from benchmarks.peers.adapters import FLOOR, OURS
+from benchmarks.peers.adapters import OURS
 from benchmarks.peers.environment import ROOT, environment, last_line
 from benchmarks.report import say
 from stepscope.metrics import Stream
 from stepscope.store import StoreReader
 
 WATCH = "watch"
-INLINE = (OURS, FLOOR)
-"""Ways whose calls can be left out: a second block of the same process does so."""
-NOT_LOGGED = {way: f"{way}, not logged" for way in INLINE}
-SCRIPT = ROOT / "benchmarks" / "training_child.py"
+SCRIPT = ROOT / "benchmarks" / "overhead_script.py"
 ANSWER_TIMEOUT_S = 90.0
 
 
@@ -35,10 +33,6 @@ class Cores:
 
     training: Sequence[int]
     waiting: Sequence[int]
-
-
-class ChildError(Exception):
-    """A script that did not start or ended; the message is the last line of its output."""
 
 
 class Trainee:
@@ -55,8 +49,8 @@ class Trainee:
         os.mkfifo(results)
         # For reading and writing, so that opening it waits for nobody.
         self._results = os.open(results, os.O_RDWR)
-        own = BARE if way in (AGAIN, WATCH) else way
-        script = [str(SCRIPT), own, str(folder / "data"), str(width), str(results), device]
+        recorder = BARE if way in (AGAIN, WATCH) else way
+        script = [str(SCRIPT), recorder, str(folder / "data"), str(width), str(results), device]
         runner = ["-m", "stepscope.watch", "--runs", str(folder / "data")] if way == WATCH else []
         with (folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
@@ -76,9 +70,9 @@ class Trainee:
         self._training = int(self.answer()[0])
 
     def train(self, steps: int) -> list[float]:
-        """Let it train; return seconds and CPU seconds. Negative `steps` are not logged."""
+        """Let it train; return seconds and CPU seconds."""
         assert self._process.stdin is not None
-        self.trained += abs(steps) if self._way == WATCH else max(0, steps)
+        self.trained += steps
         try:
             print(steps, file=self._process.stdin, flush=True)
         except BrokenPipeError as error:
@@ -162,9 +156,7 @@ def take_turns(
     taken = []
     for way in blocks:
         running[way].place(cores.training)
-        running[way].train(-steps // 4)  # its memory is no longer in the caches
-        pair = [(way, steps), (NOT_LOGGED[way], -steps)] if way in INLINE else [(way, steps)]
-        for name, count in pair if len(taken) % 2 else reversed(pair):
-            taken.append((name, running[way].train(count)))
+        running[way].train(max(1, steps // 4))  # its memory is no longer in the caches
+        taken.append((way, running[way].train(steps)))
         running[way].place(cores.waiting)
     return taken

@@ -4,9 +4,9 @@
 
 The scripts in SCRIPTS are fetched at a commit into `--clones` (benchmarks/.clones); a clone that is
 there is used as it is. Each is unpacked into DIR with small data made on the spot, becomes a
-repository of its own there, and is tuned. The printed patch is applied as a second commit, and
-`pytorch_autotune.quick_optimize` as a third where it can be applied; `stepscope lab` measures both
-against the original. DIR has a JSON file for each script; a second call does the others.
+repository of its own there, and is tuned. The printed patch is applied as a second commit, which
+`stepscope lab` measures against the original. DIR has a JSON file for each script; a second call
+does the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.report import report, say
 from stepscope.lab.script_plan import with_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
-PATCHED, QUICK = "patched", "quick"
+PATCHED = "patched"
 EXAMPLES = ("https://github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
 NANO_GPT = ("https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291")
 MIN_GPT = ("https://github.com/karpathy/minGPT", "37baab71b9abea1b76ab957409a1cc2fbfba8a26")
@@ -103,8 +103,7 @@ def mnist(folder: Path) -> None:
 class Script:
     """A public script: `file` in `folder` of `source`, a repository's URL and commit.
 
-    `cuda` are changed arguments on a GPU, `without` are paths that `data` replaces. After the line
-    that starts with `quick`, the variables `model` and `optimizer` can be replaced.
+    `cuda` are changed arguments on a GPU, `without` are paths that `data` replaces.
     """
 
     source: tuple[str, str]
@@ -115,13 +114,12 @@ class Script:
     data: Callable[[Path], None] = no_data
     needs: Sequence[str] = ()
     without: Sequence[str] = ()
-    quick: str = ""
 
 
 MNIST_PACKAGES = ("torchvision",)
 
 
-def of_basics(folder: str, optimizer: str) -> Script:
+def of_basics(folder: str) -> Script:
     """Return a script of yunjey/pytorch-tutorial that trains on MNIST."""
     return Script(
         source=BASICS,
@@ -129,7 +127,6 @@ def of_basics(folder: str, optimizer: str) -> Script:
         file="main.py",
         data=basics,
         needs=MNIST_PACKAGES,
-        quick=f"optimizer = torch.optim.{optimizer}(",
     )
 
 
@@ -148,7 +145,6 @@ SCRIPTS: dict[str, Script] = {
             "--batch_size=32",
         ),
         data=tokens,
-        quick="optimizer = model.configure_optimizers(",
     ),
     "minGPT chargpt": Script(
         source=MIN_GPT,
@@ -168,7 +164,6 @@ SCRIPTS: dict[str, Script] = {
         arguments=("--work-dir", "{out}", "--num-workers", "0", "--device", "cpu"),
         cuda=("--device", "cuda"),
         needs=("tensorboard",),
-        quick="    optimizer = torch.optim.AdamW(",
     ),
     "word_language_model": Script(
         source=EXAMPLES,
@@ -178,7 +173,6 @@ SCRIPTS: dict[str, Script] = {
         cuda=("--accel", "--emsize", "400", "--nhid", "400"),
         data=words,
         without=("*/wikitext-2/train.txt",),
-        quick="    optimizer = torch.optim.AdamW(",
     ),
     "gat": Script(
         source=EXAMPLES,
@@ -223,7 +217,6 @@ SCRIPTS: dict[str, Script] = {
         file="main.py",
         data=mnist,
         needs=MNIST_PACKAGES,
-        quick="    optimizer = optim.Adadelta(",
     ),
     "vae": Script(
         source=EXAMPLES,
@@ -231,11 +224,10 @@ SCRIPTS: dict[str, Script] = {
         file="main.py",
         data=mnist,
         needs=MNIST_PACKAGES,
-        quick="optimizer = optim.Adam(",
     ),
-    "logistic_regression": of_basics("01-basics/logistic_regression", "SGD"),
-    "feedforward": of_basics("01-basics/feedforward_neural_network", "Adam"),
-    "convolutional": of_basics("02-intermediate/convolutional_neural_network", "Adam"),
+    "logistic_regression": of_basics("01-basics/logistic_regression"),
+    "feedforward": of_basics("01-basics/feedforward_neural_network"),
+    "convolutional": of_basics("02-intermediate/convolutional_neural_network"),
     "siamese_network": Script(
         source=EXAMPLES, folder="siamese_network", file="main.py", data=mnist, needs=MNIST_PACKAGES
     ),
@@ -313,18 +305,6 @@ def apply(diff: str, file: Path) -> str:
             one.unlink(missing_ok=True)
 
 
-def with_quick_optimize(content: str, script: Script) -> str | None:
-    """Return the script with quick_optimize after its optimizer; None if it cannot be applied."""
-    lines = content.splitlines(keepends=True)
-    at = next((i for i, line in enumerate(lines) if line.startswith(script.quick or "\0")), None)
-    if at is None or importlib.util.find_spec("pytorch_autotune") is None:
-        return None
-    indent = " " * (len(lines[at]) - len(lines[at].lstrip()))
-    new = f"{indent}import pytorch_autotune; model, optimizer, _ = "
-    return "".join([*lines[: at + 1], f"{new}pytorch_autotune.quick_optimize(model)\n",
-                    *lines[at + 1 :]])  # fmt: skip
-
-
 def stepscope(command: str, words: Sequence[str], cwd: Path, log: Path) -> int:
     """Run a command of stepscope with its output in a file; return the exit code."""
     # The current folder, also that of another revision, has the package of some scripts.
@@ -358,19 +338,12 @@ def measure(script: Script, own: Path, options: argparse.Namespace) -> dict[str,
     found: dict[str, Any] = {"seconds": took, "status": sweep["status"], "reason": sweep["reason"]}
     found["variants"] = {variant["name"]: variant["text"] for variant in sweep["variants"]}
     found["tune"] = chosen(sweep["best"]) if sweep["best"] else None
-    content, tags = (folder / script.file).read_text("utf-8"), []
     if sweep["best"] and (sweep_folder / "patch.json").is_file():
         patch = json.loads((sweep_folder / "patch.json").read_text("utf-8"))
         found |= {"lines": added(patch["diff"]), "by_hand": len(patch["by_hand"])}
         if patch["diff"]:
             commit(folder, script.file, apply(patch["diff"], folder / script.file), PATCHED)
-            tags.append(PATCHED)
-    quick = with_quick_optimize(content, script)
-    if quick is not None:
-        commit(folder, script.file, quick, QUICK)
-        tags.append(QUICK)
-    if tags:
-        found |= compared(call, tags, folder, own, options.max_rounds)
+            found |= compared(call, folder, own, options.max_rounds)
     return found
 
 
@@ -390,29 +363,26 @@ def last_line(log: Path) -> str:
     return (log.read_text("utf-8").strip().splitlines() or ["no output"])[-1][:300]
 
 
-def compared(
-    call: Sequence[str], tags: Sequence[str], folder: Path, own: Path, max_rounds: int
-) -> dict[str, Any]:
-    """Return the factors of the tags against the original, and the change of peak memory."""
+def compared(call: Sequence[str], folder: Path, own: Path, max_rounds: int) -> dict[str, Any]:
+    """Return the patch's factor against the original, and the change of peak memory."""
     shutil.rmtree(own / "lab", ignore_errors=True)
-    variants = [word for tag in tags for word in ("--variant", f"rev:{tag}")]
     files = ["--folder", str(own / "lab"), "--json", str(own / "lab.json")]
     rounds = ["--no-combination", "--max-rounds", str(max_rounds)]
-    code = stepscope("lab", [*variants, *rounds, *files, *call], folder, own / "lab.log")
-    sweep = json.loads((own / "lab.json").read_text("utf-8")) if code == 0 else None
-    if sweep is None:
+    words = ["--variant", f"rev:{PATCHED}", *rounds, *files, *call]
+    code = stepscope("lab", words, folder, own / "lab.log")
+    if code:
         return {"lab": f"exit code {code}: {last_line(own / 'lab.log')}"}
-    found: dict[str, Any] = {}
-    for tag, variant in zip(tags, sweep["variants"], strict=True):
-        found[tag] = {"text": variant["text"]}
-        if variant["effect"] is not None:
-            found[tag] |= {key: 1 + variant[key] for key in ("effect", "low", "high")}
-            for key in ("peak_allocated", "peak_process"):
-                before, after = (one["metrics"][key] for one in (sweep["baseline"], variant))
-                if before and after:
-                    found[tag]["peak"] = after / before - 1
-                    break
-    return found
+    sweep = json.loads((own / "lab.json").read_text("utf-8"))
+    (variant,) = sweep["variants"]
+    patched: dict[str, Any] = {"text": variant["text"]}
+    if variant["effect"] is not None:
+        patched |= {key: 1 + variant[key] for key in ("effect", "low", "high")}
+        for key in ("peak_allocated", "peak_process"):
+            before, after = sweep["baseline"]["metrics"][key], variant["metrics"][key]
+            if before and after:
+                patched["peak"] = after / before - 1
+                break
+    return {PATCHED: patched}
 
 
 def within(result: Mapping[str, Any]) -> bool | None:
@@ -433,12 +403,12 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
     lines = [
         "| Script | Settings | Factor | Patch: lines (by hand) | Patch: factor | Within "
-        "| Peak memory | quick_optimize | Minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| Peak memory | Minutes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, one in results.items():
         if "seconds" not in one:
-            lines.append(f"| {name} | not measured: {one['reason']} | | | | | | | |")
+            lines.append(f"| {name} | not measured: {one['reason']} | | | | | | |")
             continue
         tuned, patched = one["tune"], one.get(PATCHED, {})
         settings = " + ".join(tuned["settings"]) if tuned else "nothing pays"
@@ -448,7 +418,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         peak = f"{patched['peak']:+.1%}" if "peak" in patched else ""
         agrees = {None: "", True: "yes", False: "no"}[within(one)]
         cells = [settings, factor(tuned), count, factor(patched), agrees, peak]
-        cells += [factor(one.get(QUICK)), f"{one['seconds'] / 60:.0f}"]
+        cells.append(f"{one['seconds'] / 60:.0f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

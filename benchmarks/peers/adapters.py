@@ -8,7 +8,6 @@ read back with all four metrics. Only the recorder that is asked for is imported
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -45,39 +44,6 @@ def start_stepscope(folder: Path) -> Started:
         rec.step(loss=loss, lr=lr, acc=acc, norm=norm)
 
     return log, rec.close
-
-
-def start_floor(_folder: Path) -> Started:
-    """Return the least that a recorder in Python can do: keep the time and the numbers."""
-    rows: list[tuple[float, ...]] = []
-
-    def log(step: int, loss: Any, lr: float, acc: float, norm: float) -> None:
-        rows.append((time.time(), loss.item(), lr, acc, norm))
-
-    return log, rows.clear
-
-
-def start_floor_hooks() -> None:
-    """Wrap the calls that `stepscope watch` wraps, to do the least: keep the time and the loss."""
-    torch = import_module("torch")
-    rows: list[tuple[float, float, float]] = []
-    loss = 0.0
-    original, zero_original = torch.autograd.backward, torch.optim.Optimizer.zero_grad
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal loss
-        result = original(tensors, *args, **kwargs)
-        loss = tensors.item()
-        return result
-
-    def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return zero_original(optimizer, *args, **kwargs)
-
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        rows.append((time.time(), loss, optimizer.param_groups[0]["lr"]))
-
-    torch.autograd.backward, torch.optim.Optimizer.zero_grad = backward, zero_grad
-    import_module("torch.optim.optimizer").register_optimizer_step_post_hook(after_step)
 
 
 def stored_in_stepscope(folder: Path) -> int:
@@ -240,11 +206,10 @@ def stored_in_mlflow(folder: Path) -> int:
     )
 
 
-NOTHING, OURS, FLOOR = "nothing", "stepscope", "floor"
-FLOOR_HOOKS = "floor_hooks"
+NOTHING = "nothing"
+OURS = "stepscope"
 START: dict[str, Callable[[Path], Started]] = {
     NOTHING: start_nothing,
-    FLOOR: start_floor,
     OURS: start_stepscope,
     "trackio": start_trackio,
     "tensorboard": start_tensorboard,

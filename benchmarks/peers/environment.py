@@ -6,8 +6,7 @@ makes `benchmarks/.venv-peers` from `requirements.txt` (some minutes and about 1
 and says which of them can be used. All recorders, ours too, are then measured with its Python. It
 sees this project's packages, torch among them, after its own. A recorder that cannot be installed
 or imported is `missing` with the reason, and the benchmarks go on without it. The samplers are in
-`benchmarks/.venv-samplers` (10 MB), from `samplers.txt`, what names slow ranks in
-`benchmarks/.venv-stragglers`, from `stragglers.txt`.
+`benchmarks/.venv-samplers` (10 MB), from `samplers.txt`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmarks.report import say
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_TIMEOUT_S = 1200
 PROBE_TIMEOUT_S = 120
-IMPORTED = {"tensorboard": "torch.utils.tensorboard", "traceml-ai": "traceml_ai"}
+IMPORTED = {"tensorboard": "torch.utils.tensorboard"}
 """What proves that a recorder works, where it is not the module of its own name."""
 
 
@@ -42,9 +41,6 @@ class Room:
 
 
 RECORDERS = Room(ROOT / "benchmarks" / ".venv-peers", Path(__file__).with_name("requirements.txt"))
-STRAGGLERS = Room(
-    ROOT / "benchmarks" / ".venv-stragglers", Path(__file__).with_name("stragglers.txt")
-)
 SAMPLERS = Room(ROOT / "benchmarks" / ".venv-samplers", Path(__file__).with_name("samplers.txt"))
 
 

@@ -173,8 +173,7 @@ def test_many_ranks_are_readable_in_both_themes_and_on_a_phone(
     browser: Browser, server: Server
 ) -> None:
     folder = server.runs / "job-of-16"
-    command = [sys.executable, "-m", "benchmarks.recorded_job", str(folder), "16", "2000"]
-    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, capture_output=True)
+    record(folder, steps=200, ranks=15)
     for width in (1400, 400):
         with window(browser, width) as page:
             page.goto(f"{server.url}/?run={folder.name}")
@@ -182,12 +181,12 @@ def test_many_ranks_are_readable_in_both_themes_and_on_a_phone(
             assert violations(page) == []
 
 
-def record(folder: Path, steps: int, first: int = 0) -> None:
-    """Write an ended job of two ranks; a host's own folder has ranks from `first` on."""
+def record(folder: Path, steps: int, first: int = 0, ranks: int = 2) -> None:
+    """Write an ended job; one more rank has written nothing. A host's folder begins at `first`."""
     folder.mkdir(parents=True)
-    for number in range(2):
+    for number in range(ranks):
         recorder = Recorder(folder, name="train", rank=number)
-        recorder.describe(rank=first + number, world_size=first + 3, device="cpu")
+        recorder.describe(rank=first + number, world_size=first + ranks + 1, device="cpu")
         for step in range(1, steps + 1):
             recorder.log(step, {"perf/step_time": 0.1 * step, "train/loss": 1.0})
         recorder.close(RunStatus.FINISHED)

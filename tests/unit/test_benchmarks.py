@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks import (
-    gate_truth,
-    gate_truth_script,
-    lab_truth,
-    lab_truth_workload,
-    pairs,
-    tune_scripts,
-)
+from benchmarks import child, gate_truth, gate_truth_script, long_runs, pairs, reader, tune_scripts
 from stepscope.lab.folder import Trial
-from trainer.workloads.task import TensorSplit
 
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:
@@ -44,53 +34,6 @@ def test_an_interval_holds_the_median_and_narrows_with_the_values() -> None:
     assert few["interval_95"] == [1.0, 3.0]
     assert many["interval_95"][1] - many["interval_95"][0] < 2.0
     assert pairs.interval([]) == {"median": None, "interval_95": None}
-
-
-def test_the_planted_delay_makes_each_step_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-
-    def now() -> float:
-        clock[0] += 1e-6  # what a look at the clock takes
-        return clock[0]
-
-    monkeypatch.setattr(lab_truth_workload.time, "perf_counter", now)
-    inner = TensorSplit.of(torch.zeros(4, 1), torch.zeros(4))
-    ends = []
-    split = lab_truth_workload.SlowedSplit(inner, 1.05)
-    wait_s = lab_truth_workload.DEVICE_S
-    for step_s in (0.002, 0.004, 0.001):
-        split.take(torch.arange(2))
-        ends.append(clock[0])
-        clock[0] += step_s
-    split.take(torch.arange(2))
-    taken = [b - a for a, b in pairwise([*ends, clock[0]])]
-    longer = [1.05 * (step_s + wait_s) for step_s in (0.002, 0.004, 0.001)]
-    assert taken == pytest.approx(longer, abs=4e-6)
-
-
-def test_a_sweep_counts_as_right_if_the_delay_lies_in_its_interval() -> None:
-    def variant(verdict: str, low: float, high: float) -> dict[str, Any]:
-        return {"verdict": verdict, "low": low, "high": high, "text": verdict}
-
-    def sweep(delayed: dict[str, Any], no_op: dict[str, Any]) -> dict[str, Any]:
-        progress = {"done": 30}
-        return {
-            "status": "finished",
-            "variants": [delayed, no_op],
-            "drift": None,
-            "progress": progress,
-        }
-
-    right = lab_truth.judged(
-        sweep(variant("slower", -0.06, -0.04), variant("undecided", -0.02, 0.05))
-    )
-    assert (right["delay_found"], right["no_op_different"]) == (True, False)
-    wrong = lab_truth.judged(sweep(variant("slower", -0.04, -0.03), variant("faster", 0.02, 0.05)))
-    assert (wrong["delay_found"], wrong["no_op_different"]) == (False, True)
-    unsure = lab_truth.judged(
-        sweep(variant("undecided", -0.06, 0.01), variant("no_difference", 0, 0))
-    )
-    assert (unsure["delay_found"], unsure["no_op_different"]) == (False, False)
 
 
 def test_a_planted_slowdown_is_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,3 +95,17 @@ def test_the_patch_of_a_public_script_is_applied_and_compared(tmp_path: Path) ->
     assert tune_scripts.within(tuned | {"patched": {"effect": 1.2}}) is True
     assert tune_scripts.within(tuned | {"patched": {"effect": 1.05}}) is False
     assert tune_scripts.within({"tune": None}) is None
+
+
+@pytest.mark.parametrize("read", reader.READS)
+def test_each_read_of_a_long_run_returns_points(tmp_path: Path, read: str) -> None:
+    long_runs.write_ours(tmp_path, 3000)
+    assert reader.READ[reader.OURS, read](tmp_path, 3000) >= 30
+
+
+def test_a_child_returns_the_functions_result_or_the_last_line_of_its_error(tmp_path: Path) -> None:
+    python = Path(sys.executable)
+    found = child.call(python, pairs.order, ["x", "y"], 3, 0, home=tmp_path, timeout_s=60)
+    assert found == pairs.order(["x", "y"], 3, 0)
+    with pytest.raises(child.ChildError, match=r"^TypeError: .*order"):
+        child.call(python, pairs.order, [], home=tmp_path, timeout_s=60)

@@ -1,13 +1,12 @@
 """A training script whose step takes a given time, 0.8 ms at first, for `overhead.py`.
 
-    python benchmarks/training_child.py WAY FOLDER WIDTH RESULTS [DEVICE]
+    python benchmarks/overhead_script.py RECORDER FOLDER WIDTH RESULTS [DEVICE]
 
-WAY is `bare`, or the recorder that each step is logged to (`floor_hooks`: see peers/adapters.py).
-For each line `STEPS` on stdin it trains that many steps and writes to the named pipe RESULTS the
-seconds and the CPU seconds of the whole process; the first line there is its process number. With a
-minus sign the steps are not logged. `calibrate` as WAY writes the width that fits instead, where
-WIDTH is the time of a step in µs. The script knows nothing of `stepscope watch`, which runs it as
-it would any other.
+RECORDER is `bare`, or the recorder that each step is logged to. For each line `STEPS` on stdin it
+trains that many steps and writes to the named pipe RESULTS the seconds and the CPU seconds of the
+whole process; the first line there is its process number. `calibrate` as RECORDER writes the width
+that fits instead, where WIDTH is the time of a step in µs. The script knows nothing of
+`stepscope watch`, which runs it as it would any other.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.peers.adapters import FLOOR, FLOOR_HOOKS, OURS, START, Log, start_floor_hooks
+from benchmarks.pairs import BARE
+from benchmarks.peers.adapters import OURS, START, Log
 
 BATCH = {"cpu": 32, "cuda": 1024}
 INPUTS, CLASSES = 64, 10
@@ -104,29 +104,27 @@ def fitting_width(step_s: float, device: str) -> int:
 
 def main() -> None:
     """Train when asked to, until stdin ends."""
-    way, folder, width, results, device = [*sys.argv[1:], "cpu"][:5]
+    recorder, folder, width, results, device = [*sys.argv[1:], "cpu"][:5]
     torch.set_num_threads(1)
     answers = os.open(results, os.O_WRONLY)
 
     def answer(*values: float) -> None:
         os.write(answers, (" ".join(map(repr, values)) + "\n").encode())
 
-    if way == "calibrate":
+    if recorder == "calibrate":
         answer(fitting_width(float(width) * 1e-6, device))
         return
     step, optimizer = training_step(int(width), device)
-    bare = step
-    finish: Callable[[], None] = lambda: None  # noqa: E731
-    if way == FLOOR_HOOKS:
-        start_floor_hooks()
-    elif way != "bare":
-        log, finish = START[way](Path(folder))
-        step = logged(step, optimizer, log, tensors=way in (OURS, FLOOR))
+    finish = None
+    if recorder != BARE:
+        log, finish = START[recorder](Path(folder))
+        step = logged(step, optimizer, log, tensors=recorder == OURS)
     train(WARM_STEPS, step)
     answer(os.getpid())
     for line in sys.stdin:
-        answer(*train(abs(int(line)), step if int(line) > 0 else bare))
-    finish()
+        answer(*train(int(line), step))
+    if finish is not None:
+        finish()
 
 
 if __name__ == "__main__":
