@@ -1,12 +1,10 @@
 """The other recorders, and the other samplers, in virtual environments of their own.
 
-    python -m benchmarks.peers.environment
-
-makes `benchmarks/.venv-peers` from `requirements.txt` (some minutes and about 1.5 GB, once)
-and says which of them can be used. All recorders, ours too, are then measured with its Python. It
-sees this project's packages, torch among them, after its own. A recorder that cannot be installed
-or imported is `missing` with the reason, and the benchmarks go on without it. The samplers are in
-`benchmarks/.venv-samplers` (10 MB), from `samplers.txt`.
+`prepare` makes `benchmarks/.venv-peers` from `requirements.txt` (some minutes and about 1.5 GB,
+once) and finds which of them can be used. All recorders, ours too, are then measured with its
+Python. It sees this project's packages, torch among them, after its own. A recorder that cannot be
+installed or imported is `missing` with the reason, and the benchmarks go on without it. The
+samplers are in `benchmarks/.venv-samplers` (10 MB), from `samplers.txt`.
 """
 
 from __future__ import annotations
@@ -174,17 +172,3 @@ def _probe(module: str, room: Room) -> str | None:
     except subprocess.TimeoutExpired:
         return f"cannot be imported: no answer in {PROBE_TIMEOUT_S} s"
     return None if done.returncode == 0 else f"cannot be imported: {last_line(done.stderr)}"
-
-
-def main() -> None:
-    """Make the environment and say what is in it."""
-    peers = prepare()
-    print(
-        json.dumps(
-            {"python": str(peers.python), "versions": peers.versions, "missing": peers.missing}
-        )
-    )
-
-
-if __name__ == "__main__":
-    main()
