@@ -149,11 +149,16 @@ def half_widths(variants: int, count: int) -> dict[str, float]:
     """Return mean half-widths after the first look, by the plan's baseline runs and with one."""
     random = np.random.default_rng(0)
     found = {}
-    for name, world in (("planned", equal(variants)), ("one baseline run", equal(variants, runs=1))):
+    for name, world in (
+        ("planned", equal(variants)),
+        ("one baseline run", equal(variants, runs=1)),
+    ):
         widths: list[float] = []
         for _ in range(count):
             ratios = world.log_ratios(random)[: LOOKS[0]]
-            results = judge({str(variant): ratios[:, variant] for variant in range(variants)}, RULES)
+            results = judge(
+                {str(variant): ratios[:, variant] for variant in range(variants)}, RULES
+            )
             widths += [np.log1p(one.high) - np.log1p(one.low) for one in results.values()]
         found[name] = float(np.mean(widths)) / 2
     return found
