@@ -20,8 +20,9 @@ from stepscope.gpu.machine_state import DeviceState, HostState, MachineState, ma
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import open_source
 
-NARROWEST, WIDEST_BAR = 40, 24
-WATCHED_S = 5.0  # Minimum window of throttling times; a shorter one shows those since driver load.
+MIN_COLUMNS = 40
+BAR_COLUMNS = 24
+MIN_WINDOW_S = 5.0  # Of throttling times; a shorter one shows those since the driver was loaded.
 INDENT = "   "
 MARKS = {
     HealthStatus.OK: "ok",
@@ -34,7 +35,7 @@ SEPARATOR = " · "
 
 def table(view: MachineState, columns: int) -> list[str]:
     """Return the lines for a terminal of this width."""
-    width = max(NARROWEST, columns)
+    width = max(MIN_COLUMNS, columns)
     lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width)]
     if view.reason is not None:
         return [*lines, "", *wrapped([*view.reason.split(" ")], width, separator=" ")]
@@ -51,7 +52,7 @@ def block(device: DeviceState, width: int) -> list[str]:
     for parts in (_activity(device), _memory(device), _heat(device), _clocks(device)):
         lines += wrapped(parts, width, INDENT)
     text = throttle_text(device.throttled, device.throttle_window_s)
-    if device.throttle_window_s < WATCHED_S:
+    if device.throttle_window_s < MIN_WINDOW_S:
         total = {key: device.values[key] for key in REASONS if key in device.values}
         text = throttle_text(total, None)
     lines += wrapped(f"Clocks {text[:1].lower()}{text[1:]}".split(" "), width, INDENT, " ")
@@ -146,16 +147,16 @@ def _bar(percent: float | None) -> str:
     """Return a bar; "" for None."""
     if percent is None:
         return ""
-    full = round(min(100.0, max(0.0, percent)) / 100 * WIDEST_BAR)
-    return f"  {'█' * full}{'░' * (WIDEST_BAR - full)}"
+    full = round(min(100.0, max(0.0, percent)) / 100 * BAR_COLUMNS)
+    return f"  {'█' * full}{'░' * (BAR_COLUMNS - full)}"
 
 
 def _heat(device: DeviceState) -> Iterator[str]:
-    facts = device.facts
-    limits = (
-        {} if facts is None else {"slows down": facts.temp_slowdown, "off": facts.temp_shutdown}
-    )
-    thresholds = [f"{word} at {at:.0f}" for word, at in limits.items() if at is not None]
+    thresholds = []
+    if device.facts is not None and device.facts.temp_slowdown is not None:
+        thresholds.append(f"slows down at {device.facts.temp_slowdown:.0f}")
+    if device.facts is not None and device.facts.temp_shutdown is not None:
+        thresholds.append(f"off at {device.facts.temp_shutdown:.0f}")
     after = f" ({', '.join(thresholds)})" if thresholds else ""
     yield _value(device, "gpu/temp", "{:.0f} °C", "Temperature") + after
     if "gpu/temp_mem" in device.values:
@@ -233,10 +234,13 @@ EXAMPLES = (
 )
 
 FIRST_WAIT_S = 0.3  # Pause between the first two samples, which give process loads and activity.
-SILENT_S = 15.0  # timeout of a driver call
-END_S = 1.0
+SILENT_S = 15.0  # Timeout of a driver call.
+END_S = 1.0  # Timeout of the call that disables the activity counters.
 
-HOME, CLEAR, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"
+HOME = "\x1b[H"
+CLEAR = "\x1b[2J"
+CLEAR_LINE = "\x1b[K"
+CLEAR_BELOW = "\x1b[J"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -192,7 +192,8 @@ def _disk(folder: Path, what: str) -> int | None:
 
 
 GET_TORCH = "Install a CUDA build for this driver: https://pytorch.org/get-started."
-MIN_FREE_BYTES = MIN_SHARED_MEMORY_BYTES = 2**30
+MIN_FREE_BYTES = 2**30
+MIN_SHARED_MEMORY_BYTES = 2**30
 
 EXAMPLES = ("stepscope doctor", "stepscope doctor --json")
 

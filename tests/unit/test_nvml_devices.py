@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 
 import pynvml
 import pytest
@@ -12,11 +13,19 @@ from stepscope.gpu.device_info import DeviceProperties
 from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, PERMISSION, RETRY_S
-from stepscope.gpu.nvml_queries import SamplingTier
+from stepscope.gpu.nvml_queries import KEYS, SamplingTier
 from stepscope.gpu.nvml_reader import ONE_READING
 from stepscope.gpu.processes import GRAPHICS_S, NOT_LISTED, SM_S, GpuProcess
 from stepscope.gpu.source import NvmlSource
-from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
+from tests.support.fake_nvml import (
+    GIB,
+    PLAIN,
+    FakeClock,
+    FakeGpu,
+    FakeNvml,
+    FakeProcess,
+    install,
+)
 
 A, B, SLICE = "GPU-aaaa", "GPU-bbbb", "MIG-1111"
 ME = os.getpid()
@@ -328,3 +337,28 @@ def test_who_arms_last_disarms(
     assert "gpu/sm_active" not in values, "the mean over the break is nothing"
     clock.now += 0.5
     assert "gpu/sm_active" in source.read(A, SamplingTier.MEDIUM)
+
+
+CODES = (1, 2, 3, 4, 6, 7, 9, 10, 13, 15, 16, 18, 21, 25, 28, 999)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_under_any_errors_each_gap_has_a_reason_and_nothing_is_raised(
+    divided: NvmlSource, library: FakeNvml, clock: FakeClock, seed: int
+) -> None:
+    library.gpus[1].activity = BUSY
+    library.gpus[1].processes = [FakeProcess(ME, None, sm=300, stamp=3)]
+    chance = random.Random(seed)
+    functions = [f"nvmlDeviceGet{name}" for name in PLAIN]
+    functions += [name[1:] for name in vars(FakeNvml) if name.startswith("_nvml")]
+    functions.remove("nvmlErrorString")
+    machine = MachineMonitor(lambda: divided, clock=clock)
+    machine.arm(True)
+    for _ in range(20):
+        failing = chance.sample(functions, chance.randint(0, 8))
+        library.errors = {name: chance.choice(CODES) for name in failing}
+        library.missing = set(chance.sample(functions, chance.randint(0, 2)))
+        clock.now += chance.choice((0.1, 0.5, 1.0, 6.0))
+        for device in machine.poll().devices:
+            assert device.values.keys() | device.missing.keys() >= KEYS | set(SHARES)
+            assert all(device.missing.values())
