@@ -1,16 +1,17 @@
-"""RunConfig: all settings of a run, as a frozen and checked value for threads, URLs and JSON.
+"""RunConfig: every setting of a run, declared once, as a frozen and checked value.
 
-Does not import torch: the dashboard reads settings before torch is loaded. Whether a *device*
-supports a configuration: `trainer/config_validation.py`.
+The declaration of a field has its default, label and help, its limits, the sidebar's group, and
+the workloads that read it: sidebar, URL, lab and messages take them from SETTINGS. Does not import
+torch: the dashboard reads settings before torch is loaded. What cannot be combined, and what a
+device does not support: `trainer/config_validation.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
+from trainer.setting import check, setting, settings_of
 
 
 class Precision(StrEnum):
@@ -103,61 +105,419 @@ class Workload(StrEnum):
     CUSTOM = "custom"
 
 
+# The sidebar's groups, collapsed until they are needed.
+TRAINING, PERFORMANCE, LOADING = "Training", "Performance", "Data loading"
+DISTRIBUTED, ADVANCED = "Distributed", "Advanced"
+GROUPS = (TRAINING, PERFORMANCE, LOADING, DISTRIBUTED, ADVANCED)
+
+CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
+_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor ".."
+OPTION_NAME = r"[a-z][a-z0-9_]{0,39}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """All settings of a run. Raises ConfigError for values that no device could run."""
 
-    workload: Workload = Workload.DIGITS_CNN
-    device: str = "cpu"  # or a GPU's UUID: indices change with CUDA_VISIBLE_DEVICES
-    precision: Precision = Precision.FP32
-    epochs: int = 300
-    batch_size: int = 128
-    learning_rate: float = 5e-4
-    optimizer: Optimizer = Optimizer.ADAM
-    optimizer_impl: OptimizerImpl = OptimizerImpl.FUSED
-    set_to_none: bool = True  # zero_grad frees the gradients instead of zeroing them
-    gradient_accumulation_steps: int = 1  # micro-batches of one optimizer step
-    max_grad_norm: float = 0.0  # 0 is off
-    activation_checkpointing: bool = False
-    channels_last: bool = True
-    cudnn_benchmark: bool = False
-    deterministic: bool = False
-    compile_mode: CompileMode = CompileMode.NONE
-    cuda_graphs: bool = False
-    kernel_warmup: bool = False  # uncounted steps before the first one; the weights are restored
-    preallocate_memory: bool = False
-    seed: int = 0
-    lr_scheduler: LRSchedule = LRSchedule.COSINE
-    lr_warmup_steps: int = 0  # optimizer steps of linear learning-rate warm-up; 0 is off
-    pin_memory: bool = False
-    non_blocking: bool = False
-    num_workers: int = 0
-    prefetch_factor: int = 2  # batches that each worker loads ahead
-    persistent_workers: bool = True
-    copy_stream: bool = False  # H2D copies on a side stream
-    dataset_on_device: bool = False  # the whole dataset, copied once
-    runner: Runner = Runner.THREAD
-    strategy: Strategy = Strategy.NONE
-    devices_per_node: int = 1  # batch_size is the micro-batch of one device
-    cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state in host memory
-    nan_policy: NanPolicy = NanPolicy.STOP
-    # Workloads that read the following fields: TRAITS in trainer/config_validation.py.
-    width: int = 32  # channels of the first stage, embedding size, or side of a matrix
-    image_size: int = 32  # pixels per side
-    num_layers: int = 2
-    context_length: int = 64  # characters
-    num_classes: int = 10
-    dropout: float = 0.0  # probability
-    dataset: str = ""  # path relative to the data folder
-    horizontal_flip: bool = True  # mirrors half of the training images at random
-    custom_options: str = ""  # comma-separated options of the custom workload that are on
-    num_threads: int = 0  # intra-op CPU threads; 0 is half the cores
-    max_steps: int = 0  # optimizer steps after which the run ends; 0 is all epochs
-    resume_from: str = ""  # "RUN_ID/best.pt", or empty
+    workload: Workload = setting(
+        Workload.DIGITS_CNN,
+        "Workload",
+        "Selecting a workload loads its recommended epochs, batch size and learning rate.",
+        choices={
+            Workload.LINEAR: "Linear regression (1 → 1)",
+            Workload.DIGITS_MLP: "Digits, MLP (real data)",
+            Workload.DIGITS_CNN: "Digits, small CNN (real data)",
+            Workload.IMAGES: "Your images (small CNN)",
+            Workload.GPT: "Character-level GPT (real text)",
+            Workload.RESNET: "ResNet-18, 224 px (synthetic)",
+            Workload.MATMUL: "Matrix multiplication",
+            Workload.MEMORY_STRESS: "GPU memory stress test",
+            Workload.CUSTOM: "Custom workload",
+        },
+    )
+    device: str = setting(  # an index would change with CUDA_VISIBLE_DEVICES
+        "cpu",
+        "Device",
+        "The CPU and all CUDA devices, best first. GPUs are identified by UUID.",
+        pattern=r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}",
+        constraint="cpu or a GPU's UUID",
+    )
+    precision: Precision = setting(
+        Precision.FP32,
+        "Precision",
+        "TF32, BF16 and FP16 run on tensor cores; 16-bit types also halve memory traffic. AMP "
+        "keeps weights in FP32, pure 16-bit does not. No gain if the model is input-bound or "
+        "launch-bound; pure 16-bit may fail to converge.",
+        choices={
+            Precision.FP32: "fp32",
+            Precision.TF32: "tf32",
+            Precision.BF16: "bf16 AMP",
+            Precision.FP16: "fp16 AMP",
+            Precision.PURE_BF16: "pure bf16",
+            Precision.PURE_FP16: "pure fp16",
+        },
+        in_lab=True,
+    )
+    batch_size: int = setting(
+        128, "Batch size", "Samples per forward pass, on each rank.", low=1, high=65_536
+    )
+    learning_rate: float = setting(
+        5e-4, "Learning rate", "The optimizer's initial learning rate.", low=1e-8, high=100.0
+    )
+    epochs: int = setting(300, "Epochs", "Passes over the training data.", low=1, high=100_000)
+    optimizer: Optimizer = setting(
+        Optimizer.ADAM,
+        "Optimizer",
+        "SGD uses momentum 0.9.",
+        choices={Optimizer.SGD: "SGD", Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"},
+    )
+    num_layers: int = setting(
+        2,
+        "Layers",
+        "Transformer blocks; memory and time grow with them.",
+        low=1,
+        high=96,
+        read_by=(Workload.GPT,),
+    )
+    width: int = setting(  # channels of the first stage, embedding size, or side of a matrix
+        32,
+        "Width",
+        "Embedding size; memory grows with it.",
+        low=8,  # below 8 channels oneDNN may write past a buffer: docs/training.md
+        high=16_384,
+        read_by=(Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.MEMORY_STRESS),
+    )
+    context_length: int = setting(
+        64,
+        "Context",
+        "Characters the model sees at once; memory grows with it.",
+        low=8,
+        high=4096,
+        read_by=(Workload.GPT,),
+    )
+    dropout: float = setting(
+        0.0,
+        "Dropout",
+        "Share of activations zeroed during training; 0 is off.",
+        low=0.0,
+        high=0.9,
+        read_by=(Workload.GPT,),
+    )
+    dataset: str = setting(
+        "",
+        "Data",
+        "Datasets in the data folder: CSV files with path,label, or one folder per class. Set "
+        "STEPSCOPE_DATA before starting the server to choose another folder.",
+        pattern=rf"({_PART}(/{_PART}){{0,7}})?",
+        constraint="a path inside the data folder, without '..' or hidden names",
+        read_by=(Workload.IMAGES,),
+    )
+    image_size: int = setting(
+        32,
+        "Image size",
+        "Pixels per side; memory grows with its square.",
+        low=8,
+        high=1024,
+        read_by=(Workload.IMAGES, Workload.RESNET, Workload.MEMORY_STRESS),
+    )
+    horizontal_flip: bool = setting(
+        True,
+        "Random flip",
+        "Mirrors half of the training images. Turn it off where left and right matter, as in "
+        "digits or text.",
+        read_by=(Workload.IMAGES,),
+    )
+    num_classes: int = setting(
+        10,
+        "Classes",
+        "Number of synthetic classes.",
+        low=2,
+        high=10_000,
+        read_by=(Workload.RESNET,),
+    )
+    custom_options: str = setting(
+        "",
+        "Options",
+        "Comma-separated options of the custom workload that are on.",
+        pattern=rf"({OPTION_NAME}(,{OPTION_NAME}){{0,31}})?",
+        constraint="comma-separated names of the workload's options",
+        read_by=(Workload.CUSTOM,),
+    )
+
+    lr_scheduler: LRSchedule = setting(
+        LRSchedule.COSINE,
+        "LR scheduler",
+        "Cosine decays to 0 over the run; plateau halves the rate when validation stalls.",
+        TRAINING,
+        choices={
+            LRSchedule.NONE: "Constant",
+            LRSchedule.PLATEAU: "Reduce on plateau",
+            LRSchedule.COSINE: "Cosine",
+        },
+    )
+    lr_warmup_steps: int = setting(
+        0,
+        "LR warm-up steps",
+        "Optimizer steps in which the learning rate rises linearly to its value; 0 is off.",
+        TRAINING,
+        low=0,
+        high=10**6,
+    )
+    gradient_accumulation_steps: int = setting(
+        1,
+        "Gradient accumulation",
+        "Accumulates gradients over several batches per optimizer step, so a large effective "
+        "batch fits in little memory. Saves no compute: one large batch is faster if it fits.",
+        TRAINING,
+        low=1,
+        high=1024,
+        in_lab=True,
+    )
+    max_grad_norm: float = setting(
+        0.0,
+        "Max gradient norm",
+        "Clips the total gradient 2-norm to this value; 0 disables clipping. Stabilizes training "
+        "for one extra pass over the gradients.",
+        TRAINING,
+        low=0.0,
+        high=1e6,
+        in_lab=True,
+    )
+    max_steps: int = setting(
+        0,
+        "Max steps",
+        "Stop after this many optimizer steps even if epochs remain; 0 trains all epochs.",
+        TRAINING,
+        low=0,
+        high=10**9,
+    )
+    seed: int = setting(
+        0,
+        "Seed",
+        "On a CPU, the same seed reproduces the losses bit for bit.",
+        TRAINING,
+        low=0,
+        high=2**31 - 1,
+    )
+    resume_from: str = setting(
+        "",
+        "Resume from",
+        "A checkpoint of an earlier run with the same workload. Restores weights, optimizer, "
+        "scheduler and RNG state and continues the epoch count; a changed learning rate applies "
+        "from here on.",
+        TRAINING,
+        pattern=rf"({CHECKPOINT.pattern})?",
+        constraint="RUN_ID/best.pt, last.pt or step-N.pt",
+    )
+
+    compile_mode: CompileMode = setting(
+        CompileMode.NONE,
+        "torch.compile",
+        "Compiles the model into fewer, larger kernels; reduce-overhead adds CUDA Graphs, "
+        "max-autotune tries many kernels. Compiling takes seconds to minutes, which a short run "
+        "does not earn back.",
+        PERFORMANCE,
+        choices={
+            CompileMode.NONE: "Off",
+            CompileMode.DEFAULT: "default",
+            CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
+            CompileMode.MAX_AUTOTUNE: "max-autotune",
+        },
+        in_lab=True,
+    )
+    cuda_graphs: bool = setting(
+        False,
+        "CUDA Graphs",
+        "Captures the whole step once and replays it with a single launch. Helps launch-bound "
+        "models only; every batch must have the same size.",
+        PERFORMANCE,
+        in_lab=True,
+    )
+    channels_last: bool = setting(
+        True,
+        "channels_last",
+        "Stores images in NHWC order, which tensor cores and CPU convolutions prefer. No effect "
+        "without convolutions.",
+        PERFORMANCE,
+        in_lab=True,
+    )
+    cudnn_benchmark: bool = setting(
+        False,
+        "cudnn.benchmark",
+        "Benchmarks cuDNN's convolution algorithms on the first batch of each shape and keeps the "
+        "fastest. No effect without convolutions; slow if shapes vary.",
+        PERFORMANCE,
+        in_lab=True,
+    )
+    optimizer_impl: OptimizerImpl = setting(
+        OptimizerImpl.FUSED,
+        "Optimizer implementation",
+        "fused updates all parameters in one kernel, foreach in a few multi-tensor kernels with "
+        "extra memory, for-loop one by one. No gain for few parameters or long steps.",
+        PERFORMANCE,
+        choices={impl: impl.value for impl in OptimizerImpl},
+        in_lab=True,
+    )
+    activation_checkpointing: bool = setting(
+        False,
+        "Activation checkpointing",
+        "Recomputes most activations in the backward pass instead of storing them. Costs about a "
+        "third more compute, so it pays off only if it makes room for a larger batch.",
+        PERFORMANCE,
+        in_lab=True,
+    )
+
+    num_workers: int = setting(
+        0,
+        "num_workers",
+        "Processes that load batches; 0 loads in the training thread. Helps if decoding is slow; "
+        "data in memory loads faster without workers.",
+        LOADING,
+        low=0,
+        high=64,
+        in_lab=True,
+    )
+    pin_memory: bool = setting(
+        False,
+        "pin_memory",
+        "Copies batches into pinned memory, from which copies to the GPU are faster and can "
+        "overlap. No gain for small batches, no effect with the dataset on the device.",
+        LOADING,
+        in_lab=True,
+    )
+    non_blocking: bool = setting(
+        False,
+        "non_blocking copies",
+        "Copies to the GPU without blocking the training thread. Needs pin_memory; no gain if "
+        "copies are a small part of the step, none with the dataset on the device.",
+        LOADING,
+        in_lab=True,
+    )
+    dataset_on_device: bool = setting(
+        False,
+        "Dataset on device",
+        "GPU: copies the whole dataset once, so no batch is transferred. CPU: caches decoded "
+        "images. Must fit in memory next to training; a GPU cannot hold data that must be "
+        "decoded.",
+        LOADING,
+        in_lab=True,
+    )
+
+    strategy: Strategy = setting(
+        Strategy.NONE,
+        "Strategy",
+        "DDP: a full copy of the model per device, gradients are averaged. FSDP2: shards weights, "
+        "gradients and optimizer state. DataParallel: one process that replicates the model every "
+        "step. Small models do not gain, as ranks wait for each other.",
+        DISTRIBUTED,
+        choices={
+            Strategy.NONE: "None (single device)",
+            Strategy.DP: "DataParallel",
+            Strategy.DDP: "DDP",
+            Strategy.FSDP: "FSDP2",
+        },
+    )
+    devices_per_node: int = setting(
+        1,
+        "Devices",
+        "Devices of this machine, one process each (DataParallel: one process); on a CPU the "
+        "processes share the cores. More devices mean more samples per step: epochs get shorter, "
+        "but the loss may not fall as fast.",
+        DISTRIBUTED,
+        low=1,
+        high=64,
+    )
+
+    deterministic: bool = setting(
+        False,
+        "Deterministic algorithms",
+        "Uses only deterministic algorithms. Never faster; other operations end the run.",
+        ADVANCED,
+        in_lab=True,
+    )
+    nan_policy: NanPolicy = setting(
+        NanPolicy.STOP,
+        "On NaN loss",
+        "What to do when the training loss is NaN or infinite.",
+        ADVANCED,
+        choices={NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Log it and continue"},
+    )
+    set_to_none: bool = setting(
+        True,
+        "zero_grad(set_to_none)",
+        "Sets gradients to None after each step instead of zeroing them. Saves one write per "
+        "parameter, negligible for models with few parameters.",
+        ADVANCED,
+        in_lab=True,
+    )
+    prefetch_factor: int = setting(
+        2,
+        "prefetch_factor",
+        "Batches each worker loads ahead. Evens out load times, but does not help workers that are "
+        "too slow on average.",
+        ADVANCED,
+        low=1,
+        high=64,
+        in_lab=True,
+    )
+    persistent_workers: bool = setting(
+        True,
+        "Persistent workers",
+        "Keeps DataLoader workers and their memory between epochs. No effect within an epoch.",
+        ADVANCED,
+        in_lab=True,
+    )
+    copy_stream: bool = setting(
+        False,
+        "Copy on a side stream",
+        "Copies the next batch on a side CUDA stream while the current one is computed. Takes "
+        "memory for one extra batch; needs pin_memory to overlap.",
+        ADVANCED,
+        in_lab=True,
+    )
+    kernel_warmup: bool = setting(
+        False,
+        "Kernel warm-up",
+        "Runs a few uncounted steps first, so kernels are loaded and selected; weights are "
+        "unchanged. The rest of the run is no faster.",
+        ADVANCED,
+        in_lab=True,
+    )
+    preallocate_memory: bool = setting(
+        False,
+        "Preallocate memory",
+        "Reserves the memory of the largest step before training. Avoids driver calls in the "
+        "first steps only.",
+        ADVANCED,
+        in_lab=True,
+    )
+    cpu_offload: bool = setting(
+        False,
+        "CPU offload",
+        "Keeps weights, gradients and optimizer state in host memory and runs the optimizer "
+        "there. Saves GPU memory; most steps become several times slower.",
+        ADVANCED,
+    )
+    runner: Runner = setting(
+        Runner.THREAD,
+        "Run in",
+        "A separate process starts more slowly, but the dashboard cannot slow it down.",
+        ADVANCED,
+        choices={Runner.THREAD: "Server thread", Runner.PROCESS: "Separate process"},
+    )
+    num_threads: int = setting(
+        0,
+        "CPU threads",
+        "Threads per CPU operation; 0 uses half the cores.",
+        ADVANCED,
+        low=0,
+        high=256,
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            object.__setattr__(self, spec.name, _checked(spec.name, getattr(self, spec.name)))
+            checked = check(spec.name, SETTINGS[spec.name], getattr(self, spec.name))
+            object.__setattr__(self, spec.name, checked)
 
     def has(self, name: str) -> bool:
         return name in self.custom_options.split(",")
@@ -188,18 +548,16 @@ class RunConfig:
 
         Ignores unknown keys and fills in defaults. Raises ConfigError.
         """
-        base = defaults(
-            _checked("workload", values.get("workload", Workload.DIGITS_CNN)),
-            _checked("device", values.get("device", "cpu")),
-        )
-        return replace(base, **{name: values[name] for name in FIELDS if name in values})
+        workload = check_setting("workload", values.get("workload", Workload.DIGITS_CNN))
+        base = defaults(workload, check_setting("device", values.get("device", "cpu")))
+        return replace(base, **{name: values[name] for name in SETTINGS if name in values})
 
     def to_params(self) -> dict[str, str]:
         """Return URL parameters: the differences from the defaults of this workload and device."""
         base = replace(
             defaults(self.workload, self.device), workload=Workload.DIGITS_CNN, device="cpu"
         )
-        values = {name: getattr(self, name) for name in FIELDS}
+        values = {name: getattr(self, name) for name in SETTINGS}
         return {
             name: str(int(value) if isinstance(value, bool) else value)
             for name, value in values.items()
@@ -211,67 +569,40 @@ class RunConfig:
         """Return the configuration of URL parameters, and issues of values that become defaults."""
         problems: list[ConfigIssue] = []
         chosen: dict[str, Any] = {}
-        for name in FIELDS:
+        for name in SETTINGS:
             if name in params:
                 try:
-                    chosen[name] = _checked(name, _parsed(name, params[name]))
+                    chosen[name] = check_setting(name, params[name], from_text=True)
                 except ConfigError as error:
                     problems.append(error.problem)
         base = defaults(chosen.get("workload", Workload.DIGITS_CNN), chosen.get("device", "cpu"))
         return replace(base, **chosen), problems
 
 
-# Inclusive bounds, which the number fields of the sidebar share.
-LIMITS: dict[str, tuple[float, float]] = {
-    "epochs": (1, 100_000),
-    "batch_size": (1, 65_536),
-    "learning_rate": (1e-8, 100.0),
-    "lr_warmup_steps": (0, 10**6),
-    "max_grad_norm": (0.0, 1e6),
-    "seed": (0, 2**31 - 1),
-    "num_workers": (0, 64),
-    "prefetch_factor": (1, 64),
-    "width": (8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/training.md
-    "image_size": (8, 1024),
-    "num_threads": (0, 256),
-    "gradient_accumulation_steps": (1, 1024),
-    "max_steps": (0, 10**9),
-    "num_layers": (1, 96),
-    "context_length": (8, 4096),
-    "num_classes": (2, 10_000),
-    "dropout": (0.0, 0.9),
-    "devices_per_node": (1, 64),
-}
+SETTINGS = settings_of(RunConfig)
 
-CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
-_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor ".."
-OPTION_NAME = r"[a-z][a-z0-9_]{0,39}"
-# Pattern, constraint and remedy of the text fields.
-TEXTS: dict[str, tuple[str, str, str]] = {
-    "device": (
-        r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}",
-        "must be cpu or a GPU's UUID",
-        "Choose a device from the list",
-    ),
-    "dataset": (
-        rf"({_PART}(/{_PART}){{0,7}})?",
-        "must be a path inside the data folder, without '..' or hidden names",
-        "Choose data from the list",
-    ),
-    "custom_options": (
-        rf"({OPTION_NAME}(,{OPTION_NAME}){{0,31}})?",
-        "must be comma-separated names of the workload's options",
-        "Use lowercase letters, digits and _",
-    ),
-    "resume_from": (
-        rf"({CHECKPOINT.pattern})?",
-        "must be RUN_ID/best.pt, last.pt or step-N.pt",
-        "Choose a checkpoint",
-    ),
-}
 
-# In the order of the sidebar.
-FIELDS: tuple[str, ...] = tuple(spec.name for spec in fields(RunConfig))
+def check_setting(name: str, value: Any, *, from_text: bool = False) -> Any:
+    """Return the value in the type of its setting, also of a text. Raises ConfigError."""
+    return check(name, SETTINGS[name], value, from_text=from_text)
+
+
+def limits_of(name: str) -> tuple[float, float]:
+    """Return the inclusive limits of a number."""
+    limits = SETTINGS[name].limits
+    assert limits is not None, name
+    return limits
+
+
+def issue(name: str, reason: str, remedy: str) -> ConfigIssue:
+    """Return an issue of a setting, with its label."""
+    return ConfigIssue(name, reason, remedy, SETTINGS[name].label)
+
+
+def reads(workload: Workload, name: str) -> bool:
+    """Return True if a workload reads a setting."""
+    return not SETTINGS[name].read_by or workload in SETTINGS[name].read_by
+
 
 # Sized for a laptop: the CNN trains for about a minute on two cores, the others for less.
 _SMALL: dict[str, Any] = dict(learning_rate=1e-3, batch_size=8, epochs=5)
@@ -310,54 +641,3 @@ def checkpoints(root: Path) -> list[str]:
                 found.append((info.st_mtime, path))
     names = [f"{path.parent.name}/{path.name}" for _, path in sorted(found, reverse=True)]
     return [name for name in names if CHECKPOINT.fullmatch(name)]
-
-
-def _error(field: str, constraint: str, value: object, remedy: str) -> ConfigError:
-    return ConfigError(ConfigIssue(field, f"{constraint}, got {value!r:.60}", remedy))
-
-
-def _checked(name: str, value: Any) -> Any:
-    """Return the value in the type of its field. Raises ConfigError."""
-    kind = _kind(name)
-    if issubclass(kind, StrEnum):
-        try:
-            return kind(value)
-        except ValueError:
-            options = ", ".join(kind)
-            raise _error(name, f"must be one of {options}", value, "Choose one of these") from None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    is_kind = type(value) is kind  # not isinstance: True is no batch size
-    if not is_kind:
-        wanted = {int: "an integer", float: "a number", bool: "0 or 1"}.get(kind, "text")
-        raise _error(name, f"must be {wanted}", value, f"Give {wanted}")
-    low, high = LIMITS.get(name, (-math.inf, math.inf))
-    if name in LIMITS and not low <= value <= high:  # also False for NaN
-        constraint = f"must be between {low:g} and {high:g}"
-        raise _error(name, constraint, value, "Choose a value in between")
-    if name in TEXTS:
-        pattern, constraint, remedy = TEXTS[name]
-        if not re.fullmatch(pattern, value):
-            raise _error(name, constraint, value, remedy)
-    return value
-
-
-def _kind(name: str) -> type:
-    return type(RunConfig.__dataclass_fields__[name].default)
-
-
-def _parsed(name: str, text: str) -> Any:
-    """Convert a URL value to the type of its field; returns invalid text unchanged."""
-    kind = _kind(name)
-    if kind is bool:
-        return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
-    if kind in (int, float) and re.fullmatch(r"[-+0-9.eEinfaN]{1,32}", text):
-        try:
-            return kind(text)
-        except ValueError:
-            return text
-    return text
-
-
-def either(names: Sequence[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

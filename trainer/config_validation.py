@@ -17,14 +17,14 @@ from trainer.config import (
     Runner,
     Strategy,
     Workload,
+    issue,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadTraits:
-    """Properties of a workload; `fields` are RunConfig fields that most others do not read."""
+    """Properties of a workload that decide which settings act on it."""
 
-    fields: tuple[str, ...] = ()
     convolutions: bool = False  # channels_last and cuDNN settings have an effect
     decodes: bool = False  # samples are read from files on demand
     seeded_data: bool = False  # the data depend on the seed
@@ -34,29 +34,14 @@ TRAITS: dict[Workload, WorkloadTraits] = {
     Workload.LINEAR: WorkloadTraits(seeded_data=True),
     Workload.DIGITS_MLP: WorkloadTraits(),
     Workload.DIGITS_CNN: WorkloadTraits(convolutions=True),
-    Workload.IMAGES: WorkloadTraits(
-        fields=("dataset", "image_size", "horizontal_flip"),
-        convolutions=True,
-        decodes=True,
-    ),
-    Workload.GPT: WorkloadTraits(fields=("num_layers", "width", "context_length", "dropout")),
-    Workload.RESNET: WorkloadTraits(
-        fields=("width", "image_size", "num_classes"), convolutions=True, seeded_data=True
-    ),
-    Workload.MATMUL: WorkloadTraits(fields=("width",), seeded_data=True),
-    Workload.MEMORY_STRESS: WorkloadTraits(
-        fields=("width", "image_size"), convolutions=True, seeded_data=True
-    ),
+    Workload.IMAGES: WorkloadTraits(convolutions=True, decodes=True),
+    Workload.GPT: WorkloadTraits(),
+    Workload.RESNET: WorkloadTraits(convolutions=True, seeded_data=True),
+    Workload.MATMUL: WorkloadTraits(seeded_data=True),
+    Workload.MEMORY_STRESS: WorkloadTraits(convolutions=True, seeded_data=True),
     # Its model and data are unknown before its file runs: nothing is ruled out.
-    Workload.CUSTOM: WorkloadTraits(fields=("custom_options",), convolutions=True),
+    Workload.CUSTOM: WorkloadTraits(convolutions=True),
 }
-
-SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fields)
-
-
-def reads(workload: Workload, field: str) -> bool:
-    return field not in SOME_HAVE or field in TRAITS[workload].fields
-
 
 _OF_AMPERE = (Precision.TF32, Precision.BF16, Precision.PURE_BF16)
 
@@ -79,14 +64,14 @@ def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigI
     device = next((device for device in devices if device.id == config.device), None)
     if device is None:
         reason = f"this machine has no device {config.device}"
-        return (ConfigIssue("device", reason, "Choose another device"),)
+        return (issue("device", reason, "Choose another device"),)
     on_gpu = device.cuda_index is not None
     others = any(other.reason is None for other in devices)
     remedy = "Choose another device" if others else "No other device can train here"
     usable = sum(other.cuda_index is not None and other.reason is None for other in devices)
     compiles = config.compile_mode is not CompileMode.NONE
     found = [
-        ConfigIssue("device", device.reason, remedy) if device.reason else None,
+        issue("device", device.reason, remedy) if device.reason else None,
         _precision_problem(config.precision, device),
         *_model_problems(config),
         *(_compile_problems(config, on_gpu, device.compile_reason) if compiles else ()),
@@ -119,12 +104,12 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> ConfigIssue
             Precision.TF32: "TF32 needs NVIDIA tensor cores",
             Precision.PURE_FP16: "pure FP16 needs a GPU: most CPUs have no FP16 arithmetic",
         }.get(precision)
-        return ConfigIssue("precision", reason, "Choose fp32, bf16 or fp16") if reason else None
+        return issue("precision", reason, "Choose fp32, bf16 or fp16") if reason else None
     if precision not in _OF_AMPERE or capability >= (8, 0):
         return None
     has = f"{device.name} has {capability[0]}.{capability[1]}"
     reason = f"{precision} needs compute capability 8.0, {has}"
-    return ConfigIssue("precision", reason, "Choose fp16 or fp32")
+    return issue("precision", reason, "Choose fp16 or fp32")
 
 
 def divided_batch(
@@ -133,7 +118,7 @@ def divided_batch(
     """Return a configuration with a smaller batch and equally many samples a step, or an issue."""
     if config.batch_size < 2:
         reason = "a batch of one sample cannot be halved"
-        return ConfigIssue("batch_size", reason, "Lower other sizes")
+        return issue("batch_size", reason, "Lower other sizes")
     divisor = min(divisor, config.batch_size)
     try:
         smaller = replace(
@@ -154,24 +139,24 @@ def epoch_problem(config: RunConfig, samples: int) -> ConfigIssue | None:
             f"an epoch has {batches} batches of {config.batch_size}, fewer than the "
             f"{config.gradient_accumulation_steps} to accumulate"
         )
-        remedy = "Lower gradient_accumulation_steps or batch_size"
-        return ConfigIssue("gradient_accumulation_steps", reason, remedy)
+        remedy = "Lower gradient accumulation or the batch size"
+        return issue("gradient_accumulation_steps", reason, remedy)
     total = config.epochs * -(-samples // config.step_size)
     total = min(total, config.max_steps or total)
     if 0 < config.lr_warmup_steps >= total:
         reason = f"must be below the {total:,} steps of the run, got {config.lr_warmup_steps:,}"
-        return ConfigIssue("lr_warmup_steps", reason, "Lower it, or train for more steps")
+        return issue("lr_warmup_steps", reason, "Lower it, or train for more steps")
     return None
 
 
 def _model_problems(config: RunConfig) -> Iterator[ConfigIssue]:
     if config.deterministic and config.cudnn_benchmark:
         reason = "cudnn.benchmark may pick a different algorithm each run"
-        yield ConfigIssue("deterministic", reason, "Turn off cudnn_benchmark")
-        yield ConfigIssue("cudnn_benchmark", reason, "Turn off deterministic")
+        yield issue("deterministic", reason, "Switch off cudnn.benchmark")
+        yield issue("cudnn_benchmark", reason, "Switch off deterministic algorithms")
     if config.lr_warmup_steps and config.lr_scheduler is LRSchedule.PLATEAU:
         reason = "the plateau schedule changes the learning rate after epochs only"
-        yield ConfigIssue("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
+        yield issue("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
     if not TRAITS[config.workload].convolutions:
         reason = f"it acts on convolutions, and {config.workload} has none"
         yield from _unsupported(config, {"channels_last": reason, "cudnn_benchmark": reason})
@@ -190,38 +175,38 @@ def _compile_problems(
     config: RunConfig, on_gpu: bool, compile_reason: str | None
 ) -> Iterator[ConfigIssue]:
     if compile_reason is not None:
-        yield ConfigIssue("compile_mode", compile_reason, "Set compile_mode to none")
+        yield issue("compile_mode", compile_reason, "Switch off torch.compile")
     if config.activation_checkpointing:
         reason = "torch.compile decides itself what to recompute"
-        yield ConfigIssue("compile_mode", reason, "Switch off activation_checkpointing")
-        yield ConfigIssue("activation_checkpointing", reason, "Set compile_mode to none")
+        yield issue("compile_mode", reason, "Switch off activation checkpointing")
+        yield issue("activation_checkpointing", reason, "Switch off torch.compile")
     if config.compile_mode is CompileMode.REDUCE_OVERHEAD and not on_gpu:
         reason = "reduce-overhead uses CUDA Graphs, which need a GPU"
-        yield ConfigIssue("compile_mode", reason, "Choose default or max-autotune on a CPU")
+        yield issue("compile_mode", reason, "Choose default or max-autotune on a CPU")
 
 
 def _graph_problems(config: RunConfig) -> Iterator[ConfigIssue]:
     if config.compile_mode is not CompileMode.NONE:
         reason = "use either torch.compile or CUDA Graphs, not both"
-        yield ConfigIssue("cuda_graphs", reason, "Set compile_mode to none")
-        yield ConfigIssue("compile_mode", reason, "Switch off cuda_graphs")
+        yield issue("cuda_graphs", reason, "Switch off torch.compile")
+        yield issue("compile_mode", reason, "Switch off CUDA Graphs")
     if config.activation_checkpointing and config.workload is Workload.GPT and config.dropout:
         reason = "dropout recomputed inside a CUDA graph would draw different random numbers"
-        yield ConfigIssue("cuda_graphs", reason, "Switch off activation_checkpointing or dropout")
-        yield ConfigIssue("activation_checkpointing", reason, "Switch off cuda_graphs or dropout")
+        yield issue("cuda_graphs", reason, "Switch off activation checkpointing or dropout")
+        yield issue("activation_checkpointing", reason, "Switch off CUDA Graphs or dropout")
     if not config.set_to_none:
         reason = "a captured step overwrites its gradients, so there is nothing to zero"
-        yield ConfigIssue("set_to_none", reason, "Switch it on")
+        yield issue("set_to_none", reason, "Switch it on")
     reason = "CUDA Graphs already run warm-up steps and keep their memory reserved"
     yield from _unsupported(config, {"kernel_warmup": reason, "preallocate_memory": reason})
     if config.optimizer_impl is not OptimizerImpl.FUSED:
-        fused = "Set optimizer_impl to fused"
+        fused = "Choose the fused optimizer implementation"
         if config.precision is Precision.FP16:
             reason = "a captured FP16 step needs the fused optimizer, which skips steps on the GPU"
-            yield ConfigIssue("cuda_graphs", reason, fused)
+            yield issue("cuda_graphs", reason, fused)
         elif config.optimizer is Optimizer.SGD:
             reason = "only fused SGD reads its learning rate from the GPU"
-            yield ConfigIssue("cuda_graphs", reason, fused)
+            yield issue("cuda_graphs", reason, fused)
 
 
 def _on_a_cpu(config: RunConfig) -> Iterator[ConfigIssue]:
@@ -235,13 +220,13 @@ def _on_a_cpu(config: RunConfig) -> Iterator[ConfigIssue]:
     yield from _unsupported(config, reasons)
     if config.dataset_on_device and config.num_workers:
         reason = "workers decode in their own processes"
-        yield ConfigIssue("dataset_on_device", reason, "Set num_workers to 0")
+        yield issue("dataset_on_device", reason, "Set num_workers to 0")
     fused_sgd = config.optimizer is Optimizer.SGD and config.optimizer_impl is OptimizerImpl.FUSED
     if fused_sgd and config.precision is Precision.PURE_BF16:
         reason = "on a CPU, PyTorch's fused SGD does not update 16-bit weights"
-        remedy = "Set optimizer_impl to foreach, or choose adam or bf16"
+        remedy = "Choose the foreach implementation, Adam or bf16"
         for field in ("precision", "optimizer", "optimizer_impl"):
-            yield ConfigIssue(field, reason, remedy)
+            yield issue(field, reason, remedy)
 
 
 def _copy_problems(config: RunConfig) -> Iterator[ConfigIssue]:
@@ -255,13 +240,13 @@ def _copy_problems(config: RunConfig) -> Iterator[ConfigIssue]:
     # pin_memory and non_blocking may stay on, their default, although they have no effect.
     if config.copy_stream:
         reason = "with the dataset on the device no batch is copied"
-        yield ConfigIssue("copy_stream", reason, "Switch off copy_stream or dataset_on_device")
+        yield issue("copy_stream", reason, "Switch it off, or the dataset on the device")
     if config.num_workers:
         reason = "workers load batches on the host"
-        yield ConfigIssue("dataset_on_device", reason, "Set num_workers to 0")
+        yield issue("dataset_on_device", reason, "Set num_workers to 0")
     if TRAITS[config.workload].decodes:
         reason = f"{config.workload} reads each sample from disk on demand"
-        yield ConfigIssue("dataset_on_device", reason, "Switch it off")
+        yield issue("dataset_on_device", reason, "Switch it off")
 
 
 def cores_note(config: RunConfig, cores: int) -> str | None:
@@ -289,44 +274,42 @@ def step_sentence(config: RunConfig) -> str | None:
 def _data_parallel(config: RunConfig, on_gpu: bool) -> Iterator[ConfigIssue]:
     if not on_gpu:
         reason = "DataParallel replicates the model across GPUs"
-        yield ConfigIssue("strategy", reason, "Choose DDP on a CPU, or a GPU")
+        yield issue("strategy", reason, "Choose DDP on a CPU, or a GPU")
     if config.compile_mode is not CompileMode.NONE:
-        remedy = "Choose DDP, or set compile_mode to none"
+        remedy = "Choose DDP, or switch off torch.compile"
         reason = (
             "DataParallel replicates the model every step, which torch.compile does not support"
         )
-        yield ConfigIssue("compile_mode", reason, remedy)
-        yield ConfigIssue("strategy", reason, remedy)
+        yield issue("compile_mode", reason, remedy)
+        yield issue("strategy", reason, remedy)
     if config.activation_checkpointing:
         reason = "DataParallel replicas would recompute on the first GPU"
-        yield ConfigIssue("activation_checkpointing", reason, "Switch it off, or choose DDP")
-        yield ConfigIssue("strategy", reason, "Choose DDP, or switch off activation_checkpointing")
+        yield issue("activation_checkpointing", reason, "Switch it off, or choose DDP")
+        yield issue("strategy", reason, "Choose DDP, or switch off activation checkpointing")
 
 
 def _ranks(config: RunConfig, gpus: int | None) -> Iterator[ConfigIssue]:
     if config.distributed and config.runner is not Runner.TORCHRUN:
         reason = f"{config.strategy} ranks are started by torchrun"
-        yield ConfigIssue("runner", reason, "Set runner to torchrun")
+        yield issue("runner", reason, "Run in torchrun")
     if not config.distributed and config.runner is Runner.TORCHRUN:
-        yield ConfigIssue("runner", "torchrun is only for DDP and FSDP2", "Set runner to process")
+        yield issue("runner", "torchrun is only for DDP and FSDP2", "Run in a separate process")
     if gpus is None or config.strategy is Strategy.NONE:
         return
     if config.devices_per_node > gpus:
         reason = f"each rank needs its own GPU, and PyTorch can use {gpus} here"
-        yield ConfigIssue("devices_per_node", reason, f"Lower devices_per_node to {max(1, gpus)}")
+        yield issue("devices_per_node", reason, f"Lower it to {max(1, gpus)}")
     if config.cuda_graphs:
         reason = "a multi-device step is not captured: the devices wait for each other inside it"
-        yield ConfigIssue("cuda_graphs", reason, "Switch it off, or set strategy to none")
-        yield ConfigIssue("strategy", reason, "Switch off cuda_graphs")
+        yield issue("cuda_graphs", reason, "Switch it off, or choose no strategy")
+        yield issue("strategy", reason, "Switch off CUDA Graphs")
 
 
 def _sharded(config: RunConfig, on_gpu: bool) -> Iterator[ConfigIssue]:
     if config.optimizer is Optimizer.SGD and config.optimizer_impl is OptimizerImpl.FUSED:
         reason = "PyTorch has no fused SGD for sharded weights"
-        yield ConfigIssue("optimizer_impl", reason, "Set it to foreach, or choose adam")
-        yield ConfigIssue(
-            "optimizer", reason, "Choose adam or adamw, or set optimizer_impl to foreach"
-        )
+        yield issue("optimizer_impl", reason, "Choose foreach, or Adam")
+        yield issue("optimizer", reason, "Choose Adam or AdamW, or the foreach implementation")
     if not on_gpu:
         reason = "on a CPU the weights are already in host memory"
         yield from _unsupported(config, {"cpu_offload": reason}, "Switch it off, or choose a GPU")
@@ -337,4 +320,4 @@ def _unsupported(
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each field in `reasons` that is on."""
     found = reasons.items()
-    return (ConfigIssue(field, reason, remedy) for field, reason in found if getattr(config, field))
+    return (issue(field, reason, remedy) for field, reason in found if getattr(config, field))

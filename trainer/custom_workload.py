@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
-from trainer.config import OPTION_NAME, RunConfig, Workload
+from trainer.config import OPTION_NAME, RunConfig, Workload, issue
 
 VARIABLE = "STEPSCOPE_WORKLOAD"
 OPTION = "--workload"
@@ -79,7 +79,7 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
     try:
         if user_workload() is None:
             reason = "no custom workload was given"
-            return ConfigIssue("workload", reason, f"Start the page with `{START}`")
+            return issue("workload", reason, f"Start the page with `{START}`")
         known = user_workload_settings()
     except UserWorkloadError as error:
         return error.problem
@@ -87,7 +87,7 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
     if unknown:
         options = ", ".join(known) or "no settings"
         reason = f"the file has no option {unknown[0]}; it has {options}"
-        return ConfigIssue("custom_options", reason, "Switch it off")
+        return issue("custom_options", reason, "Switch it off")
     return None
 
 

@@ -18,7 +18,8 @@ from itertools import islice
 from pathlib import Path
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
-from trainer.config import TEXTS, RunConfig, Workload, either
+from trainer.config import SETTINGS, RunConfig, Workload, issue
+from trainer.setting import either
 
 VARIABLE = "STEPSCOPE_DATA"
 IMAGE_SUFFIXES = frozenset(
@@ -71,11 +72,11 @@ def data_path(root: Path, name: str) -> Path:
         return path
     reason = f"no labeled images at {root / name}" if name else "no data set is chosen"
     if others := data_sets(root):
-        raise ConfigError(ConfigIssue("dataset", reason, f"Choose {either(others[:3])}"))
+        raise ConfigError(issue("dataset", reason, f"Choose {either(others[:3])}"))
     # An absolute path, as the user may run the command in another folder.
     command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
     remedy = f"Create sample data (real digits as image files) with `{command}`"
-    raise ConfigError(ConfigIssue("dataset", reason, remedy))
+    raise ConfigError(issue("dataset", reason, remedy))
 
 
 def data_problem(config: RunConfig) -> ConfigIssue | None:
@@ -92,7 +93,8 @@ def _found(root: Path, folder: Path, depth: int) -> Iterator[str]:
     """Yield the datasets in `folder`; of class folders only CSV files in them."""
     for entry in _entries(folder):
         name = entry.relative_to(root).as_posix()
-        if entry.is_symlink() or not re.fullmatch(TEXTS["dataset"][0], name):
+        pattern = SETTINGS["dataset"].pattern or ""
+        if entry.is_symlink() or not re.fullmatch(pattern, name):
             continue
         form = form_of(entry)
         if form is not None:

@@ -8,9 +8,10 @@ import torch
 
 from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
-from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload, either
-from trainer.config_validation import TrainDevice, choice_problem, reads
+from trainer.config import SETTINGS, Precision, RunConfig, Runner, Workload, limits_of, reads
+from trainer.config_validation import TrainDevice, choice_problem
 from trainer.custom_workload import place_in_user_code
+from trainer.setting import either
 
 
 class RunFailedError(Exception):
@@ -75,9 +76,9 @@ def describe_failure(
 
 def nan_remedy(config: RunConfig) -> str:
     """Return settings to change for a finite loss, as a clause."""
-    ways = ["lower learning_rate"]
+    ways = ["lower the learning rate"]
     if not config.max_grad_norm:
-        ways.append("switch on max_grad_norm")
+        ways.append("set a max gradient norm")
     if config.precision in (Precision.FP16, Precision.PURE_FP16):
         ways.append(f"choose fp32 instead of {config.precision}")
     return either(ways).capitalize()
@@ -86,13 +87,13 @@ def nan_remedy(config: RunConfig) -> str:
 def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice | None) -> str:
     """Return settings to change for less memory of this kind, as a clause."""
     lower = [
-        name
+        SETTINGS[name].label.lower()
         for name in _TAKES[short]
-        if getattr(config, name) > LIMITS[name][0] and reads(config.workload, name)
+        if getattr(config, name) > limits_of(name)[0] and reads(config.workload, name)
     ]
     ways = [f"lower {either(lower)}"] if lower else []
     if short is MemoryShortage.PINNED:
-        ways.append("switch off pin_memory, non_blocking and copy_stream")
+        ways.append("switch off pin_memory, non_blocking copies and the side stream")
     elif short is MemoryShortage.GPU or config.device == "cpu":
         if device is not None and config.precision in (Precision.FP32, Precision.TF32):
             for shorter in (Precision.BF16, Precision.FP16):
@@ -100,6 +101,6 @@ def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice |
                     ways.append(f"choose {shorter}")
                     break
         if config.dataset_on_device:
-            ways.append("switch off dataset_on_device")
+            ways.append("switch off the dataset on the device")
     text = ", or ".join(ways) or "Choose a device with more memory"
     return text[0].upper() + text[1:]

@@ -14,60 +14,12 @@ import streamlit as st
 from dashboard.format import named_reason, note, pick
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from trainer import custom_workload as custom
-from trainer.config import FIELDS, LIMITS, RunConfig, Workload
-from trainer.config_validation import TRAITS, TrainDevice, choice_problem
+from trainer.config import SETTINGS, RunConfig, Workload, limits_of
+from trainer.config_validation import TrainDevice, choice_problem
 from trainer.datasets import data_problem, data_root, data_sets
-from trainer.techniques import BY_FIELD
 
 # The smallest value that turns on a number whose default is off.
 LEAST_USE = {"num_workers": 1, "gradient_accumulation_steps": 2, "max_grad_norm": 1.0}
-TEXTS: dict[str, tuple[str, str]] = {  # Label and help of each field.
-    "batch_size": ("Batch size", "Samples per forward pass, on each rank."),
-    "learning_rate": ("Learning rate", "The optimizer's initial learning rate."),
-    "epochs": ("Epochs", "Passes over the training data."),
-    "optimizer": ("Optimizer", "SGD uses momentum 0.9."),
-    "lr_scheduler": (
-        "LR scheduler",
-        "Cosine decays to 0 over the run; plateau halves the rate when validation stalls.",
-    ),
-    "lr_warmup_steps": (
-        "LR warm-up steps",
-        "Optimizer steps in which the learning rate rises linearly to its value; 0 is off.",
-    ),
-    "max_steps": (
-        "Max steps",
-        "Stop after this many optimizer steps even if epochs remain; 0 trains all epochs.",
-    ),
-    "seed": ("Seed", "On a CPU, the same seed reproduces the losses bit for bit."),
-    "resume_from": (
-        "Resume from",
-        "A checkpoint of an earlier run with the same workload. Restores weights, optimizer, "
-        "scheduler and RNG state and continues the epoch count; a changed learning rate applies "
-        "from here on.",
-    ),
-    "nan_policy": ("On NaN loss", "What to do when the training loss is NaN or infinite."),
-    "runner": (
-        "Run in",
-        "A separate process starts more slowly, but the dashboard cannot slow it down.",
-    ),
-    "num_threads": ("CPU threads", "Threads per CPU operation; 0 uses half the cores."),
-    "num_layers": ("Layers", "Transformer blocks; memory and time grow with them."),
-    "width": ("Width", "Embedding size; memory grows with it."),
-    "context_length": ("Context", "Characters the model sees at once; memory grows with it."),
-    "dataset": (
-        "Data",
-        "Datasets in the data folder: CSV files with path,label, or one folder per class. Set "
-        "STEPSCOPE_DATA before starting the server to choose another folder.",
-    ),
-    "image_size": ("Image size", "Pixels per side; memory grows with its square."),
-    "num_classes": ("Classes", "Number of synthetic classes."),
-    "dropout": ("Dropout", "Share of activations zeroed during training; 0 is off."),
-    "horizontal_flip": (
-        "Random flip",
-        "Mirrors half of the training images. Turn it off where left and right matter, as in "
-        "digits or text.",
-    ),
-} | {name: (technique.label, technique.help) for name, technique in BY_FIELD.items()}
 DEFAULTS = RunConfig()
 
 
@@ -88,35 +40,36 @@ def number(name: str, *, refused: ConfigIssue | None = None, off: bool = True) -
 
     A value outside the limits is kept and shown with its range: `min_value` would ignore it.
     """
-    label, text = TEXTS[name]
-    low, high = LIMITS[name]
+    about = SETTINGS[name]
+    low, high = limits_of(name)
     whole = isinstance(getattr(DEFAULTS, name), int)
     small = name == "learning_rate"
     disabled = refused is not None and off
     value = st.number_input(
-        label,
+        about.label,
         key=f"config_{name}",
-        help=_disabled_help(text, refused if disabled else None),
+        help=_disabled_help(about.help, refused if disabled else None),
         disabled=disabled,
         step=1 if whole else 1e-4 if small else 0.1,
         format="%d" if whole else "%.3g" if small else "%.2f",
     )
     if not low <= value <= high:
-        st.caption(f":red[{label}: must be between {low:,.15g} and {high:,.15g}.]")
+        st.caption(f":red[{about.label} must be {low:,.15g} to {high:,.15g}.]")
     elif refused is not None and not off:
         problem_caption(refused)
 
 
 def select(
     name: str,
-    options: Mapping[Any, str],
+    options: Mapping[Any, str] | None = None,
     on_change: Callable[[], None] | None = None,
     reasons: Sequence[str] = (),
 ) -> None:
-    """Draw a choice of values, each with its label; `reasons` follow the help."""
-    label, text = TEXTS[name]
-    about = "\n".join([text, "", *reasons]) if reasons else text
-    pick(label, options, f"config_{name}", about, on_change=on_change)
+    """Draw a choice of values, by default all of the setting; `reasons` follow the help."""
+    about = SETTINGS[name]
+    text = "\n".join([about.help, "", *reasons]) if reasons else about.help
+    options = about.choices if options is None else options
+    pick(about.label, options, f"config_{name}", text, on_change=on_change)
 
 
 def problem_caption(problem: ConfigIssue) -> None:
@@ -130,12 +83,12 @@ def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
 
 def switch(name: str, choice: SidebarState) -> None:
     """Draw a technique that is on or off; an unsupported one can only be turned off."""
-    label, text = TEXTS[name]
+    about = SETTINGS[name]
     value = bool(getattr(choice.config, name))
     wrong, refused = choice.refusal(name, value), choice.refusal(name, not value)
     fixed = refused if wrong is None else None
-    help_text = _disabled_help(text, fixed)
-    st.toggle(label, key=f"config_{name}", help=help_text, disabled=fixed is not None)
+    help_text = _disabled_help(about.help, fixed)
+    st.toggle(about.label, key=f"config_{name}", help=help_text, disabled=fixed is not None)
     if wrong is not None:
         problem_caption(wrong)
 
@@ -148,12 +101,10 @@ def switch_number(name: str, choice: SidebarState) -> None:
 
 
 def switch_select(
-    name: str,
-    options: Mapping[Any, str],
-    choice: SidebarState,
-    on_change: Callable[[], None] | None = None,
+    name: str, choice: SidebarState, on_change: Callable[[], None] | None = None
 ) -> None:
     """Draw the supported values; a line names the others: Streamlit cannot disable one option."""
+    options = SETTINGS[name].choices
     value = getattr(choice.config, name)
     refused = {
         kind: problem
@@ -190,7 +141,7 @@ def is_possible(
 def take_proposal(wanted: Any) -> None:
     """Put a suggested setting into the sidebar, before it is drawn. Raises ValueError."""
     name = wanted.get("field") if isinstance(wanted, dict) else None
-    if name not in FIELDS or name in NOT_PROPOSED:
+    if name not in SETTINGS or name in NOT_PROPOSED:
         raise ValueError(f"field: unknown setting {str(name)[:40]!r}. Reload the page.")
     checked = replace(DEFAULTS, **{name: wanted.get("value")})
     st.session_state[f"config_{name}"] = getattr(checked, name)
@@ -224,20 +175,20 @@ def workload_fields(config: RunConfig) -> None:
     """Draw the fields of the chosen workload: numbers first, two per row."""
     if config.workload in CAPTIONS:
         st.caption(CAPTIONS[config.workload])
-    names = TRAITS[config.workload].fields
+    names = [name for name, about in SETTINGS.items() if config.workload in about.read_by]
     if "custom_options" in names:
         _custom_options(config)
     if "dataset" in names:
         _dataset(config)
-    numbers = [name for name in names if name in LIMITS]
+    numbers = [name for name in names if SETTINGS[name].limits is not None]
     for first in range(0, len(numbers), 2):
         for column, name in zip(st.columns(2), numbers[first : first + 2], strict=False):
             with column:
                 number(name)
     for name in names:
         if isinstance(getattr(config, name), bool):
-            label, text = TEXTS[name]
-            st.toggle(label, key=f"config_{name}", help=text)
+            about = SETTINGS[name]
+            st.toggle(about.label, key=f"config_{name}", help=about.help)
 
 
 def _dataset(config: RunConfig) -> None:

@@ -18,9 +18,15 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.controls.config_widgets import absent, offered
-from dashboard.controls.lab_labels import BASELINES, GROUPS, group_of, variant_help, variant_label
+from dashboard.controls.lab_labels import (
+    BASELINES,
+    LAB_GROUPS,
+    group_of,
+    variant_help,
+    variant_label,
+)
 from dashboard.controls.lab_labels import baseline_words as words
-from dashboard.controls.sidebar import SETTINGS, WORKLOADS
+from dashboard.controls.sidebar import SETTINGS as SIDEBAR
 from dashboard.format import escape_markdown, named_reason, note, pick, segments
 from dashboard.services import Devices, Services
 from stepscope.common.config_issue import ConfigError, ConfigIssue
@@ -33,11 +39,16 @@ from stepscope.lab.folder import SweepError, seconds_per_sample
 from stepscope.lab.plan import MAX_ROUNDS, SweepPlan, Variant, estimate
 from stepscope.lab.statistics import load_scipy
 from stepscope.run.rank_info import RANKS_LIMIT
-from trainer.config import RunConfig, Workload, defaults
+from trainer.config import SETTINGS, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.plan import WorkloadPlan, all_variants, own_settings, speed_problem
+from trainer.lab.plan import (
+    LAB_SETTINGS,
+    WorkloadPlan,
+    all_variants,
+    own_settings,
+    speed_problem,
+)
 from trainer.lab.presets import PLAIN, PRESETS
-from trainer.techniques import SWITCHES
 
 TUNE, COMPARE = "Try all settings", "Compare variants"
 MAX_SCRIPT_BYTES = 2**20
@@ -47,10 +58,10 @@ _LINK_READ = "lab_link_taken"
 _LINK_TICKS = "lab_link_ticks"
 _SIDEBARS = "lab_sidebars_workload"
 _KEPT: Any = {"persist_state": "session"}
-_KEPT_FIELDS = ("seed", "num_threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
+_KEPT_FIELDS = ("seed", "num_threads", *(name for name in LAB_SETTINGS if name != "channels_last"))
 """Settings that another workload keeps; channels_last has a default for each."""
 _PARAMS: dict[str, tuple[str, Collection[str]]] = {  # of the address: widget and values
-    "on": ("lab_workload", WORKLOADS),
+    "on": ("lab_workload", SETTINGS["workload"].choices),
     "baseline": ("lab_baseline", BASELINES),
     "preset": ("lab_preset", PRESETS),
 }
@@ -94,7 +105,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
         if name in offers:
             st.session_state[_box(name)] = True
     chosen: list[Variant] = []
-    for group in GROUPS:
+    for group in LAB_GROUPS:
         if members := [variant for variant in offers.values() if group_of(variant) == group]:
             with st.container(gap="xxsmall"):
                 st.markdown(f"**{group}**")
@@ -157,7 +168,8 @@ def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
     state.setdefault("lab_device", settings.device if settings.device in names else devices[0].id)
     if state.get(_SIDEBARS) != settings.workload:  # changed on the Run page
         state[_SIDEBARS] = state["lab_workload"] = settings.workload
-    workloads = {one: WORKLOADS[one] for one in offered(state["lab_workload"])}
+    labels = SETTINGS["workload"].choices
+    workloads = {one: labels[one] for one in offered(state["lab_workload"])}
     about = "What every trial trains. A technique may help one workload and hurt another."
     workload = pick("Workload", workloads, "lab_workload", about, **_KEPT)
     about = "Where the baseline runs. Select other devices below."
@@ -278,7 +290,7 @@ def _time_words(server: Services, plan: WorkloadPlan) -> str:
 
 def settings_of_sidebar() -> RunConfig:
     """Return the sidebar's settings, which the Run page or a link has set."""
-    settings = st.session_state[SETTINGS]
+    settings = st.session_state[SIDEBAR]
     try:
         return RunConfig(**settings)
     except ConfigError:

@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.controls import sidebar_groups
-from dashboard.controls.config_widgets import TEXTS
-from dashboard.controls.sidebar import OPTIMIZERS, PRECISIONS, WORKLOADS
 from dashboard.sweep_content import SweepContent
 from stepscope.lab.plan import Variant
-from trainer.config import RunConfig
+from trainer.config import GROUPS, SETTINGS, RunConfig
 from trainer.lab.presets import PLAIN
-from trainer.techniques import BY_FIELD
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
-GROUPS = ("Precision", *sidebar_groups.GROUPS, "Device and size", "Workload options")
+LAB_GROUPS = ("Precision", *GROUPS, "Device and size", "Workload options")
 PLACES = {
     **sidebar_groups.PLACES,
     "precision": "Precision",
@@ -42,7 +39,7 @@ def variant_label(variant: Variant, devices: Mapping[str, str]) -> str:
         "custom_options": variant.name.replace("=false", " off"),
         "compile_mode": f"compile {value}",
         "optimizer_impl": f"{value} optimizer",
-        "precision": PRECISIONS.get(value, str(value)),
+        "precision": SETTINGS["precision"].choices.get(value, str(value)),
         "device": devices.get(value, str(value)),
     }
     if field in texts:
@@ -53,7 +50,7 @@ def variant_label(variant: Variant, devices: Mapping[str, str]) -> str:
 
 
 def _setting(field: str, value: Any) -> str:
-    label = BY_FIELD[field].label if field in BY_FIELD else field.replace("_", " ")
+    label = SETTINGS[field].label if field in SETTINGS else field.replace("_", " ")
     if isinstance(value, bool):
         return label if value else f"{label} off"
     return f"{label} {value}"
@@ -64,7 +61,9 @@ def variant_help(variant: Variant, own_settings: Mapping[str, str]) -> str:
     field = next(iter(variant.changes), "device")
     if field == "custom_options":
         return own_settings.get(variant.name.removesuffix("=false"), variant.label)
-    text = DEVICE_HELP if field == "device" else TEXTS.get(field, (variant.label, variant.label))[1]
+    text = variant.label
+    if field in SETTINGS:
+        text = DEVICE_HELP if field == "device" else SETTINGS[field].help
     others = [f"{name} = {value}" for name, value in variant.changes.items() if name != field]
     return f"{text} Also sets {', '.join(others)}." if others else text
 
@@ -74,14 +73,15 @@ def baseline_words(config: RunConfig) -> str:
     values = {name: getattr(config, name) for name in PLAIN if name != "precision"}
     used = [_setting(name, value) for name, value in values.items() if value != PLAIN[name]]
     device = "CPU" if config.device == "cpu" else "GPU"
-    kinds = (PRECISIONS[config.precision], OPTIMIZERS[config.optimizer])
+    kinds = [SETTINGS[name].choices[getattr(config, name)] for name in ("precision", "optimizer")]
     batch = f"batch {config.batch_size}"
-    return " · ".join([WORKLOADS[config.workload], device, *kinds, batch, *(used or [ALL_OFF])])
+    workload = SETTINGS["workload"].choices[config.workload]
+    return " · ".join([workload, device, *kinds, batch, *(used or [ALL_OFF])])
 
 
 def workload_and_device(sweep: SweepContent) -> str:
     """Return the title of a sweep; its workload may be of a later version."""
-    names = {str(workload): name for workload, name in WORKLOADS.items()}
+    names = {str(workload): name for workload, name in SETTINGS["workload"].choices.items()}
     config = sweep.plan.config
     on_cpu = config.get("device") == "cpu" if config else not sweep.machine.get("gpu")
     device = "CPU" if on_cpu else "GPU"

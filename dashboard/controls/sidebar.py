@@ -6,6 +6,7 @@ pages keep. A link sets them once, when the session begins; then the URL follows
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,49 +15,23 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.controls import config_widgets as widgets
-from dashboard.controls.sidebar_groups import groups
-from dashboard.format import escape_markdown, note, pick
+from dashboard.controls.sidebar_groups import PLACES, groups
+from dashboard.format import escape_markdown, note
 from dashboard.services import Devices, missing_package
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.source import is_simulated
 from trainer import config as fields
 from trainer.config_validation import TrainDevice, validate
-from trainer.techniques import PARALLEL_SWITCHES, SWITCHES
 
-WORKLOADS = {
-    fields.Workload.LINEAR: "Linear regression (1 → 1)",
-    fields.Workload.DIGITS_MLP: "Digits, MLP (real data)",
-    fields.Workload.DIGITS_CNN: "Digits, small CNN (real data)",
-    fields.Workload.IMAGES: "Your images (small CNN)",
-    fields.Workload.GPT: "Character-level GPT (real text)",
-    fields.Workload.RESNET: "ResNet-18, 224 px (synthetic)",
-    fields.Workload.MATMUL: "Matrix multiplication",
-    fields.Workload.MEMORY_STRESS: "GPU memory stress test",
-    fields.Workload.CUSTOM: "Custom workload",
-}
-PRECISIONS = {
-    fields.Precision.FP32: "fp32",
-    fields.Precision.TF32: "tf32",
-    fields.Precision.BF16: "bf16 AMP",
-    fields.Precision.FP16: "fp16 AMP",
-    fields.Precision.PURE_BF16: "pure bf16",
-    fields.Precision.PURE_FP16: "pure fp16",
-}
-OPTIMIZERS = {
-    fields.Optimizer.SGD: "SGD",
-    fields.Optimizer.ADAM: "Adam",
-    fields.Optimizer.ADAMW: "AdamW",
-}
 DEVICE_NAME = 15  # Characters of a GPU's name that fit into the select box after its index.
 PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_size": "64"}
 """First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
-_KEPT = (  # Fields that a change of workload keeps; channels_last has a default for each.
-    *("device", "seed", "runner", "nan_policy", "num_threads", "max_steps"),
-    *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
-)
+_OF_WORKLOAD = ("lr_scheduler", "lr_warmup_steps", "resume_from", "channels_last")
+"""Settings of the groups that a change of workload resets."""
+_KEPT = ("device", "precision", *(name for name in PLACES if name not in _OF_WORKLOAD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +46,7 @@ class NewRunForm:
 
 def load(config: fields.RunConfig) -> None:
     """Put a configuration into the sidebar, before the widgets are drawn."""
-    st.session_state[SETTINGS] = {name: getattr(config, name) for name in fields.FIELDS}
+    st.session_state[SETTINGS] = {name: getattr(config, name) for name in fields.SETTINGS}
     _set_widgets()
 
 
@@ -132,14 +107,14 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
         _device(config, found)
         _workload(config, found)
         choice = widgets.SidebarState(config, found.devices)
-        widgets.switch_select("precision", PRECISIONS, choice)
+        widgets.switch_select("precision", choice)
         columns = st.columns(2)
         with columns[0]:
             widgets.number("batch_size")
             widgets.number("learning_rate")
         with columns[1]:
             widgets.number("epochs")
-            widgets.select("optimizer", OPTIMIZERS)
+            widgets.select("optimizer")
         estimate = st.container()
         groups(choice, checkpoints)
         start = st.container()
@@ -177,7 +152,7 @@ def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:
 def _values(base: fields.RunConfig) -> dict[str, Any]:
     """Return the widgets' values, `base`'s if Streamlit dropped one; torchrun runs DDP and FSDP."""
     state = st.session_state
-    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in fields.FIELDS}
+    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in fields.SETTINGS}
     distributed = values["strategy"] in (fields.Strategy.DDP, fields.Strategy.FSDP)
     if distributed != (values["runner"] == fields.Runner.TORCHRUN):
         values["runner"] = fields.Runner.TORCHRUN if distributed else base.runner
@@ -213,9 +188,7 @@ def _device(config: fields.RunConfig, found: Devices) -> None:
     names = {device.id: _device_name(device) for device in found.devices}
     if config.device not in names:  # a link from another machine
         names[config.device] = "Not on this machine"
-    about = "The CPU and all CUDA devices, best first. GPUs are identified by UUID."
-    more: Any = {"on_change": _adapt_to_device, "args": (found.devices,)}
-    pick("Device", names, "config_device", about, **more)
+    widgets.select("device", names, functools.partial(_adapt_to_device, found.devices))
     for device in found.devices:
         if device.id == config.device:
             memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")
@@ -242,8 +215,7 @@ def _device_name(device: TrainDevice) -> str:
 
 
 def _workload(config: fields.RunConfig, found: Devices) -> None:
-    names = {one: WORKLOADS[one] for one in widgets.offered(config.workload)}
-    about = "Selecting a workload loads its recommended epochs, batch size and learning rate."
-    more: Any = {"on_change": _reload_defaults, "args": (found.devices,)}
-    pick("Workload", names, "config_workload", about, **more)
+    names = fields.SETTINGS["workload"].choices
+    offered = {one: names[one] for one in widgets.offered(config.workload)}
+    widgets.select("workload", offered, functools.partial(_reload_defaults, found.devices))
     widgets.workload_fields(config)

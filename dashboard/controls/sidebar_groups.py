@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import streamlit as st
 
@@ -14,62 +13,23 @@ from stepscope.host.environment import granted_cores
 from trainer import config as fields
 from trainer.config_validation import cores_note, step_sentence
 
-CHOICES: dict[str, dict[Any, str]] = {  # label of each value, by field
-    "compile_mode": {
-        fields.CompileMode.NONE: "Off",
-        fields.CompileMode.DEFAULT: "default",
-        fields.CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
-        fields.CompileMode.MAX_AUTOTUNE: "max-autotune",
-    },
-    "lr_scheduler": {
-        fields.LRSchedule.NONE: "Constant",
-        fields.LRSchedule.PLATEAU: "Reduce on plateau",
-        fields.LRSchedule.COSINE: "Cosine",
-    },
-    "nan_policy": {
-        fields.NanPolicy.STOP: "Stop the run",
-        fields.NanPolicy.CONTINUE: "Log it and continue",
-    },
-    "optimizer_impl": {impl: impl.value for impl in fields.OptimizerImpl},
-    "runner": {fields.Runner.THREAD: "Server thread", fields.Runner.PROCESS: "Separate process"},
-    "strategy": {
-        fields.Strategy.NONE: "None (single device)",
-        fields.Strategy.DP: "DataParallel",
-        fields.Strategy.DDP: "DDP",
-        fields.Strategy.FSDP: "FSDP2",
-    },
-}
 CPU_RANKS = 2  # Default number of ranks on a CPU.
-GROUPS: dict[str, tuple[str, ...]] = {  # the fields of each group
-    "Training": (
-        *("lr_scheduler", "lr_warmup_steps", "gradient_accumulation_steps", "max_grad_norm"),
-        *("max_steps", "seed", "resume_from"),
-    ),
-    "Performance": (
-        *("compile_mode", "cuda_graphs", "channels_last", "cudnn_benchmark", "optimizer_impl"),
-        "activation_checkpointing",
-    ),
-    "Data loading": ("num_workers", "pin_memory", "non_blocking", "dataset_on_device"),
-    "Distributed": ("strategy", "devices_per_node"),
-    "Advanced": (
-        *("deterministic", "nan_policy", "set_to_none"),
-        *("prefetch_factor", "persistent_workers", "copy_stream"),
-        *("kernel_warmup", "preallocate_memory"),
-        *("cpu_offload", "runner", "num_threads"),
-    ),
-}
-PLACES = {name: group for group, names in GROUPS.items() for name in names}
+PLACES = {name: about.group for name, about in fields.SETTINGS.items() if about.group}
 
 
 def groups(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
     """Draw the groups, collapsed: a run needs none of them to start."""
-    for group, names in GROUPS.items():
+    for group in fields.GROUPS:
         with st.expander(group_label(group, choice.config), key=f"group_{group}"):
-            for name in names:
+            for name in names_in(group):
                 if _has_effect(name, choice.config):
                     _field(name, choice, checkpoints)
             if group == "Distributed" and choice.config.strategy is not fields.Strategy.NONE:
                 _distributed_notes(choice.config)
+
+
+def names_in(group: str) -> list[str]:
+    return [name for name, of_name in PLACES.items() if of_name == group]
 
 
 def group_label(group: str, config: fields.RunConfig) -> str:
@@ -80,11 +40,11 @@ def group_label(group: str, config: fields.RunConfig) -> str:
     """
     base = fields.defaults(config.workload, config.device)
     changed = []
-    for name in GROUPS[group]:
+    for name in names_in(group):
         value = getattr(config, name)
         if value != getattr(base, name):
             shown = ("off", "on")[value] if isinstance(value, bool) else value
-            changed.append(f"{widgets.TEXTS[name][0]} {shown}")
+            changed.append(f"{fields.SETTINGS[name].label} {shown}")
     return f"{group} · {', '.join(changed)}" if changed else group
 
 
@@ -93,9 +53,9 @@ def _field(name: str, choice: widgets.SidebarState, checkpoints: Sequence[str]) 
         current = st.session_state.get("config_resume_from", "")
         names = dict.fromkeys(["", current, *checkpoints])
         widgets.select(name, {each: each or "None (start from scratch)" for each in names})
-    elif name in CHOICES:
+    elif fields.SETTINGS[name].choices:
         on_change = functools.partial(_set_default_ranks, choice) if name == "strategy" else None
-        widgets.switch_select(name, CHOICES[name], choice, on_change)
+        widgets.switch_select(name, choice, on_change)
     elif isinstance(getattr(choice.config, name), bool):
         widgets.switch(name, choice)
     else:

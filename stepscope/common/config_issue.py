@@ -7,14 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ConfigIssue:
-    """A setting that cannot have its value: field, reason and remedy."""
+    """A setting that cannot have its value, with the label that people see, if it has one.
+
+    >>> print(ConfigIssue("batch_size", "must be 1 to 9, got 0", "Choose another value"))
+    batch_size must be 1 to 9, got 0. Choose another value.
+    """
 
     field: str
     reason: str
     remedy: str
+    label: str = ""
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.reason}. {self.remedy}."
+        between = " " if self.reason.startswith("must ") else ": "
+        return f"{self.label or self.field}{between}{self.reason}. {self.remedy}."
 
 
 class ConfigError(ValueError):

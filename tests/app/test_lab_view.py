@@ -180,7 +180,7 @@ def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[WorkloadPl
     assert (config.precision, config.batch_size) == (Precision.BF16, 64)
     label(app, "selectbox", "Workload").select("images").run()
     assert label(app, "button", "Start sweep").disabled
-    assert "dataset" in label(app, "button", "Start sweep").help
+    assert "sample data" in label(app, "button", "Start sweep").help
     label(app, "selectbox", "Workload").select("linear").run()
     label(app, "button", "Start sweep").click().run()
     other = started[1].config

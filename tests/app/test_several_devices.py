@@ -16,7 +16,7 @@ from tests.support.app_page import (
     text_of,
     widget,
 )
-from trainer.techniques import PARALLEL_SWITCHES
+from trainer.config import SETTINGS
 
 OTHER_GPU = replace(GPU, id="GPU-1", cuda_index=1)
 
@@ -24,7 +24,8 @@ OTHER_GPU = replace(GPU, id="GPU-1", cuda_index=1)
 def drawn(app: AppTest) -> set[str]:
     """The fields of several devices that have a widget."""
     keys = {part.key for kind in KINDS for part in app.get(kind)}
-    return {one.field for one in PARALLEL_SWITCHES if f"config_{one.field}" in keys}
+    fields = ("strategy", "devices_per_node", "cpu_offload")
+    return {name for name in fields if f"config_{name}" in keys}
 
 
 def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
@@ -61,7 +62,7 @@ def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
     widget(app, "strategy").set_value("fsdp").run()
     assert "cpu_offload" in drawn(app)
     widget(app, "devices_per_node").set_value(3).run()
-    assert "devices_per_node" in str(start_refused(app))
+    assert SETTINGS["devices_per_node"].label in str(start_refused(app))
 
 
 def test_a_link_without_a_runner_can_start_and_another_workload_keeps_the_ranks(
@@ -70,9 +71,8 @@ def test_a_link_without_a_runner_can_start_and_another_workload_keeps_the_ranks(
     app = page(strategy="ddp", devices_per_node="3")
     assert app.query_params["runner"] == "torchrun"
     assert start_refused(app) is None
-    about = {one.field: one for one in PARALLEL_SWITCHES}
     for name in ("strategy", "devices_per_node"):
-        assert widget(app, name).label == about[name].label
-        assert widget(app, name).help.startswith(about[name].help)
+        assert widget(app, name).label == SETTINGS[name].label
+        assert widget(app, name).help.startswith(SETTINGS[name].help)
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     assert widget(app, "devices_per_node").value == 3

@@ -27,9 +27,9 @@ from tests.support.app_page import (
     trigger,
     widget,
 )
-from trainer.config import RunConfig
+from trainer.config import SETTINGS, RunConfig
 from trainer.config_validation import TrainDevice
-from trainer.techniques import SWITCHES
+from trainer.lab.plan import LAB_SETTINGS
 
 NO = ConfigIssue("any", "this machine cannot", "Leave it")
 
@@ -52,11 +52,10 @@ def test_an_unsupported_technique_is_disabled_with_the_reason(
     refuse(monkeypatch, *values.items())
     app = page()
     of_workers = ("prefetch_factor", "persistent_workers")
-    drawn = {s.field: widget(app, s.field) for s in SWITCHES if s.field not in of_workers}
-    for technique in SWITCHES:
-        if technique.field in drawn:
-            assert drawn[technique.field].label == technique.label
-            assert drawn[technique.field].help.startswith(technique.help)
+    drawn = {name: widget(app, name) for name in LAB_SETTINGS if name not in of_workers}
+    for name, shown in drawn.items():
+        assert shown.label == SETTINGS[name].label
+        assert shown.help.startswith(SETTINGS[name].help)
     disabled = {field: found.help for field, found in drawn.items() if found.disabled}
     assert disabled.keys() == values.keys()
     assert all(NO.reason in text for text in disabled.values())
@@ -92,7 +91,7 @@ def test_numbers_out_of_range_are_shown_and_cannot_start(page: OpenPage) -> None
     assert text_of(app).count(":red[") == len(wrong)
     app.switch_page("views/runs.py").run()
     app.switch_page("views/run.py").run()
-    assert all(f"{field}:" in str(start_refused(app)) for field in wrong)
+    assert all(f"{SETTINGS[field].label} must" in str(start_refused(app)) for field in wrong)
 
 
 def test_a_group_names_its_differences_and_workers_bring_their_settings(page: OpenPage) -> None:
@@ -178,11 +177,11 @@ def test_a_suggested_setting_changes_nothing_else_and_an_invalid_one_nothing(
     assert app.query_params["num_workers"] == "3"
     assert header(app)["error"] is None
     wrong: list[tuple[Any, str]] = [
-        ({"field": "num_workers", "value": 1000}, "num_workers:"),
+        ({"field": "num_workers", "value": 1000}, "num_workers must"),
         ({"field": "device", "value": "cpu"}, "field:"),
         ({"field": "__class__", "value": 1}, "field:"),
         ("num_workers", "field:"),
-        ({"field": "precision", "value": ["bf16"]}, "precision:"),
+        ({"field": "precision", "value": ["bf16"]}, "Precision must"),
     ]
     for wanted, error in wrong:
         trigger(app, "setting", wanted)

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.controls.config_widgets import TEXTS
-from dashboard.controls.sidebar import WORKLOADS
 from tests.support.app_page import OpenPage, start_refused
 from trainer import custom_workload
-from trainer.config import Workload
-from trainer.config_validation import TRAITS
+from trainer.config import SETTINGS, Workload, reads
 from trainer.custom_workload import choose
 from trainer.datasets import MAKE_DIGITS, VARIABLE
 
 # A custom workload brings the labels of its own options.
-FIELDS = {name for traits in TRAITS.values() for name in traits.fields} - {"custom_options"}
+FIELDS = {name for name, about in SETTINGS.items() if about.read_by} - {"custom_options"}
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
-CUSTOM = WORKLOADS[Workload.CUSTOM]
+CUSTOM = SETTINGS["workload"].choices[Workload.CUSTOM]
 
 
 @pytest.fixture
@@ -50,11 +47,11 @@ def test_a_workload_shows_its_own_fields_with_its_own_defaults(page: OpenPage) -
     shown = drawn(app)
     assert (shown["Layers"], shown["Width"], shown["Context"]) == (3, 96, 64)
     assert shown["Dropout"] == 0.25
-    labels = {name: TEXTS[name][0] for name in FIELDS}
+    labels = {name: SETTINGS[name].label for name in FIELDS}
     for workload in (Workload.LINEAR, Workload.GPT, Workload.RESNET):
         app.sidebar.selectbox(key="config_workload").select(workload).run()
         assert not app.exception
-        expected = {labels[name] for name in TRAITS[workload].fields}
+        expected = {label for name, label in labels.items() if reads(workload, name)}
         assert drawn(app).keys() & set(labels.values()) == expected
     assert (drawn(app)["Width"], drawn(app)["Image size"]) == (64, 224)
 

@@ -131,7 +131,7 @@ def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
     refused = run_here(tmp_path / "refused", changes={"pin_memory": True})
     assert refused["reason"].startswith("pin_memory: ")
     nonsense = run_here(tmp_path / "nonsense", changes={"batch_size": 0})
-    assert nonsense["reason"].startswith("batch_size: ")
+    assert nonsense["reason"].startswith("Batch size must be ")
     diverged = run_here(tmp_path / "diverged", changes={"learning_rate": 100.0}, steps=300)
     assert diverged["metrics"]["loss"] is None
     assert diverged["metrics"]["loss_finite"] is False

@@ -34,7 +34,7 @@ BUS_ERROR = (
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (torch.OutOfMemoryError(TRIED), "oom", ["tried to allocate 2.50 GiB", "batch_size"]),
+        (torch.OutOfMemoryError(TRIED), "oom", ["tried to allocate 2.50 GiB", "batch size"]),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when …"), "oom", ["GPU"]),
         (torch.AcceleratorError("CUDA error: out of memory\nSearch for …"), "oom", ["GPU"]),
         (RuntimeError(NO_ENGINE), "oom", ["GPU"]),
@@ -92,18 +92,18 @@ RESIDENT = {"dataset_on_device": True}
 @pytest.mark.parametrize(
     ("error", "changes", "device", "advice"),
     [
-        (OOM, {}, gpu(), "Lower batch_size, or choose bf16."),
-        (OOM, {}, gpu((7, 0)), "Lower batch_size, or choose fp16."),
-        (OOM, {"precision": Precision.TF32}, gpu(), "Lower batch_size, or choose bf16."),
-        (OOM, BF16, gpu(), "Lower batch_size."),
-        (OOM, {"precision": Precision.FP16}, gpu(), "Lower batch_size."),
-        (OOM, {"precision": Precision.PURE_BF16}, gpu(), "Lower batch_size."),
-        (OOM, STRESS, gpu(), "Lower batch_size, image_size or width."),
+        (OOM, {}, gpu(), "Lower batch size, or choose bf16."),
+        (OOM, {}, gpu((7, 0)), "Lower batch size, or choose fp16."),
+        (OOM, {"precision": Precision.TF32}, gpu(), "Lower batch size, or choose bf16."),
+        (OOM, BF16, gpu(), "Lower batch size."),
+        (OOM, {"precision": Precision.FP16}, gpu(), "Lower batch size."),
+        (OOM, {"precision": Precision.PURE_BF16}, gpu(), "Lower batch size."),
+        (OOM, STRESS, gpu(), "Lower batch size, image size or width."),
         (OOM, BF16 | {"batch_size": 1}, gpu(), "Choose a device with more memory."),
-        (OOM, BF16 | RESIDENT, gpu(), "Lower batch_size, or switch off dataset_on_device."),
-        (HOST_OOM, {}, gpu(), "Lower batch_size."),
-        (HOST_OOM, {"num_workers": 2}, gpu(), "Lower batch_size or num_workers."),
-        (HOST_OOM, {"device": "cpu"}, CPU_DEVICE, "Lower batch_size, or choose bf16."),
+        (OOM, BF16 | RESIDENT, gpu(), "Lower batch size, or switch off the dataset on the device."),
+        (HOST_OOM, {}, gpu(), "Lower batch size."),
+        (HOST_OOM, {"num_workers": 2}, gpu(), "Lower batch size or num_workers."),
+        (HOST_OOM, {"device": "cpu"}, CPU_DEVICE, "Lower batch size, or choose bf16."),
     ],
 )
 def test_the_advice_is_one_that_this_run_can_follow(
@@ -116,12 +116,12 @@ def test_the_advice_is_one_that_this_run_can_follow(
 
 
 def test_a_nans_advice_is_one_that_this_run_can_follow() -> None:
-    assert nan_remedy(ON_GPU) == "Lower learning_rate or switch on max_grad_norm"
-    assert nan_remedy(replace(ON_GPU, max_grad_norm=1.0)) == "Lower learning_rate"
+    assert nan_remedy(ON_GPU) == "Lower the learning rate or set a max gradient norm"
+    assert nan_remedy(replace(ON_GPU, max_grad_norm=1.0)) == "Lower the learning rate"
     pure = nan_remedy(replace(ON_GPU, precision=Precision.PURE_FP16))
     assert pure.endswith("choose fp32 instead of pure_fp16")
     fp16 = nan_remedy(replace(ON_GPU, precision=Precision.FP16))
-    assert fp16.endswith("switch on max_grad_norm or choose fp32 instead of fp16")
+    assert fp16.endswith("set a max gradient norm or choose fp32 instead of fp16")
 
 
 def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
@@ -135,7 +135,7 @@ def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
     for error in (caught.value, in_thread):
         reason = describe_failure(error, ON_GPU, gpu()).reason
         assert reason.startswith("The host could not page-lock more memory. ")
-        assert "switch off pin_memory, non_blocking and copy_stream." in reason
+        assert "switch off pin_memory, non_blocking copies and the side stream." in reason
         assert "page-lock" in str(outcome(error).reason)
     elsewhere = torch.AcceleratorError("CUDA error: out of memory")
     assert describe_failure(elsewhere, ON_GPU, gpu()).reason.startswith("The GPU ran out of memory")

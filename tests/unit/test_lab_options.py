@@ -24,11 +24,12 @@ from stepscope.lab.folder import (
 )
 from stepscope.lab.plan import estimate
 from tests.support.train_devices import SIMULATED
-from trainer.config import FIELDS, RunConfig, Workload, defaults
+from trainer.config import SETTINGS, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.options import parser, plan_of
 from trainer.lab.plan import (
     FIXED,
+    LAB_SETTINGS,
     NOT_TIMED,
     WorkloadPlan,
     all_variants,
@@ -37,7 +38,6 @@ from trainer.lab.plan import (
     speed_problem,
 )
 from trainer.lab.presets import PRESETS
-from trainer.techniques import SWITCHES
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 GPU = TrainDevice(
@@ -61,7 +61,7 @@ def changes(words: str) -> dict[str, Any]:
 def test_every_switch_has_a_variant_and_each_supported_one_can_run(device: str) -> None:
     config = defaults(Workload.DIGITS_CNN, device)
     variants = all_variants(config, [CPU, GPU])
-    missing = {switch.field for switch in SWITCHES} - {f for one in variants for f in one.changes}
+    missing = {*LAB_SETTINGS} - {f for one in variants for f in one.changes}
     # The last two have no effect without workers.
     assert missing <= NOT_TIMED | {"prefetch_factor", "persistent_workers"}
     assert len({one.name for one in variants}) == len(variants)
@@ -141,7 +141,7 @@ def test_options_of_the_baseline() -> None:
         (["--variants", "pin_memry"], "Did you mean pin_memory"),
         (["--variants", "epochs=3"], "epochs must be the same"),
         (["--variants", "precision=fp31"], "must be one of fp32"),
-        (["--variants", "batch_size=0"], "must be between 1 and 65536"),
+        (["--variants", "batch_size=0"], "an integer from 1 to 65,536"),
         (["--variants", "precision=fp32"], "precision=fp32 equals the baseline. Remove it"),
         (["--variants", "num_workers+pin_memory"], "has no value"),
         (["--variants", "width"], "no value to suggest"),
@@ -154,7 +154,7 @@ def test_options_of_the_baseline() -> None:
         (["--set", "batch_size"], "must be FIELD=VALUE"),
         (["--device", "cuda"], "no usable GPU"),
         (["--precision", "tf32"], "TF32 needs NVIDIA tensor cores"),
-        (["--max-rounds", "0"], "max_rounds: must be 1 to 100"),
+        (["--max-rounds", "0"], "max_rounds must be 1 to 100"),
         (["--workload", "x"], "got 'x'"),
     ],
 )
@@ -171,12 +171,12 @@ def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> Non
     assert validate(plan.config, devices) == ()
     for variant in plan.variants:
         # `runner` follows from `parallel`, and is no variant of its own.
-        assert set(variant.changes) <= set(FIELDS) - (FIXED - {"runner"})
+        assert set(variant.changes) <= set(SETTINGS) - (FIXED - {"runner"})
     if name == "cpu_gpu":
         can = [variant.problem is None for variant in plan.variants]
         assert (plan.config.device, can) == ("cpu", [len(devices) == 2])
     if name == "tutorials":
-        off = {switch.field for switch in SWITCHES} - {"set_to_none", "persistent_workers"}
+        off = {*LAB_SETTINGS} - {"set_to_none", "persistent_workers"}
         assert not any(getattr(plan.config, field) is True for field in off)
 
 

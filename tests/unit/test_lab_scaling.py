@@ -49,7 +49,7 @@ def test_gpus_offer_as_many_ranks_as_there_are(count: int, most: int) -> None:
     if most == 1:
         [variant] = found
         assert str(variant.problem) == (
-            "devices_per_node: this machine has 1 GPU. Run this sweep on several devices."
+            "Devices: this machine has 1 GPU. Run this sweep on several devices."
         )
         return
     assert max(variant.changes["devices_per_node"] for variant in found) == most

@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.common.config_issue import ConfigError
 from stepscope.lab.command import UsageError, add_numbers, numbers
 from stepscope.lab.plan import Variant
-from trainer.config import FIELDS, OptimizerImpl, RunConfig, Workload, defaults
+from trainer.config import SETTINGS, OptimizerImpl, RunConfig, Workload, check_setting, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.plan import (
     FIXED,
@@ -149,14 +149,11 @@ def is_file(workload: str | None) -> bool:
 
 def value_of(field: str, text: str) -> Any:
     """Return a field's value from its text. Raises ConfigError."""
-    config, found = RunConfig.from_params({field: text})
-    if found:
-        raise ConfigError(found[0])
-    return getattr(config, field)
+    return check_setting(field, text, from_text=True)
 
 
 def _known(field: str, option: str, custom: Iterable[str] = ()) -> str:
-    known = [*custom, *FIELDS]
+    known = [*custom, *SETTINGS]
     if field in known:
         return field
     near = difflib.get_close_matches(field, known, n=3, cutoff=0.5)
@@ -197,7 +194,7 @@ def _changes(
     token: str, config: RunConfig, devices: Sequence[TrainDevice]
 ) -> Iterator[dict[str, Any]]:
     """Yield a variant's changes, several for a field without a value. Raises UsageError."""
-    custom = [name for name in own_settings(config) if name not in FIELDS]
+    custom = [name for name in own_settings(config) if name not in SETTINGS]
     switched: dict[str, bool] = {}
     texts: dict[str, Any] = {}
     parts = re.split(r"\+(?=[a-z_])", token)

@@ -16,16 +16,26 @@ from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.gpu.source import is_simulated
 from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import SweepPlan, Variant, numbers_of
-from trainer.config import FIELDS, LIMITS, CompileMode, RunConfig, Runner, Strategy, Workload
+from trainer.config import (
+    SETTINGS,
+    CompileMode,
+    RunConfig,
+    Runner,
+    Strategy,
+    Workload,
+    issue,
+    limits_of,
+)
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, user_workload_settings
-from trainer.techniques import SWITCHES
 
 FIXED = frozenset(
     ("workload", "epochs", "seed", "max_steps", "resume_from", "runner", "nan_policy")
     + ("lr_scheduler", "lr_warmup_steps")
 )
 """Fields that the sweep sets, or that change what is trained rather than how fast."""
+
+LAB_SETTINGS = tuple(name for name, about in SETTINGS.items() if about.in_lab)
 
 NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 """Switches of the first steps only, which no trial counts."""
@@ -41,7 +51,7 @@ def all_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Vari
         custom.append(make_variant(changes, config, devices, name=text))
     return custom + [
         make_variant({field: value}, config, devices)
-        for field in (*(s.field for s in SWITCHES), "batch_size", "num_threads", "device")
+        for field in (*LAB_SETTINGS, "batch_size", "num_threads", "device")
         if field not in NOT_TIMED
         for value in suggested(field, config, devices)
     ]
@@ -95,7 +105,7 @@ def _numbers(field: str, config: RunConfig) -> Sequence[float]:
     numbers: dict[str, Sequence[float]] = {
         "num_workers": sorted({0, 2, min(8, max(2, cores))}),
         "num_threads": sorted(threads) if config.device == "cpu" else (),
-        "batch_size": [double] if double <= LIMITS["batch_size"][1] else (),
+        "batch_size": [double] if double <= limits_of("batch_size")[1] else (),
         "prefetch_factor": (4,),
         "gradient_accumulation_steps": (4,),
         "max_grad_norm": (1.0,),
@@ -108,7 +118,7 @@ def speed_problem(device: str) -> ConfigIssue | None:
     if not is_simulated(device):
         return None
     reason = "the GPU is simulated, and its times are not those of a GPU"
-    return ConfigIssue("device", reason, "Choose the CPU, or measure on a machine with a GPU")
+    return issue("device", reason, "Choose the CPU, or measure on a machine with a GPU")
 
 
 def make_variant(
@@ -132,7 +142,7 @@ def make_variant(
     parts = changes.get("gradient_accumulation_steps", 1)
     if problem is None and "batch_size" not in changes and samples % parts:
         reason = f"{samples} samples per step are not divisible by {parts}"
-        problem = ConfigIssue("gradient_accumulation_steps", reason, "Give a batch_size too")
+        problem = issue("gradient_accumulation_steps", reason, "Give a batch size too")
     shown = (item for item in whole.items() if item[0] != "runner")  # follows from the strategy
     label = ", ".join(_label(field, value, config) for field, value in shown)
     return Variant(name=name or variant_name(changes), label=label, changes=whole, problem=problem)
@@ -140,7 +150,7 @@ def make_variant(
 
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return the baseline with a variant's changes. Raises ConfigError."""
-    unknown = next((field for field in changes if field not in FIELDS), None)
+    unknown = next((field for field in changes if field not in SETTINGS), None)
     if unknown is not None:
         raise ConfigError(
             ConfigIssue(unknown, "is no setting", "Choose one of the sidebar's settings")

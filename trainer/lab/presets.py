@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepscope.common.config_issue import ConfigIssue
 from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import Variant
-from trainer.config import LIMITS, OptimizerImpl, Precision, RunConfig, Runner, Strategy
+from trainer.config import OptimizerImpl, Precision, RunConfig, Runner, Strategy, issue, limits_of
 from trainer.config_validation import TrainDevice
-from trainer.lab.plan import GPU_OFF, NOT_TIMED, make_variant, suggested
-from trainer.techniques import SWITCHES
+from trainer.lab.plan import GPU_OFF, LAB_SETTINGS, NOT_TIMED, make_variant, suggested
 
 Devices = Sequence[TrainDevice]
 _LOADING = (
@@ -21,7 +19,7 @@ _LOADING = (
 )
 
 _OFF = RunConfig(optimizer_impl=OptimizerImpl.FOR_LOOP, channels_last=False)
-PLAIN: dict[str, Any] = {switch.field: getattr(_OFF, switch.field) for switch in SWITCHES}
+PLAIN: dict[str, Any] = {name: getattr(_OFF, name) for name in LAB_SETTINGS}
 """Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
 
 
@@ -67,7 +65,7 @@ def _cpu_gpu(config: RunConfig, devices: Devices) -> Choice:
     if not found:
         reasons = filter(None, (device.reason for device in devices))
         reason = next(reasons, "torch finds no GPU in this machine")
-        problem = ConfigIssue("device", reason, "Run this sweep on a machine with a GPU")
+        problem = issue("device", reason, "Run this sweep on a machine with a GPU")
         found = [Variant(name="device=gpu", label="device GPU", changes={}, problem=problem)]
     return baseline, found
 
@@ -97,7 +95,7 @@ def _scaling(config: RunConfig, devices: Devices) -> Choice:
     have = "one core" if on_cpu else f"{gpus} GPU{'' if gpus == 1 else 's'}"
     reasons = (str(variant.problem.reason) for variant in found if variant.problem is not None)
     reason = next(reasons, f"this machine has {have}")
-    problem = ConfigIssue("devices_per_node", reason, "Run this sweep on several devices")
+    problem = issue("devices_per_node", reason, "Run this sweep on several devices")
     return baseline, [Variant(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
 
 
@@ -108,7 +106,7 @@ def _ranks(most: int) -> list[int]:
     [2, 4, 6]
     """
     powers = [2**power for power in range(1, 7) if 2**power <= most]
-    highest = min(most, int(LIMITS["devices_per_node"][1]))
+    highest = min(most, int(limits_of("devices_per_node")[1]))
     return sorted({*powers, highest} - {1})
 
 

@@ -14,7 +14,7 @@ from stepscope.lab.measurement import RunTooShortError, measured
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
-from trainer.config import LIMITS, LRSchedule, NanPolicy, RunConfig, Runner
+from trainer.config import LRSchedule, NanPolicy, RunConfig, Runner, limits_of
 from trainer.lab.plan import changed
 from trainer.runners.child_process import last_step, write_pending
 from trainer.runners.torchrun import TorchrunRun
@@ -66,7 +66,7 @@ def _config(job: Mapping[str, Any]) -> RunConfig:
     return replace(
         config,
         seed=int(job["seed"]),
-        epochs=int(LIMITS["epochs"][1]),
+        epochs=int(limits_of("epochs")[1]),
         max_steps=job["steps"] and job["warmup"] + job["steps"],
         runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
         nan_policy=NanPolicy.CONTINUE,  # a NaN loss is a result, not a failure

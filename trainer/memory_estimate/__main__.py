@@ -18,7 +18,7 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes, three_digits
 from stepscope.host.process_limits import call_at_end_of, kill_group
 from stepscope.lab.command import UsageError, print_error
-from trainer.config import FIELDS, RunConfig
+from trainer.config import SETTINGS, RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, choose, user_problem
 from trainer.datasets import data_problem
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     help_ = "with --find-batch-size: recommend a size, by short runs"
     add("--measure-throughput", action="store_true", help=help_)
     add("--json", action="store_true", help="print one JSON object")
-    for field in {*FIELDS} - {*_OWN}:
+    for field in {*SETTINGS} - {*_OWN}:
         is_switch = isinstance(getattr(RunConfig(), field), bool)
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
         name = f"--{field.replace('_', '-')}"
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
     """Return the configuration of options and settings file. Raises UsageError and ConfigError."""
-    fields = {field: getattr(options, f"field_{field}", None) for field in FIELDS}
+    fields = {field: getattr(options, f"field_{field}", None) for field in SETTINGS}
     given = [f"{field}={text}" for field, text in fields.items() if text is not None]
     options = argparse.Namespace(**{**vars(options), "set": [*given, *options.set]})
     if options.device == "cuda":

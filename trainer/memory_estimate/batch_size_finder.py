@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 
 from stepscope.common.formatting import three_digits
 from stepscope.lab.trial_process import TrialProcess
-from trainer.config import LIMITS, RunConfig
+from trainer.config import RunConfig, limits_of
 
 HEADROOM = 0.10  # Fraction of the free memory that no recommended batch may use.
 NEAR_BEST = 0.05  # Largest loss of throughput for a smaller batch, which needs less memory.
@@ -54,7 +54,7 @@ def explore(needs: Needs, now: int, free: int | None) -> tuple[Point, ...]:
     `now` is the configured size. If `free` is unknown, sizes end at four times `now`.
     """
     found: dict[int, Point] = {}
-    most = int(LIMITS["batch_size"][1])
+    most = int(limits_of("batch_size")[1])
 
     def fits(size: int) -> bool:
         nonlocal most

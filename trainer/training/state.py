@@ -20,8 +20,16 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from trainer.config import LRSchedule, Optimizer, OptimizerImpl, Precision, RunConfig, Strategy
-from trainer.config_validation import TRAITS, reads
+from trainer.config import (
+    LRSchedule,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    RunConfig,
+    Strategy,
+    reads,
+)
+from trainer.config_validation import TRAITS
 from trainer.training.accelerator import Accelerator
 from trainer.training.checkpoint import MODEL, OPTIMIZER, CheckpointError, write_checkpoint
 from trainer.training.precision import grad_scaler
