@@ -205,12 +205,19 @@ def _evenness(steps: Floats, values: Floats) -> float | None:
 Interval = tuple[float, float]
 
 
-def _sen(steps: Floats, values: Floats) -> tuple[float, Interval, Interval]:
-    """Return Sen's slope with its 95% and 99.9% intervals."""
+def pair_slopes(steps: Floats, values: Floats) -> Floats:
+    """Return the sorted slopes of all pairs of samples; their median is Sen's slope."""
     first, second = np.triu_indices(len(steps), 1)
     apart = steps[second] - steps[first]
-    slopes = np.sort((values[second] - values[first])[apart > 0] / apart[apart > 0])
-    slope, n, last = float(np.median(slopes)), len(steps), len(slopes) - 1
+    return np.sort((values[second] - values[first])[apart > 0] / apart[apart > 0])
+
+
+def _sen(steps: Floats, values: Floats) -> tuple[float, Interval, Interval]:
+    """Return Sen's slope with its 95% and 99.9% intervals."""
+    slopes = pair_slopes(steps, values)
+    slope = float(np.median(slopes))
+    n = len(steps)
+    last = len(slopes) - 1
     deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _variance_factor(values - slope * steps))
 
     def interval(half: float) -> Interval:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from stepscope.common.formatting import format_bytes
+from stepscope.memory.growth import pair_slopes
 from stepscope.memory.oom.record import HostMemory, OomRecord
 
 FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces are allocated.
@@ -44,8 +45,7 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
     groups = (points[start : start + size] for start in range(0, len(points), size))
     lowest = [min(group, key=lambda point: point[1]) for group in groups]
     steps, values = np.array(lowest, float).reshape(-1, 2).T
-    first, second = np.triu_indices(len(lowest), 1)
-    slopes = (values[second] - values[first]) / (steps[second] - steps[first])
+    slopes = pair_slopes(steps, values)
     slope = float(np.median(slopes)) if len(slopes) else 0.0
     sampled = None
     if len(points) >= MIN_TREND_STEPS and slope > 0 and (slopes > 0).mean() >= MIN_RISING_FRACTION:
