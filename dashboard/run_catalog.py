@@ -29,8 +29,8 @@ from stepscope.common.files import atomic_write, is_own_folder, modified_ns, rea
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
 from stepscope.recorder.final_values import final_values
-from stepscope.run import RunError, RunInfo, check_readable, is_run_id, read_run
-from stepscope.run.metadata import RunMetadata, read_metadata
+from stepscope.run import RunError, RunInfo, check_readable, is_run_id, read_metadata, read_run
+from stepscope.run.metadata import RunMetadata
 from stepscope.run.rank_info import now_of
 from stepscope.run.retention import folder_size
 from stepscope.store import STORE_NAME, StoreError

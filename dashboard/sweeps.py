@@ -35,9 +35,8 @@ from stepscope.lab.folder import (
     read_sweep,
     sweep_folder,
     sweep_folders,
-    write_plan,
 )
-from stepscope.lab.plan import SweepPlan
+from stepscope.lab.plan import SweepPlan, write_plan
 from stepscope.lab.script_plan import ScriptPlan
 from stepscope.run import process_of, user_name
 from stepscope.run.folder import not_signaled, recorder_of

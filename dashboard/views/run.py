@@ -17,8 +17,7 @@ from dashboard.views.new_run_panels import estimate_buttons, estimate_panel
 from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_tabs import details_tab, logs_tab, profile_section, ranks_tab
-from stepscope.run import RunError, RunKind, read_run
-from stepscope.run.metadata import read_metadata
+from stepscope.run import RunError, RunKind, read_metadata, read_run
 from trainer.config import checkpoints
 
 server = services.get()

@@ -28,8 +28,7 @@ from stepscope.common.formatting import format_bytes
 from stepscope.profiling.summary import ProfileSummary
 from stepscope.recorder.recorder import CommandName
 from stepscope.report.reports import run_report
-from stepscope.run import RunInfo, RunKind, rank_file
-from stepscope.run.metadata import read_metadata
+from stepscope.run import RunInfo, RunKind, rank_file, read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers
 from trainer.config import RunConfig
 

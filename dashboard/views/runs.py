@@ -14,8 +14,8 @@ from dashboard.run_catalog import MIB, RunRow, disk_use, hint, matching
 from dashboard.views import parts
 from dashboard.views.live_panel import examples, open_run
 from dashboard.views.parts import connections, number, text
-from stepscope.run import RunError, RunInfo, is_own, read_run
-from stepscope.run.metadata import MAX_LABEL, MAX_NOTE, edit_notes, read_metadata
+from stepscope.run import RunError, RunInfo, is_own, read_metadata, read_run
+from stepscope.run.metadata import MAX_LABEL, MAX_NOTE, edit_notes
 from stepscope.run.retention import PartlyDeletedError, delete_run
 
 COLUMNS = {

@@ -14,16 +14,10 @@ from typing import Any, TextIO
 from stepscope.common.secrets import without_secrets
 from stepscope.lab import command, gate
 from stepscope.lab.command import UsageError, print_error
-from stepscope.lab.folder import (
-    PLAN_JSON,
-    SCHEMA,
-    new_sweep_folder,
-    read_plan,
-    read_samples,
-    write_plan,
-)
+from stepscope.lab.folder import PLAN_JSON, SCHEMA, new_sweep_folder, read_plan, read_samples
 from stepscope.lab.gate import Gate
 from stepscope.lab.patch import write_patch
+from stepscope.lab.plan import write_plan
 from stepscope.lab.revision import check_links, repository
 from stepscope.lab.script_plan import (
     ARGUMENTS,

@@ -15,11 +15,11 @@ from stepscope.run import (
     RunInfo,
     RunKind,
     check_readable,
+    read_metadata,
     read_only_reason,
     read_run,
     run_folders,
 )
-from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import now_of, wall_offset_of
 
 EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")

@@ -19,8 +19,8 @@ from stepscope.metrics import BY_KEY, Stream
 from stepscope.recorder import final_values
 from stepscope.recorder.final_values import reduced, typical
 from stepscope.recorder.rows import LOSS, STEP_TIME
-from stepscope.run import RunInfo
-from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata, read_metadata
+from stepscope.run import RunInfo, read_metadata
+from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
 from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.blocks import Floats

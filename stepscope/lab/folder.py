@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -34,9 +34,6 @@ from stepscope.run import (
 )
 from stepscope.run.folder import is_in
 from stepscope.run.rank_info import AppliedSetting
-
-if TYPE_CHECKING:
-    from stepscope.lab.plan import SweepPlan
 
 SCHEMA = 1
 LAB = "lab"
@@ -82,22 +79,6 @@ def sweep_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of all sweeps, newest name first; none if their folder is unreadable."""
     with contextlib.suppress(RunError):
         yield from run_folders(root / LAB, PLAN_JSON)
-
-
-def write_plan(folder: Path, plan: SweepPlan) -> None:
-    """Write plan.json and a pending sweep.json. Raises OSError, SweepError for a user's folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):  # a trial deletes and truncates files of the folder
-        raise SweepError(f"{folder}: is no sweep and not empty. Give a new or an empty folder.")
-    now = time.time()
-    write_json(folder / PLAN_JSON, {"schema": SCHEMA, **plan.to_dict()})
-    pending = {
-        **{"schema": SCHEMA, "id": folder.name, "status": "pending", "created": now},
-        **{"updated": now, "workload": plan.workload, "plan": plan.to_dict()},
-        **dict.fromkeys(("reason", "progress", "baseline", "best", "drift")),
-        **{"variants": [], "combining": [], "rounds": [], "machine": {}},
-    }
-    write_json(folder / SWEEP_JSON, pending)
 
 
 @contextmanager

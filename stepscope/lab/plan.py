@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
-
-if TYPE_CHECKING:
-    from stepscope.lab.folder import Trial
+from stepscope.lab.folder import PLAN_JSON, SCHEMA, SWEEP_JSON, SweepError, Trial, write_json
 
 LOOKS = (5, 8, 12)  # Rounds of the interim looks (docs/lab.md).
 MAX_ROUNDS = 100
@@ -142,6 +142,34 @@ def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a SweepPlan from plan.json. Raises KeyError and TypeError."""
     names = [spec.name for spec in fields(SweepPlan) if spec.name != "variants"]
     return {name: values[name] for name in names} | {"looks": tuple(values["looks"])}
+
+
+def write_plan(folder: Path, plan: SweepPlan) -> None:
+    """Write plan.json and a pending sweep.json. Raises OSError, SweepError for a user's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):  # a trial deletes and truncates files of the folder
+        raise SweepError(f"{folder}: is no sweep and not empty. Give a new or an empty folder.")
+    now = time.time()
+    write_json(folder / PLAN_JSON, {"schema": SCHEMA, **plan.to_dict()})
+    pending = {
+        "schema": SCHEMA,
+        "id": folder.name,
+        "status": "pending",
+        "reason": None,
+        "created": now,
+        "updated": now,
+        "workload": plan.workload,
+        "plan": plan.to_dict(),
+        "progress": None,
+        "baseline": None,
+        "variants": [],
+        "combining": [],
+        "best": None,
+        "drift": None,
+        "rounds": [],
+        "machine": {},
+    }
+    write_json(folder / SWEEP_JSON, pending)
 
 
 _LIMITS: dict[str, tuple[float, float]] = {

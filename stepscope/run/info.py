@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.common.files import is_own_folder, modified_ns, open_regular_file
 from stepscope.run.folder import RunError, fatal_signal, user_name, was_terminated
-from stepscope.run.metadata import known_notes
+from stepscope.run.metadata import RunMetadata, known_notes, merged
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
@@ -137,6 +137,11 @@ def read_run(folder: Path) -> RunInfo:
         status, reason, cause = _end_of_all(folder, [own, *readable_ranks(folder, 1)], reason)
         number, rank = cause.number, cause.rank
     return RunInfo(folder, status, reason, own.age_s, own.run_json, number, rank)
+
+
+def read_metadata(run: RunInfo) -> RunMetadata:
+    """Return the metadata of a run, live or ended; reads `notes.json` only."""
+    return merged(run.run_json, known_notes(run.folder), run.id)
 
 
 def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:

@@ -6,16 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
 from stepscope.common.files import atomic_write, read_json
 from stepscope.common.json_values import dict_of
 from stepscope.run.folder import RunError
-
-if TYPE_CHECKING:
-    from stepscope.run.info import RunInfo
 
 NOTES_JSON = "notes.json"
 CODE_DIFF = "code.diff"
@@ -110,11 +107,6 @@ def edit_notes(folder: Path, **changes: Any) -> None:
     except msgspec.ValidationError as error:
         raise RunError(f"{NOTES_JSON}: {error}. Use a shorter text, or fewer tags.") from error
     atomic_write(folder / NOTES_JSON, content)
-
-
-def read_metadata(run: RunInfo) -> RunMetadata:
-    """Return the metadata of a run, live or ended; reads `notes.json` only."""
-    return merged(run.run_json, known_notes(run.folder), run.id)
 
 
 def merged(run_json: Mapping[str, Any], notes: RunNotes, run_id: str) -> RunMetadata:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Locator, Page, expect
 
-from stepscope.run import read_run
-from stepscope.run.metadata import read_metadata
+from stepscope.run import read_metadata, read_run
 from tests.support.app_page import record
 from tests.support.browser_page import run_folder, start
 from tests.support.server import Server

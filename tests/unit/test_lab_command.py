@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.cli import lab, tune
 from stepscope.lab.command import FAILED, FINISHED, STOPPED, USAGE
-from stepscope.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
-from stepscope.lab.plan import Variant
+from stepscope.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep
+from stepscope.lab.plan import Variant, write_plan
 from tests.support.train_devices import SIMULATED
 from trainer.config import Workload, defaults
 from trainer.config_validation import TrainDevice

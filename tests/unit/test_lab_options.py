@@ -20,9 +20,8 @@ from stepscope.lab.folder import (
     sweep_folder,
     sweep_folders,
     write_json,
-    write_plan,
 )
-from stepscope.lab.plan import estimate
+from stepscope.lab.plan import estimate, write_plan
 from tests.support.train_devices import SIMULATED
 from trainer.config import SETTINGS, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate

@@ -19,7 +19,8 @@ from dashboard.sweep_content import to_content
 from stepscope.cli import lab
 from stepscope.lab import command, script_trial
 from stepscope.lab.command import FAILED, USAGE, UsageError
-from stepscope.lab.folder import METRICS, write_plan
+from stepscope.lab.folder import METRICS
+from stepscope.lab.plan import write_plan
 from stepscope.lab.report import closing, table
 from stepscope.lab.script_plan import (
     ScriptPlan,

@@ -24,9 +24,8 @@ from stepscope.lab.folder import (
     Trial,
     read_samples,
     read_sweep,
-    write_plan,
 )
-from stepscope.lab.plan import Variant
+from stepscope.lab.plan import Variant, write_plan
 from stepscope.lab.report import closing, progress_line, table, to_csv
 from stepscope.lab.statistics import judge
 from stepscope.lab.sweep_runner import SweepRunner, seed_of, with_steps

@@ -15,8 +15,9 @@ import pytest
 from stepscope.cli import tune
 from stepscope.cli.lab import script_at
 from stepscope.lab.command import USAGE
-from stepscope.lab.folder import METRICS, write_plan
+from stepscope.lab.folder import METRICS
 from stepscope.lab.patch import ManualChange, Patch, make_patch, write_patch
+from stepscope.lab.plan import write_plan
 from stepscope.lab.script_plan import TunePlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
 from tests.support.watched_scripts import ROOT

@@ -32,8 +32,8 @@ from stepscope.lab.folder import (
     read_sweep,
     seconds_per_sample,
     write_json,
-    write_plan,
 )
+from stepscope.lab.plan import write_plan
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import process_identity, runs_root
