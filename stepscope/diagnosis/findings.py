@@ -76,7 +76,7 @@ class RunData:
 
     @cached_property
     def straggler(self) -> StragglerFinding | None:
-        """Verdict on the ranks' steps; None for one process. Cached: it permutes ranks often."""
+        """The finding on the ranks' steps, computed once; None for one process."""
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
         return straggler_among(times, self.run.run_json, busy) if self.has_steps else None

@@ -164,7 +164,6 @@ class CollectiveMetrics:
         self._before: tuple[float, int] | None = None  # Time and step of the last reading.
         self._values: dict[str, float] = {}
         self._reasons: dict[str, str] = {}
-        self._lost = self._passed = 0
         self._failed = False
 
     def is_due(self) -> bool:
@@ -175,14 +174,8 @@ class CollectiveMetrics:
         return group is not None and group[1] > 1
 
     def reasons(self) -> dict[str, str]:
-        """Return why metrics are missing, by key; under `lost` the overwritten collectives."""
-        reasons = dict(self._reasons)
-        if self._lost:
-            reasons["lost"] = (
-                f"{self._lost:,} of {self._passed:,} collectives were overwritten before they were "
-                "read; they are counted as large and as long as the others"
-            )
-        return reasons
+        """Return why metrics are missing, by key."""
+        return dict(self._reasons)
 
     def take(self) -> dict[str, float]:
         """Return the values of the latest reading, once."""
@@ -219,8 +212,6 @@ class CollectiveMetrics:
             reason = NO_RECORDER if not contents else SWITCHED_OFF if is_off else NOTHING_YET
             self._reasons = dict.fromkeys(KEYS, reason)
             return
-        self._lost += sums.passed - sums.seen
-        self._passed += sums.passed
         self._values, self._reasons = sums.values(now - before[0], step - before[1])
 
 

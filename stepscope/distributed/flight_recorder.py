@@ -45,19 +45,16 @@ class Collective:
 
     `sequence` counts the collectives of a group: equal numbers on its ranks are the same collective
     (None for point-to-point operations). `created_s` is when this rank enqueued it, by the clock of
-    its process, or 0 if unknown. `state` is torch's: scheduled, started or completed; with gloo it
-    stays scheduled, and `done` is right. `duration_s` is None unless collectives are timed.
-    `record` counts the entries of one recorder. `backend` is torch's name, such as gloo.
+    its process, or 0 if unknown. `duration_s` is None unless collectives are timed. `record` counts
+    the entries of one recorder. `backend` is torch's name, such as gloo.
     """
 
     group: Text
     operation: Text
     sequence: Count | None = None
-    sizes: tuple[tuple[int, ...], ...] = ()
     input_bytes: Count = 0
     output_bytes: Count = 0
     created_s: Seconds = 0.0
-    state: Text = ""
     done: bool = False
     duration_s: Seconds | None = None
     record: Count = 0
@@ -143,11 +140,10 @@ def _collective(entry: Mapping[str, Any], wall_offset_s: float) -> Collective:
         sequence=None if entry.get("is_p2p") else int(entry["collective_seq_id"]),
         group=str(entry["process_group"][0]),
         operation=operation or backend,
-        sizes=tuple(tuple(map(int, size)) for size in entry.get("input_sizes") or ()),
         input_bytes=_bytes(entry, "input"),
         output_bytes=_bytes(entry, "output"),
         created_s=int(entry["time_created_ns"]) / 1e9 - wall_offset_s,
-        state=str(entry.get("state")),
+        # With gloo the state stays "scheduled".
         done=bool(entry.get("retired")) or entry.get("state") == "completed",
         duration_s=None if duration_ms is None else float(duration_ms) / 1e3,
         backend=backend if operation else "",

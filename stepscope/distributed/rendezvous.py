@@ -13,10 +13,10 @@ import shlex
 import socket
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -39,52 +39,61 @@ class LauncherEnv:
     restarts: int = 0
 
 
-class _Variables(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Launcher:
     """Environment variables of a launcher, which has set all `marks`.
 
-    Of the other fields, separated by spaces, the first variable that is set counts.
+    Of the other fields the first variable that is set counts.
     """
 
-    marks: str
-    rank: str
-    local_rank: str
-    size: str
-    local_size: str = ""
+    marks: tuple[str, ...]
+    rank: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_size: tuple[str, ...] = ()
 
 
-_TORCH = _Variables(
-    "RANK",
-    "RANK LOCAL_RANK",  # Lightning's own launcher sets no RANK on the first node
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE LOCAL_SIZE",
+_TORCH = _Launcher(
+    marks=("RANK",),
+    rank=("RANK", "LOCAL_RANK"),  # Lightning's own launcher sets no RANK on the first node.
+    local_rank=("LOCAL_RANK",),
+    size=("WORLD_SIZE",),
+    local_size=("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
 )
-_OPEN_MPI = _Variables(
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
+_LAUNCHERS = (
+    _TORCH,
+    replace(_TORCH, marks=("LOCAL_RANK", "WORLD_SIZE")),
+    # mpirun in a Slurm job lets srun start one daemon on each node. Its ranks inherit the daemon's
+    # Slurm variables, so mpirun's own have precedence.
+    _Launcher(
+        marks=("OMPI_COMM_WORLD_RANK",),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        size=("OMPI_COMM_WORLD_SIZE",),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        marks=("SLURM_STEP_NUM_TASKS",),
+        rank=("SLURM_PROCID",),
+        local_rank=("SLURM_LOCALID",),
+        size=("SLURM_STEP_NUM_TASKS",),
+        local_size=("SLURM_STEP_TASKS_PER_NODE",),
+    ),
 )
-_SLURM = _Variables("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
-# mpirun in a Slurm job lets srun start one daemon on each node. Its ranks inherit the daemon's
-# Slurm variables, so mpirun's own have precedence.
-_LAUNCHERS = (_TORCH, _TORCH._replace(marks="LOCAL_RANK WORLD_SIZE"), _OPEN_MPI, _SLURM)
 
 
 def launch(environ: Mapping[str, str]) -> LauncherEnv:
     """Return the launcher's variables; without a launcher the process is the only one."""
-    names = next((one for one in _LAUNCHERS if environ.keys() >= {*one.marks.split()}), None)
-    if names is None:
-        return LauncherEnv()
-    local = _slurm_tasks(environ) if names is _SLURM else _number(environ, names.local_size)
-    return LauncherEnv(
-        rank=_number(environ, names.rank),
-        local_rank=_number(environ, names.local_rank),
-        world_size=_number(environ, names.size, default=1),
-        local_world_size=local or None,
-        restarts=_number(environ, RESTARTS),
-    )
+    for names in _LAUNCHERS:
+        if all(mark in environ for mark in names.marks):
+            return LauncherEnv(
+                rank=_number(environ, names.rank),
+                local_rank=_number(environ, names.local_rank),
+                world_size=_number(environ, names.size, default=1),
+                local_world_size=_number(environ, names.local_size) or None,
+                restarts=_number(environ, (RESTARTS,)),
+            )
+    return LauncherEnv()
 
 
 def _own_launch(environ: Mapping[str, str]) -> LauncherEnv:
@@ -99,15 +108,13 @@ def _own_launch(environ: Mapping[str, str]) -> LauncherEnv:
     return env
 
 
-def _slurm_tasks(environ: Mapping[str, str]) -> int:
-    """Return the number of tasks on each node, 0 if unknown or unequal: "2(x3)" is 2."""
-    tasks = re.fullmatch(r"(\d{1,6})(\(x\d{1,6}\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    return 0 if tasks is None else int(tasks[1])
-
-
-def _number(environ: Mapping[str, str], keys: str, default: int = 0) -> int:
-    texts = (environ.get(key, "") for key in keys.split())
-    return next((int(text) for text in texts if text.isdecimal()), default)
+def _number(environ: Mapping[str, str], names: Sequence[str], default: int = 0) -> int:
+    """Return the first variable that is a number; Slurm writes equal tasks per node as "2(x3)"."""
+    for name in names:
+        found = re.fullmatch(r"(\d{1,9})(?:\(x\d{1,6}\))?", environ.get(name, ""))
+        if found is not None:
+            return int(found[1])
+    return default
 
 
 class RankEnvironmentError(Exception):

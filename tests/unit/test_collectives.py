@@ -14,6 +14,8 @@ from stepscope.distributed.collective_metrics import (
     NONE_LARGE,
     NOT_BY_GLOO,
     CollectiveMetrics,
+    algorithm_bytes,
+    bus_factor,
 )
 from stepscope.metrics import BY_KEY
 from tests.support.fake_nvml import FakeClock
@@ -120,11 +122,10 @@ def test_a_message_counts_where_it_is_sent(job: Job) -> None:
     assert job.take()["comm/bytes"] == pytest.approx(BYTES / 10)
 
 
-def test_overwritten_collectives_are_counted_and_said(job: Job) -> None:
+def test_overwritten_collectives_count_as_the_others(job: Job) -> None:
     job.kept = 20
     later(job, 10, count=10)
     assert job.take()["comm/bytes"] == pytest.approx(10 * BYTES)
-    assert job.collectives.reasons()["lost"].startswith("80 of 100 collectives were overwritten")
 
 
 def test_time_and_share_of_timed_collectives(job: Job) -> None:
@@ -183,3 +184,25 @@ def test_an_error_of_torch_is_the_reason(job: Job, monkeypatch: pytest.MonkeyPat
     assert job.take() == {}
     assert job.collectives.reasons()["comm/bytes"] == "RuntimeError: no such buffer"
     assert not job.collectives.is_due()
+
+
+@pytest.mark.parametrize(
+    ("factor", "operations"),
+    [
+        (2 * 7 / 8, "all_reduce allreduce_coalesced"),
+        (7 / 8, "reduce_scatter _reduce_scatter_base all_gather _all_gather_base all_to_all"),
+        (7 / 8, "all_gather_into_tensor_coalesced gather scatter"),
+        (1.0, "broadcast reduce"),
+        (None, "all_reduce_barrier send coalesced"),
+    ],
+)
+def test_the_factor_of_eight_ranks(factor: float | None, operations: str) -> None:
+    for operation in operations.split():
+        assert bus_factor(operation, 8) == factor, operation
+    assert [bus_factor("all_reduce", ranks) for ranks in (0, 1, 2)] == [None, None, 1.0]
+
+
+def test_the_size_is_that_of_the_whole_array() -> None:
+    assert algorithm_bytes("_all_gather_base", 1, 8) == 8
+    assert algorithm_bytes("_reduce_scatter_base", 8, 1) == 8
+    assert algorithm_bytes("all_to_all", 4, 4) == 4
