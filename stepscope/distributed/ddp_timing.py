@@ -25,7 +25,9 @@ GROWTH = 3
 """Distances are powers of it. Work that a script does every 4, 10 or 64 steps then falls on samples
 as often as on other steps, and ranks with different distances have common samples."""
 FIRST = 10  # Steps before the first sample: DDP rebuilds its buckets, and the step time is unknown.
-JUDGE_EVERY = 256  # Steps after which the distance of samples is adjusted to the present step time.
+ADJUST_EVERY = (
+    256  # Steps after which the distance of samples is adjusted to the present step time.
+)
 
 
 class DdpTiming:
@@ -43,18 +45,18 @@ class DdpTiming:
         """The iteration of each module when the trained models were last counted."""
         self._models = 1
         self._steps = self._every = 0
-        self._judged_s: float | None = None
+        self._adjusted_s: float | None = None
         self._iteration = -1
         self._on_cuda = False
 
-    def meet(self, module: Any) -> None:
+    def attach(self, module: Any) -> None:
         """Read this DistributedDataParallel from now on, instead of a former one."""
         self._module = weakref.ref(module)
         self._counted[module] = -1
         self._count_models()
         self._models = 1  # a former model is counted again after the first steps
         self._steps = self._every = 0
-        self._judged_s = None
+        self._adjusted_s = None
         self._on_cuda = bool(next(module.parameters()).is_cuda)
 
     def add(self, row: dict[str, Any], now_s: float) -> None:
@@ -62,8 +64,8 @@ class DdpTiming:
         module = None if self._module is None else self._module()
         if module is None:
             return
-        if self._judged_s is None:  # the first step takes long
-            self._judged_s = now_s
+        if self._adjusted_s is None:  # the first step takes long
+            self._adjusted_s = now_s
             return
         self._steps += 1
         log = _log_of(module)
@@ -75,10 +77,10 @@ class DdpTiming:
             times = seconds(log)
             if "perf/comm_wait" in times:
                 row |= times | {"perf/ddp_iteration": float(self._iteration)}
-        if self._steps >= (JUDGE_EVERY if self._every else FIRST):
+        if self._steps >= (ADJUST_EVERY if self._every else FIRST):
             self._count_models()
-            step_s = (now_s - self._judged_s) / self._steps
-            self._steps, self._judged_s = 0, now_s
+            step_s = (now_s - self._adjusted_s) / self._steps
+            self._steps, self._adjusted_s = 0, now_s
             if (every := distance(step_s, on_cuda=self._on_cuda)) != self._every:
                 self._every = every
                 module._set_ddp_runtime_logging_sample_rate(every)

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.distributed.ddp_timing import (
+    ADJUST_EVERY,
     FIRST,
-    JUDGE_EVERY,
     LEAST_CUDA,
     MOST_CUDA,
     DdpTiming,
@@ -64,7 +64,7 @@ def sampled(
 ) -> dict[int, int]:
     """The iterations that were recorded, by the step whose row has them."""
     times = DdpTiming()
-    times.meet(module)
+    times.attach(module)
     found = {}
     for step in range(1, steps + 1):
         module.forward(forwards(step))
@@ -100,7 +100,7 @@ def test_a_sample_never_drifts_from_its_step(step_s: float, on_cuda: bool, every
         found = sampled(module, 4000, step_s)
         assert {step + ahead - iteration for step, iteration in found.items()} == {1}, ahead
         assert {iteration % every for iteration in found.values()} == {0}, ahead
-        assert len(found) >= 4000 / every - 4000 / JUDGE_EVERY - 10, ahead
+        assert len(found) >= 4000 / every - 4000 / ADJUST_EVERY - 10, ahead
 
 
 @pytest.mark.parametrize("step_s", [0.002, 0.01, 0.1])
@@ -112,7 +112,7 @@ def test_an_update_that_is_left_out_shifts_no_sample_for_long(step_s: float) -> 
         for step, iteration in found.items()
         if iteration != step - 1 + 2 + (step > 1000) - (step == 1000)
     ]
-    assert all(1000 <= step <= 1000 + 2 * JUDGE_EVERY for step in wrong)
+    assert all(1000 <= step <= 1000 + 2 * ADJUST_EVERY for step in wrong)
     assert max(found) > 3900
     fewer = sampled(Logged(), 4000, step_s, forwards=lambda step: int(step != 1000))
     wrong = [step for step, iteration in fewer.items() if iteration != step - 1 - (step >= 1000)]
@@ -140,7 +140,7 @@ def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps(step_
 
 def test_another_step_time_changes_the_distance() -> None:
     module, times = Logged(), DdpTiming()
-    times.meet(module)
+    times.attach(module)
     now_s = 0.0
     found = {}
     for step in range(1, 3000):
@@ -157,8 +157,8 @@ def test_another_step_time_changes_the_distance() -> None:
 def test_of_two_models_that_are_trained_nothing_is_known() -> None:
     """Each meets the other ranks for itself, and a step is both of them."""
     times, first, second = DdpTiming(), Logged(), Logged()
-    times.meet(first)
-    times.meet(second)
+    times.attach(first)
+    times.attach(second)
     rows: list[dict[str, Any]] = []
     for step in range(1, 600):
         first.forward()
@@ -170,7 +170,7 @@ def test_of_two_models_that_are_trained_nothing_is_known() -> None:
 def test_a_model_that_is_done_with_does_not_count() -> None:
     """As of an earlier fold, while the script keeps it."""
     times, first, second = DdpTiming(), Logged(), Logged()
-    times.meet(first)
+    times.attach(first)
 
     def last(steps: range, *modules: Logged) -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def test_a_model_that_is_done_with_does_not_count() -> None:
         return row
 
     last(range(1, 100), first)
-    times.meet(second)
+    times.attach(second)
     row = last(range(100, 700), second)
     assert "perf/comm_wait" in row
     assert "perf/ddp_models" not in row
@@ -195,7 +195,7 @@ def test_a_model_that_is_done_with_does_not_count() -> None:
 def test_a_module_that_is_trained_every_few_steps_is_sampled(every: int) -> None:
     """The pause for idle modules lost all samples: a sample needs two consecutive readings."""
     times, module = DdpTiming(), Logged()
-    times.meet(module)
+    times.attach(module)
     sampled = 0
     for step in range(1, 3000):
         if step % every == 0:
@@ -206,7 +206,7 @@ def test_a_module_that_is_trained_every_few_steps_is_sampled(every: int) -> None
 
 def test_a_module_that_is_gone_is_read_no_more() -> None:
     times, module = DdpTiming(), Logged()
-    times.meet(module)
+    times.attach(module)
     del module
     assert not any(added(times, float(step)) for step in range(100))
 

@@ -13,6 +13,7 @@ import pytest
 
 from dashboard.run_look import EVERY_S, REST, RunLook
 from stepscope.common.stall_detector import StallDetector, StepGap
+from stepscope.distributed import flight_recorder
 from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs import watchdog
 from stepscope.distributed.hangs.cases import Hang, RankObservation, find_hang
@@ -58,7 +59,11 @@ def no_thread() -> bool:
     return not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
 
 
-def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder, watch: HangWatchdog) -> None:
+def test_a_hang_has_a_record_until_steps_go_on(
+    recorder: Recorder, watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without the collectives of other tests in this process.
+    monkeypatch.setattr(flight_recorder, "dump", lambda: None)
     watch.check(JOB, 100, STALL)
     wait_until((recorder.folder / hang_name(0)).exists)
     record = read_record(recorder.folder, 0)
@@ -166,7 +171,7 @@ def test_a_hang_is_over_once_collectives_go_on(
     recorder: Recorder, watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "hang_of", lambda _run: both_stuck())
-    monkeypatch.setattr(watchdog, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(watchdog, "FIRST_DIAGNOSIS_S", 0.0)
     monkeypatch.setattr(watchdog, "REFRESH_S", 0.0)
     monkeypatch.setattr(watchdog, "capture", entered(1.0, time.time()))
     events: list[EventParts] = watch.check(JOB, 100, STALL)

@@ -144,7 +144,7 @@ class TrainPhaseTimer:
         self._forward_s = self._backward_s = self._optimizer_s = 0.0
         self._ddp, self._guard = DdpTiming(), HookGuard(DDP_METRICS)
         if isinstance(model, DistributedDataParallel):
-            self._ddp.meet(model)
+            self._ddp.attach(model)
 
     def add(self, began_s: float, forwarded_s: float, ended_s: float) -> None:
         """Add a micro-batch by its host times in seconds; its update ends now."""

@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 
 FOUND, OVER = "hang", "hang_over"  # Event kinds: a cause is found; steps or collectives go on.
 MIN_HANG_S = 5.0  # Minimum duration of a hang.
-FIRST_LOOK_S = 1.5  # Time until the first diagnosis: other ranks write their files within a second.
+FIRST_DIAGNOSIS_S = (
+    1.5  # Time until the first diagnosis: other ranks write their files within a second.
+)
 REFRESH_S = 2.5  # Interval at which a rank rewrites its file while it hangs.
 
 EventParts = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
@@ -116,7 +118,7 @@ class HangWatchdog:
 
     def _work(self, first: HangRecord, over: threading.Event) -> None:
         """Write and diagnose the record until `over`, or until this rank enters a collective."""
-        record, wait_s = first, FIRST_LOOK_S
+        record, wait_s = first, FIRST_DIAGNOSIS_S
         try:
             while not over.is_set():
                 before, record = record, capture(record, self._training)

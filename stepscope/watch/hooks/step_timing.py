@@ -116,7 +116,7 @@ class StepPhaseTimer:
 
     def make_ddp(self, original: Function, ddp: Any, /, *args: Any, **kwargs: Any) -> None:
         original(ddp, *args, **kwargs)
-        self._guard.call(self._ddp.meet, ddp)
+        self._guard.call(self._ddp.attach, ddp)
 
 
 def attach(torch: ModuleType, state: HookState) -> None:
