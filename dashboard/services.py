@@ -33,6 +33,7 @@ from dashboard.run_index import RunIndex
 from dashboard.run_look import RunLook
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
+from stepscope.common.json_values import dict_of
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.reader import straggler_of
 from stepscope.gpu.machine_monitor import MachineMonitor
@@ -53,7 +54,7 @@ from stepscope.session import stop as force
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.runners import RunHandle, start
-from trainer.runners.child_process import PROJECT, LessonRun, PredictionRun
+from trainer.runners.child_process import PROJECT, LessonRun, MemoryProbeRun
 from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)
@@ -103,15 +104,13 @@ class ServerActivity(StrEnum):
     RUN = "run"
     SWEEP = "sweep"
     LESSON = "lesson"
-    ESTIMATE = "estimate"
-    BATCH_SIZE_FINDER = "batch size finder"
+    MEMORY_PROBE = "memory probe"
 
 
 PAGES = {  # The page that starts and stops an activity, by default Run.
     ServerActivity.SWEEP: "Lab",
     ServerActivity.LESSON: "Learn",
 }
-SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}  # an estimate needs no GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class Services:
         mirrors = {source.folder for source in sources}
         self._catalogs = [RunCatalog(root, is_mirror=root in mirrors) for root in self.roots]
         self.lessons: ChildRuns[LessonRun] = ChildRuns()
-        self.estimates: ChildRuns[PredictionRun] = ChildRuns()
+        self.probes: ChildRuns[MemoryProbeRun] = ChildRuns()
         self.stragglers = RunLook(straggler_of, "the ranks cannot be compared")
         self.verdicts = Verdicts(self.stragglers)
         self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
@@ -212,10 +211,30 @@ class Services:
         if (missing := missing_package()) is not None:
             return missing
         for active, doing in self._activities():
-            if {active, starting} != SIDE_BY_SIDE:
+            # Another probe replaces the one that is running.
+            if {active, starting} != {ServerActivity.MEMORY_PROBE}:
                 page = PAGES.get(active, "Run")
                 where = "" if page == PAGES.get(starting, "Run") else f" on the {page} page"
                 return f"{doing} Stop it{where} first, or wait for its end."
+        return None
+
+    def start_probe(self, config: RunConfig, *, search: bool) -> None:
+        """Start a memory probe, and end the former one. Raises as `begin`, and OSError."""
+
+        def replace_probe() -> None:
+            self.probes.drop()
+            self.probes.keep(MemoryProbeRun(config, search=search))
+
+        self.begin(ServerActivity.MEMORY_PROBE, replace_probe)
+
+    def device_busy_reason(self, device: str) -> str | None:
+        """Return which live run of this machine trains on a GPU; None without one, and for CPUs."""
+        live = [run for run in self.index.recent().runs if run.status.live]
+        for run in live if device != "cpu" else []:
+            for rank in own_ranks(run):
+                config = dict_of(rank.run_json.get("config"))
+                if device in (rank.run_json.get("device"), config.get("device")):
+                    return f"The run {run.id} uses this device. Wait for its end."
         return None
 
     def _activities(self) -> Iterator[tuple[ServerActivity, str]]:
@@ -227,10 +246,9 @@ class Services:
             yield activity.SWEEP, f"The sweep {sweep} is measuring."
         if (lesson := self.lessons.running()) is not None:
             yield activity.LESSON, f"The lesson “{lesson.lesson.title}” is running."
-        if (estimate := self.estimates.running()) is not None:
-            kind = activity.BATCH_SIZE_FINDER if estimate.largest else activity.ESTIMATE
-            doing = "A batch size search" if estimate.largest else "A memory estimate"
-            yield kind, f"{doing} is running."
+        if (probe := self.probes.running()) is not None:
+            doing = "A batch size search" if probe.search else "A memory estimate"
+            yield activity.MEMORY_PROBE, f"{doing} is running."
 
     def measuring(self, max_age_s: float = 0.0) -> str | None:
         """Return the sweep, at most `max_age_s` old, or the lesson that runs now, if any."""
@@ -330,7 +348,7 @@ class Services:
         """Stop all activities and flush their data; a second call waits for the first."""
         with self._closing:
             self.lessons.close()
-            self.estimates.close()
+            self.probes.close()
             with self._lock:
                 active, self._active = self._active, None
             patience_s = JOB_STOP_TIMEOUT_S if isinstance(active, TorchrunRun) else STOP_TIMEOUT_S

@@ -2,7 +2,7 @@
 
 The script is the `__main__` of this process, as under `stepscope watch`; its output goes to stderr,
 so that stdout has only the result. With `--workload` or `--config` the process becomes
-`python -m trainer.memory_estimate`, which predicts instead.
+`python -m trainer.memory_estimate`, which measures a built-in workload.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from stepscope.cli import number_type
 from stepscope.cli.app_process import become_program
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.batch_headroom import FitReport, report
-from stepscope.watch.memory_probe import MeasurementDone, StepMemoryProbe
+from stepscope.run.status import RunOutcome, outcome
+from stepscope.watch.memory_probe import (
+    HEADROOM,
+    BatchHeadroom,
+    MeasurementDone,
+    StepMemoryProbe,
+    batch_headroom,
+    device_name,
+    largest_step,
+)
 from stepscope.watch.script import (
     Script,
     ScriptNotFoundError,
@@ -35,7 +42,7 @@ EXAMPLES = (
     "stepscope measure-memory train.py --batch-size 64",
     "stepscope measure-memory --steps 5 --json train.py",
     "stepscope measure-memory -m package.train --lr 0.1",
-    "stepscope measure-memory --workload gpt --batch-size 64    predicts, without a run",
+    "stepscope measure-memory --workload gpt --batch-size 64    a built-in workload",
 )
 
 
@@ -53,70 +60,78 @@ def main(argv: Sequence[str]) -> int:
     results = os.fdopen(os.dup(1), "w", errors="backslashreplace")
     sys.stdout.flush()
     os.dup2(2, 1)
+    ended: RunOutcome | None = None
 
     def print_report() -> None:
-        _print(report(probe.steps, _why_none(probe)), probe, options.json, results)
+        print(_report(probe, ended, as_json=options.json), file=results, flush=True)
 
     probe = StepMemoryProbe(options.steps, print_report)
     probe.start()
-    ended_by = _run(script)
-    if ended_by is not None:
-        text = f"The script ended before its steps were measured: {ended_by}"
-        sys.stderr.write(f"{printable(text)}\n")
+    ended = _run(script)
+    if ended is not None and ended.failure != "oom":
+        text = f"The script ended before its steps were measured. {ended.reason or ''}"
+        sys.stderr.write(f"{printable(text.strip())}\n")
     print_report()
     return DONE if len(probe.steps) >= options.steps and probe.refused is None else FAILED
 
 
-def _run(script: Script) -> str | None:
-    """Run the script; return what ended it before its steps were measured."""
+def _run(script: Script) -> RunOutcome | None:
+    """Run the script; return how it ended before its steps were measured."""
     try:
         script.run()
     except MeasurementDone:
         return None
-    except SystemExit as error:
-        return f"exit code {error.code}"
-    except KeyboardInterrupt:
-        return "Ctrl-C"
-    except Exception as error:  # noqa: BLE001 - any error of the script, reported with the result
-        first = str(error).strip().split("\n")[0]
-        return f"{type(error).__name__}: {first}"
-    return None
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - of the script
+        return outcome(error)
+    return RunOutcome()
 
 
-def _why_none(probe: StepMemoryProbe) -> str:
-    if probe.refused is not None:
-        return probe.refused
+def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) -> str:
+    """Return the result as lines of text, or as a JSON object."""
+    fits = None if ended is not None or probe.refused is not None else True
+    if ended is not None and ended.failure == "oom":
+        fits = False
+        found = BatchHeadroom(None, f"Does not fit: {ended.reason}")
+    elif probe.refused is not None or not probe.steps:
+        found = BatchHeadroom(None, probe.refused or _no_step_text(probe))
+    else:
+        found = batch_headroom(probe.steps)
+    largest = largest_step(probe.steps) if probe.steps else None
+    parts = largest.parts() if largest is not None else {}
+    if as_json:
+        values = {
+            "fits": fits,
+            "steps": len(probe.steps),
+            "measured_peak_bytes": largest and largest.used.peak,
+            "measured_reserved_bytes": largest and largest.used.peak_reserved,
+            "parts": parts,
+            "free_bytes": largest and largest.free,
+            "available_bytes": largest and largest.available,
+            "device": largest and ("cpu" if largest.cuda_index is None else "cuda"),
+            "device_name": largest and device_name(largest.cuda_index),
+            "batch_factor": found.factor,
+            "headroom": HEADROOM,
+            "text": found.text,
+        }
+        return json.dumps(values, indent=1)
+    lines = [printable(found.text)]
+    if largest is not None:
+        peak, reserved = largest.used.peak, largest.used.peak_reserved
+        beside = "" if reserved is None else f" allocated, {format_bytes(reserved)} reserved"
+        share = f", {peak / largest.available:.0%} of the available memory"
+        lines = [
+            f"Measured {len(probe.steps)} steps on {printable(device_name(largest.cuda_index))}.",
+            f"Peak: {format_bytes(peak)}{beside}{share}",
+            *(f"  {name.replace('_', ' '):<26} {format_bytes(n):>10}" for name, n in parts.items()),
+            *lines,
+        ]
+    return "\n".join(lines)
+
+
+def _no_step_text(probe: StepMemoryProbe) -> str:
     if not probe.has_torch:
         return "No step seen: the script did not import torch."
     return "No step seen: no torch optimizer stepped in this process."
-
-
-def _print(found: FitReport, probe: StepMemoryProbe, as_json: bool, out: TextIO) -> None:
-    if probe.refused is not None:
-        found = FitReport(text=probe.refused, factor=None, parts=found.parts, peak=found.peak)
-    kind = probe.steps[-1].device if probe.steps else None
-    if as_json:
-        device = {"device": kind and kind.kind, "device_name": kind and kind.name}
-        text = json.dumps({**found.to_json(), "steps": len(probe.steps), **device}, indent=1)
-    else:
-        text = "\n".join(_lines(found, len(probe.steps), None if kind is None else kind.name))
-    print(text, file=out, flush=True)
-
-
-def _lines(found: FitReport, count: int, name: str | None) -> list[str]:
-    if found.peak is None or name is None:
-        return [printable(found.text)]
-    share = f", {100 * found.peak / found.room:.0f}% of the available memory" if found.room else ""
-    reserved = f" allocated, {format_bytes(found.reserved)} reserved" if found.reserved else ""
-    return [
-        f"{count} steps measured on {printable(name)}.",
-        f"Peak: {format_bytes(found.peak)}{reserved}{share}",
-        *(
-            f"  {part.replace('_', ' '):<26} {format_bytes(n):>10}"
-            for part, n in found.parts.items()
-        ),
-        printable(found.text),
-    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +141,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=steps, default=STEPS, metavar="N", help=f"steps to measure ({STEPS})")
     add("--json", action="store_true", help="print one JSON object")
     add("-m", dest="module", action="store_true", help="run a module, like python -m")
-    add("--workload", metavar="NAME", help="predict for a workload of the dashboard instead")
+    add("--workload", metavar="NAME", help="measure a built-in workload instead")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:

@@ -44,7 +44,7 @@ class Bench:
         training = TrainState(RunConfig(), nn.Linear(1, 1), CpuAccelerator())
         training.step = 12
         recorder = cast("Recorder", self.recorder)
-        own = TrainerCommands(recorder, training, self.stop)
+        own = TrainerCommands(recorder, training, self.stop, lambda training: None)
         sampler = Sampler(recorder, allocator_index=None)
         sampler.host.reset_peak = lambda: (3 * 2**30, 2**30)  # type: ignore[method-assign]
         self.commands = CommandServer(recorder, sampler, own.handlers, check=own.check)

@@ -125,12 +125,12 @@ def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> R
     if named not in list(Workload):
         known = f"path.py:build or one of {', '.join(Workload)}"
         raise UsageError(f"--workload: must be {known}, got {named[:60]!r}.")
-    config = defaults(Workload(named), _device(options.device, devices))
+    config = defaults(Workload(named), find_device(options.device, devices))
     changes = {field: value_of(field, text) for field, text in settings_of(options).items()}
     return replace(config, **changes)
 
 
-def _device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
+def find_device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
     usable = [device for device in devices if device.reason is None]
     if asked is None:
         return usable[0].id if usable else "cpu"

@@ -1,4 +1,4 @@
-"""`python -m trainer.memory_estimate`: predict the peak memory of a run, and whether it fits."""
+"""`python -m trainer.memory_estimate`: measure the peak memory of a workload in three steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,64 +20,75 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes, three_digits
 from stepscope.host.process_limits import call_at_end_of, kill_group
 from stepscope.lab.command import UsageError, print_error
+from stepscope.store import StoreError
 from trainer.config import SETTINGS, RunConfig
 from trainer.config_validation import TrainDevice, validate
-from trainer.custom_workload import UserWorkloadError, choose, user_problem
+from trainer.custom_workload import choose, user_problem
 from trainer.datasets import data_problem
-from trainer.lab.options import add_settings, configured, is_file, settings_of, value_of
-from trainer.memory_estimate import ABSENT, ABSENT_GPU
+from trainer.lab.options import (
+    add_settings,
+    configured,
+    find_device,
+    is_file,
+    settings_of,
+    value_of,
+)
+from trainer.memory_estimate import ProbeError, probe_problem
+from trainer.memory_estimate.batch_size import find_batch_sizes
+from trainer.runners.child_process import MemoryProbeRun
 
 EXAMPLES = """\
 examples:
   stepscope measure-memory --workload gpt --batch-size 64 --precision bf16 --json
   stepscope measure-memory --workload resnet --batch-size 256 --activation-checkpointing
-  stepscope measure-memory --workload gpt --width 1024 --num-layers 24 --device cuda
-      (also without a GPU)
   stepscope measure-memory --config runs/NAME/run.json --batch-size 128
-  stepscope measure-memory --workload digits_cnn --find-batch-size --measure-throughput
+  stepscope measure-memory --workload digits_cnn --find-batch-size
 
-Each setting of a run is an option: --optimizer adamw, --num-workers 4. Exit codes:
-0 it fits, or this is unknown; 1 it does not fit, or the prediction failed; 2 wrong usage; 130
-stopped.
+Each setting of a run is an option: --optimizer adamw, --num-workers 4. Exit codes: 0 it fits;
+1 it does not fit, or the measurement failed; 2 wrong usage; 130 stopped.
 """
 MAX_CONFIG_BYTES = 2**20
+RATE_SECONDS = 1.0  # Time that each probe of the search trains for, after its first step.
 FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
-_OWN = ("workload", "device", "precision", "batch_size")
+_OWN_OPTIONS = ("workload", "device", "precision", "batch_size")
+
+Progress = Callable[[str, float], None]  # Called with the current activity and the fraction done.
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="stepscope measure-memory",
-        description="Predict a run's peak memory without running it or needing a GPU, and "
-        "compare it with free device memory.",
+        description="Measure a run's peak memory on its device: a process trains for three steps.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = found.add_argument
     add_settings(found)
-    add("--config", metavar="FILE", help="settings as JSON, or a run.json; - is standard input")
-    help_ = "also predict other batch sizes, up to the limit"
-    add("--find-batch-size", action="store_true", help=help_)
-    help_ = "with --find-batch-size: recommend a size, by short runs"
-    add("--measure-throughput", action="store_true", help=help_)
-    add("--json", action="store_true", help="print one JSON object")
-    for field in {*SETTINGS} - {*_OWN}:
-        is_switch = isinstance(getattr(RunConfig(), field), bool)
-        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
-        name = f"--{field.replace('_', '-')}"
-        add(name, metavar="VALUE", dest=f"field_{field}", help=argparse.SUPPRESS, **switch)
+    help_ = "settings as JSON, or a run.json; - is standard input"
+    found.add_argument("--config", metavar="FILE", help=help_)
+    help_ = "also measure other batch sizes, up to the limit, and recommend one"
+    found.add_argument("--find-batch-size", action="store_true", help=help_)
+    found.add_argument("--json", action="store_true", help="print one JSON object")
+    for field in SETTINGS:
+        if field not in _OWN_OPTIONS:
+            is_switch = isinstance(getattr(RunConfig(), field), bool)
+            found.add_argument(
+                f"--{field.replace('_', '-')}",
+                dest=f"field_{field}",
+                metavar="VALUE",
+                nargs="?" if is_switch else None,
+                const="true" if is_switch else None,
+                help=argparse.SUPPRESS,
+            )
     return found
 
 
 def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
     """Return the configuration of options and settings file. Raises UsageError and ConfigError."""
-    fields = {field: getattr(options, f"field_{field}", None) for field in SETTINGS}
-    given = [f"{field}={text}" for field, text in fields.items() if text is not None]
-    options = argparse.Namespace(**{**vars(options), "set": [*given, *options.set]})
-    if options.device == "cuda":
-        usable = [one.id for one in devices if one.cuda_index is not None and not one.reason]
-        options.device = (usable or [ABSENT])[0]
+    for field in SETTINGS:
+        text = getattr(options, f"field_{field}", None)
+        if text is not None:
+            options.set.append(f"{field}={text}")
     if options.config is None:
         return configured(options, devices)
     config = RunConfig.from_dict(_read_settings(options.config))
@@ -83,7 +96,7 @@ def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> Ru
         raise UsageError("--config: has a workload, got --workload as well. Omit one of them.")
     changes = {field: value_of(field, text) for field, text in settings_of(options).items()}
     if options.device is not None:
-        changes["device"] = options.device
+        changes["device"] = find_device(options.device, devices)
     return replace(config, **changes)
 
 
@@ -115,10 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return _run(options)
-    except (UsageError, ConfigError, UserWorkloadError) as error:
+    except (UsageError, ConfigError) as error:
         print_error(str(error))
         return USAGE
-    except OSError as error:
+    except ProbeError as error:
+        print_error(f"The measurement failed. {error}")
+        return DOES_NOT
+    except (OSError, StoreError) as error:
         print_error(f"A file or folder cannot be used: {error}.")
         return DOES_NOT
     except KeyboardInterrupt:
@@ -126,40 +142,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.measure_throughput and not options.find_batch_size:
-        raise UsageError("--measure-throughput: needs --find-batch-size.")
     if is_file(options.workload):
         choose(options.workload)
-    list_devices, estimate = _load()
-    devices = list_devices()
-    config = config_of(options, devices)
-    device = device_of(config, devices)
+    _show_progress("Loading PyTorch", 0.0)
+    # Imported here because importing torch takes seconds, in which Ctrl-C must work.
+    devices = importlib.import_module("trainer.devices").list_devices()
     try:
-        found = estimate.answer(
-            config,
-            device,
-            largest=options.find_batch_size,
-            probe=options.measure_throughput,
-            progress=lambda text, share: _show(f"{text}…"),
-        )
-    except estimate.RunFailedError as error:
-        _show("")
-        print_error(str(error))
-        return DOES_NOT
+        config = config_of(options, devices)
+        device = checked_device(config, devices)
+        if options.find_batch_size:
+            found = _search(config, _show_progress)
+        else:
+            with tempfile.TemporaryDirectory(prefix="stepscope-probe-") as folder:
+                os.environ["STEPSCOPE_ALERTS"] = "off"
+                found = _probe(config, device, Path(folder), 0.0, _show_progress)
     finally:
-        _show("")
-    print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
-    return DOES_NOT if found["fits"] is False else FITS
+        _clear_progress()
+    lines = _search_lines(found) if options.find_batch_size else _lines(found)
+    print(json.dumps(found, indent=1) if options.json else "\n".join(lines))
+    fits = found["largest"] is not None if options.find_batch_size else found["fits"]
+    return FITS if fits else DOES_NOT
 
 
-def _load() -> tuple[Any, Any]:
-    """Import `list_devices` and the estimator: torch takes seconds, in which Ctrl-C must work."""
-    load = importlib.import_module
-    return load("trainer.devices").list_devices, load("trainer.memory_estimate.estimate")
+def _probe(
+    config: RunConfig, device: TrainDevice, folder: Path, seconds: float, progress: Progress
+) -> dict[str, Any]:
+    measure = importlib.import_module("trainer.memory_estimate.probe").measure
+    found = measure(config, device, folder, seconds=seconds, progress=progress)
+    return {**found, "config": config.to_dict()}
+
+
+def _search(config: RunConfig, progress: Progress) -> dict[str, Any]:
+    """Find batch sizes with a process for each probe. Raises ProbeError and OSError."""
+    count = 0
+
+    def measure(size: int) -> Mapping[str, Any]:
+        nonlocal count
+        progress(f"Measuring batch size {size:,}", count / (count + 4))
+        count += 1
+        probe = MemoryProbeRun(replace(config, batch_size=size), seconds=RATE_SECONDS)
+        probe.wait()
+        output = probe.output()
+        if output.reason is not None:
+            raise ProbeError(f"Batch size {size:,}: {output.reason}")
+        return {name: value for name, value in output.answer.items() if name != "config"}
+
+    return {**find_batch_sizes(config, measure), "config": config.to_dict()}
 
 
 def answer_job() -> None:
-    """Print the estimate of a job, a line of JSON on stdin, for the page; end with stdin.
+    """Answer a job, a line of JSON on stdin, for MemoryProbeRun; end with stdin.
 
     Each line is a JSON object: `progress` and `share`, then `answer`, or the `reason` of a failure.
     """
@@ -167,73 +199,77 @@ def answer_job() -> None:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def write(values: dict[str, Any]) -> None:
+    def write(**values: Any) -> None:
         print(json.dumps(values), file=out, flush=True)
+
+    def progress(text: str, share: float) -> None:
+        write(progress=text, share=share)
 
     job = json.loads(sys.stdin.readline())
     call_at_end_of(0, kill_group)
-    write({"progress": "Loading PyTorch", "share": 0.02})
-    list_devices, estimate = _load()
     try:
         config = RunConfig.from_dict(job["config"])
-        found = estimate.answer(
-            config,
-            device_of(config, list_devices()),
-            largest=bool(job["largest"]),
-            probe=bool(job["probe"]),
-            progress=lambda text, share: write({"progress": text, "share": share}),
-        )
-    except (ConfigError, estimate.RunFailedError) as error:
-        write({"reason": str(error)})
-    except (OSError, MemoryError, RuntimeError) as error:
-        first = str(error).strip().split("\n")[0] or type(error).__name__
-        write({"reason": f"The prediction failed: {first[:300]}"})
+        if job["search"]:
+            found = _search(config, progress)
+        else:
+            progress("Loading PyTorch", 0.1)
+            devices = importlib.import_module("trainer.devices").list_devices()
+            device = checked_device(config, devices)
+            found = _probe(config, device, Path(job["folder"]), job["seconds"], progress)
+    except (ConfigError, ProbeError, OSError, StoreError) as error:
+        write(reason=str(error))
     else:
-        write({"answer": found})
+        write(answer=found)
 
 
-def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
-    """Return the device of a configuration. Raises ConfigError for an invalid configuration."""
-    known, checked = list(devices), config
-    if config.device == ABSENT:  # the number of absent GPUs is not limited
-        known, checked = [*devices, ABSENT_GPU], replace(config, devices_per_node=1)
-    refused = next(iter(validate(checked, known)), None) or data_problem(config)
-    if (refused := refused or user_problem(config)) is not None:
+def checked_device(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
+    """Return the device of a configuration. Raises ConfigError if it cannot be measured."""
+    refused = next(iter(validate(config, devices)), None) or probe_problem(config)
+    refused = refused or data_problem(config) or user_problem(config)
+    if refused is not None:
         raise ConfigError(refused)
-    return next(device for device in known if device.id == config.device)
+    return next(device for device in devices if device.id == config.device)
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
-    word = {True: "It fits.", False: "It does not fit.", None: "Unknown."}[found["fits"]]
-    peak = format_bytes(found["predicted_peak_bytes"])
-    lines = [f"{word} {found['reason']}", "", f"Predicted peak on {found['device_name']}: {peak}"]
+    if not found["fits"]:
+        return [f"Does not fit: {found['reason']}", f"Measured on {found['device_name']}."]
+    lines = [
+        f"Fits: measured {found['steps']} steps on {found['device_name']}.",
+        f"{'Peak':<36} {format_bytes(found['measured_peak_bytes']):>10}",
+    ]
     for name, size in found["parts"].items():
-        if size:
-            lines.append(f"  {name.replace('_', ' '):<18} {format_bytes(size):>10}")
-    if found["predicted_reserved_bytes"] is not None:
-        lines.append(f"Reserved by torch: {format_bytes(found['predicted_reserved_bytes'])}")
-    for name, size in found["outside"].items():
-        lines.append(f"In addition: {name.replace('_', ' ')} {format_bytes(size)}")
-    lines.append(f"Safety margin: {100 * (found['margin']['factor'] - 1):.0f}%")
-    lines += found["notes"]
-    if "largest" not in found:
-        return lines
-    curve = found["largest"]
-    lines += ["", f"{'batch':>8} {'peak':>10} {'needs':>10} {'samples/s':>11}"]
-    for point in curve["points"]:
+        lines.append(f"  {name.replace('_', ' '):<34} {format_bytes(size):>10}")
+    if found["measured_reserved_bytes"] is not None:
+        lines.append(f"{'Reserved':<36} {format_bytes(found['measured_reserved_bytes']):>10}")
+    return [*lines, f"{'Left free':<36} {format_bytes(found['free_bytes']):>10}"]
+
+
+def _search_lines(found: Mapping[str, Any]) -> list[str]:
+    lines = [f"{'batch':>8} {'peak':>10} {'reserved':>10} {'samples/s':>11}"]
+    for point in found["points"]:
+        size = f"{point['batch_size']:>8,}"
+        if not point["fits"]:
+            lines.append(f"{size} does not fit")
+            continue
+        peak = format_bytes(point["measured_peak_bytes"])
+        reserved = point["measured_reserved_bytes"]
+        reserved_text = "" if reserved is None else format_bytes(reserved)
         rate = point["samples_per_sec"]
-        lines.append(
-            f"{point['batch_size']:>8,} {format_bytes(point['predicted_peak_bytes']):>10} "
-            f"{format_bytes(point['needed_bytes']):>10} "
-            f"{'' if rate is None else three_digits(rate):>11}"
-        )
-    return [*lines, curve["why"], *curve["not_measured"]]
+        speed = "" if rate is None else three_digits(rate)
+        lines.append(f"{size} {peak:>10} {reserved_text:>10} {speed:>11}")
+    return [*lines, found["why"]]
 
 
-def _show(progress: str) -> None:
+def _show_progress(text: str, share: float) -> None:
     """Print progress over the former progress."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text}…", end="", file=sys.stderr, flush=True)
+
+
+def _clear_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

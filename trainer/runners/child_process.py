@@ -1,4 +1,4 @@
-"""Child processes of the page: runs, memory estimates and lessons."""
+"""Child processes of the page: runs, memory probes and lessons."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,25 +25,41 @@ from trainer.lessons import Lesson
 
 log = logging.getLogger(__name__)
 
-ESTIMATE_LIMIT_S = 600.0
+PROBE_LIMIT_S = 300.0  # torch.compile can take minutes
+SEARCH_LIMIT_S = 1800.0
 PROJECT = Path(__file__).resolve().parents[2]
 WORKER_LOG = "worker.log"  # output of the training process, or of torchrun
 LOG_BYTES = 200_000  # end of an output that is searched for an error
 SHUT_DOWN = "The server was shut down while the run was busy; an unfinished checkpoint is lost"
 
 
-class PredictionRun(Child):
-    """A memory estimate, with `largest` also the batch size finder. Thread-safe. Raises OSError."""
+class MemoryProbeRun(Child):
+    """A memory probe of a configuration in a child process. Thread-safe. Raises OSError.
 
-    def __init__(self, config: RunConfig, *, largest: bool = False) -> None:
+    With `search` it is a process that finds the maximum batch size by such probes. A probe trains
+    for at least `seconds` after its first step, for the throughput.
+    """
+
+    def __init__(self, config: RunConfig, *, search: bool = False, seconds: float = 0.0) -> None:
         self.config = config
-        self.largest = largest
+        self.search = search
+        self._limit_s = SEARCH_LIMIT_S if search else PROBE_LIMIT_S
         self._last: dict[str, Any] = {"progress": "Starting a process"}
-        job = {"config": config.to_dict(), "largest": largest, "probe": largest}
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="stepscope-probe-", ignore_cleanup_errors=True
+        )
+        job = {
+            "config": config.to_dict(),
+            "search": search,
+            "seconds": seconds,
+            "folder": self._folder.name,
+        }
         super().__init__(
             [sys.executable, "-m", "trainer.memory_estimate", "--job"],
-            limit_s=ESTIMATE_LIMIT_S,
+            limit_s=self._limit_s,
             first_line=json.dumps(job).encode() + b"\n",
+            # A probe that runs out of memory is a result, not an alert.
+            env=os.environ | {"STEPSCOPE_ALERTS": "off"},
             cwd=PROJECT,
         )
 
@@ -54,18 +72,24 @@ class PredictionRun(Child):
         self._last = content
 
     def _result(self, code: int) -> ChildOutput:
+        self._folder.cleanup()
         answer = self._last.get("answer")
         if isinstance(answer, dict):
             return ChildOutput(ChildState.FINISHED, self.seconds, answer=answer)
         if self._stopping:
             return ChildOutput(ChildState.STOPPED, self.seconds)
-        reason = self._last.get("reason")
-        if reason is None and self._late:
-            reason = f"It took longer than {ESTIMATE_LIMIT_S:.0f} s and was ended."
-        elif reason is None:
-            last = " ".join(self._error_lines()[-1:])
-            reason = f"Its process ended with exit code {code}. {last[:300]}".strip()
-        return ChildOutput(ChildState.FAILED, self.seconds, reason=reason)
+        return ChildOutput(ChildState.FAILED, self.seconds, reason=self._reason(code))
+
+    def _reason(self, code: int) -> str:
+        """Return why the process ended without an answer."""
+        if self._late:
+            return f"It took longer than {self._limit_s:.0f} s and was ended."
+        if code == -signal.SIGKILL:
+            return "Its process was killed, usually because the host ran out of memory."
+        if "reason" in self._last:
+            return str(self._last["reason"])
+        last = " ".join(self._error_lines()[-1:])
+        return f"Its process ended with exit code {code}. {last[:300]}".strip()
 
 
 class LessonRun(Child):

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -47,16 +47,24 @@ class RunStoppedError(Exception):
 class TrainerCommands:
     """Command handlers of a run for its `CommandServer`; called by the training thread."""
 
-    def __init__(self, recorder: Recorder, training: TrainState, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        training: TrainState,
+        stop: threading.Event,
+        at_boundary: Callable[[TrainState], None],
+    ) -> None:
         self._recorder = recorder
         self._training = training
         self._stop = stop
+        self._at_boundary = at_boundary
         self.handlers: Mapping[CommandName, CommandHandler] = {
             CommandName.STOP: self._stop_run,
             CommandName.SAVE_CHECKPOINT: self._save_checkpoint,
         }
 
     def check(self) -> None:
+        self._at_boundary(self._training)
         if self._stop.is_set():
             raise RunStoppedError("The server was shut down.")
 

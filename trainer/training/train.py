@@ -70,12 +70,15 @@ def run(
     *,
     stop: threading.Event | None = None,
     opened: Callable[[Recorder], None] = lambda recorder: None,
+    at_boundary: Callable[[TrainState], None] = lambda training: None,
 ) -> RunStatus:
     """Train into the existing `folder` and return the final status.
 
     Setting `stop` ends the run at its next step boundary. `opened` receives the recorder, which
-    another thread may close after a timeout. Exceptions of the training become the status and
-    reason of the run. Raises OSError or StoreError if the folder cannot be written.
+    another thread may close after a timeout. `at_boundary` is called between two steps and between
+    the batches of a validation, and may raise to end the run without a checkpoint. Exceptions of
+    the training become the status and reason of the run. Raises OSError or StoreError if the folder
+    cannot be written.
 
     Each rank calls this, with torchrun's environment variables. Other ranks may wait in a
     collective for a rank that failed: its process must end by os._exit.
@@ -96,7 +99,7 @@ def run(
     opened(session.recorder)
     try:
         with _cpu_threads(config.num_threads, ranks):
-            outcome = _run(config, session, stop or threading.Event(), ranks)
+            outcome = _run(config, session, stop or threading.Event(), ranks, at_boundary)
     finally:
         session.close(outcome.status, outcome.reason)
     _wait_for_first_rank(folder, ranks)
@@ -115,7 +118,11 @@ def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
 
 
 def _run(
-    config: RunConfig, session: Session, stop: threading.Event, ranks: TrainerRank
+    config: RunConfig,
+    session: Session,
+    stop: threading.Event,
+    ranks: TrainerRank,
+    at_boundary: Callable[[TrainState], None],
 ) -> RunOutcome:
     """Find the device, start sampling, connect the ranks, and train."""
     device: TrainDevice | None = None
@@ -135,7 +142,7 @@ def _run(
         )
         session.note_failure(outcome, _traceback(error))
         return outcome
-    return _attempt(_RunContext(config, session, devices, compute, stop, ranks))
+    return _attempt(_RunContext(config, session, devices, compute, stop, ranks, at_boundary))
 
 
 def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> None:
@@ -167,6 +174,7 @@ class _RunContext:
     compute: Accelerator
     stop: threading.Event
     ranks: TrainerRank
+    at_boundary: Callable[[TrainState], None]
 
     @property
     def device(self) -> TrainDevice:
@@ -241,7 +249,7 @@ def _train(attempt: _RunContext) -> None:
         forward = stack.enter_context(compiled(parallel.model, config, compute.device, full))
 
         # Commands of the dashboard, then the data loaders.
-        handlers = TrainerCommands(recorder, training, attempt.stop)
+        handlers = TrainerCommands(recorder, training, attempt.stop, attempt.at_boundary)
         commands = session.answer(
             handlers.handlers, check=handlers.check, step=session.oom.step, closed_here=True
         )

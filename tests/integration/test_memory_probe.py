@@ -1,0 +1,292 @@
+"""`stepscope measure-memory` of workloads and scripts as processes, and the page's probes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stepscope.cli.measure_memory import main as script_main
+from stepscope.host.child_process import ChildState
+from tests.support.waiting import wait_until
+from trainer.config import Workload, defaults
+from trainer.memory_estimate.__main__ import main
+from trainer.runners import child_process
+from trainer.runners.child_process import MemoryProbeRun
+
+COMMAND = [sys.executable, "-m", "stepscope.cli", "measure-memory"]
+WORKLOAD = [sys.executable, "-m", "trainer.memory_estimate", "--device", "cpu"]
+MATRIX_BYTES = 4 * 2048 * 2048
+TOO_LARGE = ("--workload", "matmul", "--width", "16384", "--batch-size", "512")
+
+
+def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+
+
+# --- a built-in workload --------------------------------------------------------------------------
+
+
+def test_three_steps_of_a_workload_are_measured_and_leave_no_files(tmp_path: Path) -> None:
+    words = ["--workload", "matmul", "--width", "2048", "--batch-size", "1", "--json"]
+    environment = os.environ | {"STEPSCOPE_RUNS": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = run([*COMMAND, *words, "--device", "cpu", "--optimizer", "sgd"], env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["fits"], found["steps"], found["device"]) == (True, 3, "cpu")
+    assert found["parts"]["parameters_and_buffers"] == 2 * MATRIX_BYTES
+    assert found["parts"]["optimizer_state"] == 2 * MATRIX_BYTES
+    # Two weights with momentum and gradient, besides the libraries that a first step loads.
+    assert 6 * MATRIX_BYTES < found["measured_peak_bytes"] < 10 * MATRIX_BYTES + 400 * 2**20
+    assert sum(found["parts"].values()) == found["measured_peak_bytes"]
+    assert found["measured_reserved_bytes"] is None
+    assert found["free_bytes"] > 0
+    assert found["config"]["optimizer"] == "sgd"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_too_large_is_a_result() -> None:
+    done = run([*WORKLOAD, *TOO_LARGE, "--json"])
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fits"] is False
+    assert "ran out of memory" in found["reason"]
+
+
+def test_fp16_is_measured_with_optimizer_state() -> None:
+    """Without a fused optimizer the gradient scaler skips the first updates."""
+    words = ["--workload", "linear", "--precision", "fp16", "--optimizer", "adam"]
+    done = run([*WORKLOAD, *words, "--optimizer-impl", "for-loop", "--json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parts"]["optimizer_state"] > 0
+
+
+def test_the_search_measures_up_to_an_epoch_with_settings_of_a_run(tmp_path: Path) -> None:
+    config = replace(defaults(Workload.LINEAR), batch_size=64).to_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "config": config}))
+    options = ["--config", str(tmp_path / "run.json"), "--batch-size", "400"]
+    done = run([*WORKLOAD, *options, "--find-batch-size", "--json"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["config"]["workload"] == "linear"
+    assert [point["batch_size"] for point in found["points"]] == [400, 800]
+    assert found["largest"] == 800  # the samples of an epoch
+    assert found["recommended"] in (400, 800)
+    assert min(point["samples_per_sec"] for point in found["points"]) > 0
+
+
+def test_unreadable_data_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "labels.csv").write_text("file,label\nmissing.png,cat\nother.png,dog\n")
+    words = ["--workload", "images", "--dataset", "broken/labels.csv", "--json"]
+    done = run([*WORKLOAD, *words], env=os.environ | {"STEPSCOPE_DATA": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "labels.csv, line 2" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "reason"),
+    [
+        ("--workload bert", "", "--workload"),
+        ("--workload gpt --batch-size many", "", "batch_size: "),
+        ("--workload gpt --num-layers -1", "", "num_layers: "),
+        ("--workload gpt --set batchsize=3", "", "batch_size"),
+        ("--workload gpt --precision tf32", "", "precision: "),
+        ("--workload gpt --strategy ddp --runner torchrun", "", "strategy: "),
+        ("--workload images --dataset ../../etc", "", "dataset: "),
+        ("--config /nowhere/run.json", "", "/nowhere/run.json"),
+        ("--config run.json", "[" * 100_000, "JSON"),
+        ("--config run.json", '{"config": 3}', "with a workload"),
+        ("--config run.json", '{"workload": ["gpt"]}', "workload: "),
+        ("--config run.json", '{"workload": "gpt", "num_layers": 0}', "num_layers: "),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    options: str,
+    text: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.json").write_text(text)
+    assert main(["--device", "cpu", *options.split(), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert reason in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_the_processes_of_a_search_end_when_it_is_stopped() -> None:
+    search = MemoryProbeRun(defaults(Workload.LINEAR), search=True)
+    started: list[psutil.Process] = []
+
+    def has_started() -> bool:
+        children = psutil.Process().children(recursive=True)
+        started[:] = [each for each in children if "trainer.memory_estimate" in each.cmdline()]
+        return len(started) == 2
+
+    wait_until(has_started, 60)
+    search.stop()
+    assert search.output().state is ChildState.STOPPED
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+
+
+def test_a_probe_beyond_its_time_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "PROBE_LIMIT_S", 0.2)
+    probe = MemoryProbeRun(defaults(Workload.LINEAR))
+    assert probe.wait(30)
+    output = probe.output()
+    assert output.state is ChildState.FAILED
+    assert output.reason
+
+
+# --- a script -------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+print("arguments", sys.argv[1:])
+batch, ending = int(sys.argv[1]), sys.argv[2]
+model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(8)])
+optimizer = torch.optim.Adam(model.parameters())
+steps = 0
+try:
+    for _ in range(50):
+        if ending == "raise" and steps == 1:
+            raise ValueError("no more")
+        if ending == "exhaust" and steps == 1:
+            torch.empty(2**50)
+        loss = model(torch.randn(batch, 512)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        try:
+            optimizer.step()
+        except BaseException:
+            if ending != "catch":
+                raise
+        steps += 1
+finally:
+    print("cleaned up", file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_script_is_measured_and_ended(script: str) -> None:
+    done = run([*COMMAND, "--steps", "4", "--json", script, "8192", "well", "--steps", "9"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["fits"], found["steps"]) == (True, 4)
+    weights = 8 * 4 * (512 * 512 + 512)
+    assert found["parts"]["trained_parameters"] == found["parts"]["gradients"] == weights
+    assert found["parts"]["optimizer_state"] == 2 * weights + 16 * 4
+    # Sixteen layers keep what they gave, of 16 MiB each.
+    assert 0.5 * 256 * 2**20 < found["parts"]["activations_and_the_rest"] < 2 * 256 * 2**20
+    assert found["batch_factor"] > 1
+    assert str(["8192", "well", "--steps", "9"]) in done.stderr
+    assert "cleaned up" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "steps", "fits"),
+    [("raise", 1, 1, None), ("exhaust", 1, 1, False), ("catch", 0, 3, True), ("well", 0, 3, True)],
+)
+def test_a_script_that_fails_or_catches(
+    script: str, ending: str, code: int, steps: int, fits: bool | None
+) -> None:
+    done = run([*COMMAND, "--json", script, "4", ending])
+    assert done.returncode == code, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["steps"], found["fits"]) == (steps, fits)
+    assert found["batch_factor"] is None, "a batch of 4 is too small"
+    assert ("ValueError: no more" in done.stderr) == (ending == "raise")
+
+
+MANY_STEPS = """
+import copy, torch
+{setup}
+for step in range(200):
+    loss = {loss}
+    optimizer.zero_grad()
+    loss.backward()
+    {step}
+print("ran to its end")
+"""
+SMALL = "model = torch.nn.Linear(4, 4)"
+BROKEN = f"{SMALL}\noptimizer = torch.optim.SGD(model.parameters())\noptimizer.state = 5"
+TWO = (
+    f"{SMALL}\nother = copy.deepcopy(model)\noptimizer = torch.optim.Adam(model.parameters())\n"
+    "second = torch.optim.Adam(other.parameters())"
+)
+SPARSE = (
+    "model = torch.nn.Embedding(1000, 8, sparse=True)\n"
+    "optimizer = torch.optim.SparseAdam(model.parameters())"
+)
+
+
+@pytest.fixture
+def many_steps(tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Measure a script of many steps; return exit code and JSON."""
+
+    def measured(setup: str, loss: str, step: str = "optimizer.step()") -> tuple[int, Any]:
+        path = tmp_path / "train.py"
+        path.write_text(MANY_STEPS.format(setup=setup, loss=loss, step=step))
+        done = run([*COMMAND, "--json", str(path)])
+        assert "ran to its end" not in done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    return measured
+
+
+def test_unusual_optimizers(many_steps: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+    code, found = many_steps(BROKEN, "model(torch.ones(4)).sum()")
+    assert (code, found["steps"], found["fits"]) == (1, 0, None)
+    assert "TypeError" in found["text"]
+    loss = "model(torch.ones(4)).sum() + other(torch.ones(4)).sum()"
+    code, found = many_steps(TWO, loss, "optimizer.step(); second.step()")
+    assert (code, found["batch_factor"]) == (0, None)
+    code, found = many_steps(SPARSE, "model(torch.arange(32)).sum()")
+    assert code == 0
+    assert found["parts"]["gradients"] == 32 * (8 * 4 + 8)  # values, and an index of 8 bytes
+    assert found["parts"]["optimizer_state"] == 2 * 1000 * 8 * 4
+
+
+def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:
+    for text, reason in (("print(1)", "did not import torch"), ("import torch", "optimizer")):
+        path = tmp_path / "nothing.py"
+        path.write_text(text)
+        done = run([*COMMAND, str(path)])
+        assert done.returncode == 1
+        assert reason in done.stdout
+
+
+@pytest.mark.parametrize(
+    "options", ["", "--steps 1 x.py", "--steps 1e9 x.py", "/nowhere.py", "--steps 3 --workload gpt"]
+)
+def test_wrong_usage_of_the_script_command(
+    options: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # the command adds the script's folder
+    try:
+        code: object = script_main(options.split())
+    except SystemExit as error:  # of argparse
+        code = error.code
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert printed.err

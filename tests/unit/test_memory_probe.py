@@ -1,0 +1,217 @@
+"""The headroom that a script's first steps give, and the search for the maximum batch size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.host.usage import CgroupMemory
+from stepscope.watch import memory_probe
+from stepscope.watch.memory_probe import (
+    StepMemory,
+    UsedMemory,
+    batch_headroom,
+    free_memory,
+    largest_step,
+)
+from tests.support.python_programs import run_python
+from trainer.config import RunConfig, Runner, Strategy
+from trainer.memory_estimate import ProbeError, probe_problem
+from trainer.memory_estimate.batch_size import MAX_STEP_S, find_batch_sizes, recommended_size
+
+GIB = 2**30
+STEP = StepMemory(
+    cuda_index=0,
+    used=UsedMemory(now=GIB, peak=3 * GIB, reserved=3 * GIB, peak_reserved=3 * GIB),
+    free=9 * GIB,
+    parameters=GIB // 4,
+    gradients=GIB // 4,
+    state=GIB // 2,
+)
+
+
+def used(step: StepMemory, **changes: int | None) -> StepMemory:
+    return replace(step, used=replace(step.used, **changes))
+
+
+FIRST = used(replace(STEP, state=0), peak=20 * GIB)
+TIGHT = replace(STEP, free=0)
+ON_HOST = replace(used(STEP, reserved=None, peak_reserved=None), cuda_index=None)
+
+
+@pytest.mark.parametrize(
+    ("step", "available", "factor"),
+    [
+        # Of 12 GiB 10% stay free and 1 GiB is fixed: 9.8 GiB for the 2 GiB that grow.
+        (STEP, 12, 4.9),
+        # The allocator reserves twice what it allocates.
+        (used(replace(STEP, free=6 * GIB), reserved=6 * GIB, peak_reserved=6 * GIB), 12, 2.2),
+        # It has returned its cache, which counts as free memory.
+        (used(replace(STEP, free=11 * GIB), reserved=GIB), 12, 4.9),
+        (ON_HOST, 10, 4.0),
+        # Kept besides the weights, and growing with the batch.
+        (used(STEP, now=2 * GIB), 12, 4.9),
+        # Too large: only the freed 2 GiB shrink.
+        (TIGHT, 3, 0.85),
+        (used(TIGHT, now=3 * GIB - GIB // 4), 3, 0.0),
+    ],
+)
+def test_the_factor_leaves_a_tenth_free(step: StepMemory, available: int, factor: float) -> None:
+    steps = [FIRST, step, step]
+    assert batch_headroom(steps).factor == pytest.approx(factor)
+    largest = largest_step(steps)
+    assert largest.available == available * GIB
+    parts = largest.parts()
+    assert parts["activations_and_the_rest"] == step.used.peak - step.used.now
+    assert parts["others_kept"] == step.used.now - GIB
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ([STEP], "only one step"),
+        ([STEP, STEP, replace(STEP, optimizer=1)], "several optimizers"),
+        ([STEP, STEP, replace(STEP, waiting=1)], "several optimizers"),
+        ([FIRST, replace(STEP, state=GIB // 4), STEP], "state still grew"),
+        ([STEP, used(STEP, now=3 * GIB - 1000)], "activations and other memory are only"),
+        ([STEP, STEP, used(STEP, peak=5 * GIB)], "the steps differ"),
+        ([STEP, STEP, used(STEP, peak=5 * GIB, now=3 * GIB)], "the steps differ"),
+    ],
+)
+def test_incomparable_steps_give_no_factor(steps: list[StepMemory], reason: str) -> None:
+    found = batch_headroom(steps)
+    assert found.factor is None
+    assert reason in found.text
+
+
+def test_free_host_memory_ends_at_the_limit_of_the_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = CgroupMemory(limit=GIB, used=GIB - 4096)
+    monkeypatch.setattr(memory_probe, "container", lambda: held)
+    assert free_memory(None) == 4096
+
+
+BLOCKS = """
+import ctypes, psutil
+from stepscope.watch.memory_probe import StepMemoryProbe
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+StepMemoryProbe(2, lambda: None).start()
+
+def block(kibibytes):
+    made = libc.malloc(kibibytes * 1024)
+    ctypes.memset(made, 1, kibibytes * 1024)
+    return made
+
+libc.free(block(24 * 1024))  # glibc would cache smaller blocks from now on
+large, above = block(20 * 1024), block(100)
+before = psutil.Process().memory_info().rss
+libc.free(large)
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+def test_freed_memory_of_a_step_is_not_part_of_the_next_peak() -> None:
+    done = run_python("-c", BLOCKS)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 19 * 2**20
+
+
+# --- the maximum batch size -----------------------------------------------------------------------
+
+
+def probe(size: int, **changes: Any) -> dict[str, Any]:
+    """Return a probe on a device of 1,000 bytes: a byte a sample, and 100 samples/s at most."""
+    return {
+        "batch_size": size,
+        "fits": size <= 1000,
+        "reason": None,
+        "samples": 10**6,
+        "step_s": 0.01,
+        "measured_peak_bytes": size,
+        "measured_reserved_bytes": size,
+        "free_bytes": 1000 - size,
+        "samples_per_sec": min(100.0, 1.0 * size),
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "sizes", "largest"),
+    [
+        # Doubled until it fails, then bisected.
+        ({"batch_size": 100}, {}, [100, 200, 400, 800, 1000, 1100, 1200, 1600], 1000),
+        # The configured size does not fit.
+        ({"batch_size": 4000}, {}, [1000, 1125, 1250, 1500, 2000, 4000], 1000),
+        ({"batch_size": 2}, {"fits": False}, [1, 2], None),
+        # An epoch has no larger batch, of one or of four micro-batches.
+        ({"batch_size": 64}, {"samples": 200}, [64, 128, 200], 200),
+        (
+            {"batch_size": 32, "gradient_accumulation_steps": 4},
+            {"samples": 200},
+            [32, 50],
+            50,
+        ),
+        # The next step would take too long.
+        ({"batch_size": 64}, {"step_s": 0.6 * MAX_STEP_S}, [64], 64),
+    ],
+)
+def test_the_search_ends_at_the_limit(
+    settings: dict[str, int], changes: dict[str, Any], sizes: list[int], largest: int | None
+) -> None:
+    asked: list[int] = []
+
+    def measure(size: int) -> dict[str, Any]:
+        asked.append(size)
+        return probe(size, **changes)
+
+    found = find_batch_sizes(RunConfig(**settings), measure)  # type: ignore[arg-type]
+    assert [point["batch_size"] for point in found["points"]] == sizes
+    assert len(asked) == len(set(asked))
+    assert found["largest"] == largest
+
+
+def test_a_failed_probe_ends_the_search_with_its_reason() -> None:
+    def measure(size: int) -> dict[str, Any]:
+        if size > first:
+            raise ProbeError("it crashed.")
+        return probe(size)
+
+    first = 128
+    found = find_batch_sizes(RunConfig(batch_size=128), measure)
+    assert (found["largest"], found["recommended"]) == (128, 128)
+    assert "it crashed." in found["why"]
+    first = 64
+    with pytest.raises(ProbeError):
+        find_batch_sizes(RunConfig(batch_size=128), measure)
+
+
+@pytest.mark.parametrize(
+    ("probes", "size"),
+    [
+        ([probe(50), probe(100), probe(200), probe(800)], 100),  # the knee
+        ([probe(50), probe(90)], 90),
+        ([probe(96), probe(100)], 96),  # at most 5% slower
+        ([probe(50), probe(99, samples_per_sec=49.0)], 50),
+        # Neither the size that leaves less than a tenth free nor the one that fails.
+        ([probe(40), probe(950, samples_per_sec=900.0), probe(1001)], 40),
+        ([probe(950)], None),
+        ([probe(50, samples_per_sec=None), probe(100, samples_per_sec=None)], None),
+        # On a CPU the peak counts, as nothing is reserved.
+        ([probe(50, measured_reserved_bytes=None)], 50),
+    ],
+)
+def test_the_knee_of_the_throughput_is_recommended(
+    probes: list[dict[str, Any]], size: int | None
+) -> None:
+    assert recommended_size(probes)[0] == size
+
+
+@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP])
+def test_a_job_of_several_ranks_is_not_measured(strategy: Strategy) -> None:
+    assert probe_problem(RunConfig(strategy=Strategy.DP, devices_per_node=2)) is None
+    assert probe_problem(RunConfig(strategy=strategy, runner=Runner.TORCHRUN)) is not None
