@@ -120,8 +120,11 @@ SLOW = {
             "stepscope/memory/",
             "stepscope/cli/measure_memory.py",
         ),
-        files=("integration/test_fit.py", "integration/test_growth.py"),
-        core=("integration/test_fit.py::test_the_command_prints_the_peak_and_its_parts",),
+        files=("integration/test_memory_probe.py", "integration/test_growth.py"),
+        core=(
+            "integration/test_memory_probe.py::"
+            "test_three_steps_of_a_workload_are_measured_and_leave_no_files",
+        ),
     ),
     "profile": Family(
         paths=("stepscope/profiling/",),
@@ -177,10 +180,12 @@ CUDA = {
     "cuda-memory": Family(
         paths=("simulator/", "stepscope/memory/", "trainer/memory_estimate/"),
         files=(
-            *_gpu("ledger", "fit", "memory_parts", "memory_readings", "oom", "oom_trainer"),
+            *_gpu(
+                "ledger", "memory_probe", "memory_parts", "memory_readings", "oom", "oom_trainer"
+            ),
             *_gpu("snapshot_viewer"),
         ),
-        core=_gpu("ledger", "fit"),
+        core=_gpu("ledger", "memory_probe"),
     ),
     "cuda-watch": Family(
         paths=("simulator/", "stepscope/watch/", "stepscope/integrations/", "stepscope/profiling/"),

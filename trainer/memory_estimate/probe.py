@@ -1,6 +1,7 @@
 """One probe: train for three steps in this process, and measure the memory.
 
-The training is that of `trainer/training/train.py`, which the probe ends at a step boundary.
+The training is that of `trainer/training/train.py`. The probe ends it after the first batch of the
+validation that follows the steps.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class _StepBoundary:
         self._progress = progress
         self._step = 0
         self._steps_with_state = 0
+        self._has_steps = False
         self._warm_since = 0.0
         self._free_before = 0  # on a CPU only, as is the next
         self._used_before = 0
@@ -60,8 +62,12 @@ class _StepBoundary:
             reset_peak(None)
 
     def __call__(self, training: TrainState) -> None:
-        """Count a step. Raises _MeasuredError after the last one."""
-        if training.step == self._step:  # within a validation
+        """Count a step. Raises _MeasuredError after the first batch of the validation."""
+        if self._has_steps:
+            training.compute.synchronize()
+            self.result = self._measure(training)
+            raise _MeasuredError("The probe has measured its steps.")
+        if training.step == self._step:  # within the validation of an earlier epoch
             return
         self._step = training.step
         if self._step == WARMUP_STEPS:
@@ -70,9 +76,8 @@ class _StepBoundary:
         self._progress(f"Step {self._step}", 0.4 + 0.5 * min(1.0, self._steps_with_state / STEPS))
         warm_s = time.monotonic() - self._warm_since
         if self._steps_with_state >= STEPS and warm_s >= self._seconds:
-            training.compute.synchronize()
-            self.result = self._measure(training)
-            raise _MeasuredError("The probe has measured its steps.")
+            self._has_steps = True
+            training.end_here()
 
     def _measure(self, training: TrainState) -> dict[str, Any]:
         used = used_memory(self._index)

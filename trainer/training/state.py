@@ -6,6 +6,7 @@ Rank 0 writes it, with FSDP as full tensors: any strategy and number of ranks ca
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ class TrainState:
         """Whether the last epoch or the last step is done."""
         limit = self.config.max_steps
         return self.epoch > self.config.epochs or 0 < limit <= self.step
+
+    def end_here(self) -> None:
+        """Let the training end with this step, and the validation after it."""
+        self.config = replace(self.config, max_steps=self.step)
 
     @property
     def steps_per_epoch(self) -> int:
