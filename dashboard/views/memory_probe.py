@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -97,7 +97,7 @@ def _progress(run: MemoryProbeRun) -> None:
 
 
 def _result(answer: Mapping[str, Any], seconds: float, run: MemoryProbeRun) -> None:
-    probes = answer["points"] if run.search else [answer]
+    probes: Sequence[Mapping[str, Any]] = answer["points"] if run.search else [answer]
     fitting = [probe for probe in probes if probe["fits"]]
     if run.search and fitting:
         st.success(escape_markdown(answer["why"]), icon=":material/memory:")
@@ -145,7 +145,7 @@ def part_rows(probe: Mapping[str, Any]) -> list[dict[str, str]]:
     return [*rows, {"Memory": "Left free", "Size": free, "Of the peak": ""}]
 
 
-def batch_rows(probes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def batch_rows(probes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the table of a search: one row per batch size; missing values are None."""
     rows = []
     for probe in probes:

@@ -12,7 +12,7 @@ from trainer.memory_estimate import ProbeError
 HEADROOM = 0.10  # Fraction of the available memory that a recommended batch leaves free.
 NEAR_BEST = 0.05  # Largest loss of throughput for a smaller batch, which needs less memory.
 BISECTIONS = 3  # Below the first size that does not fit: the limit is exact to an eighth.
-MAX_STEP_S = 4.0  # Sizes with a longer step, extrapolated from the size before, are not measured.
+MAX_STEP_S = 10.0  # Sizes with a longer step, extrapolated from the size before, are not measured.
 
 Probe = Mapping[str, Any]  # The result of `probe.measure`.
 
@@ -94,7 +94,7 @@ class _Search:
                 f"{step_s:.0f} s."
             )
         else:
-            return min(2 * size, most)
+            return int(min(2 * size, most))
         return None
 
 
