@@ -214,7 +214,7 @@ def test_missing_packages_are_named(installed: Installed, tmp_path: Path) -> Non
         (("ui",), "streamlit"),
         (("demo",), "plotly"),
         (("lab", "--list"), "torch"),
-        (("measure-memory", "--workload", "gpt"), "scipy"),
+        (("measure-memory", "--workload", "gpt"), "torch"),
     ):
         done = installed.run(tmp_path, *words, blocked=blocked)
         message = f"Not installed: {blocked}. Run pip install {blocked}.\n"
