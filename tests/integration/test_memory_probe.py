@@ -50,7 +50,8 @@ def test_three_steps_of_a_workload_are_measured_and_leave_no_files(tmp_path: Pat
     assert found["measured_reserved_bytes"] is None
     assert found["free_bytes"] > 0
     assert found["config"]["optimizer"] == "sgd"
-    assert list(tmp_path.iterdir()) == []
+    left = [path.name for path in tmp_path.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []  # torch's own
 
 
 def test_a_run_that_is_too_large_is_a_result() -> None:
