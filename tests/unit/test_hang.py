@@ -124,9 +124,10 @@ def test_the_end_of_a_chain_of_groups_is_named() -> None:
     assert found.operation == "all_reduce #9 of group b (4.00 KiB)"
 
 
-def test_a_message_to_a_rank_that_does_something_else() -> None:
-    found = found_in([state(0, message(0, "recv 0<-1")), state(1, works(1, members=2))])
-    assert (found.rank, found.phase, found.operation) == (1, "input", "recv 0<-1 (400 B)")
+@pytest.mark.parametrize("text", ["recv 0<-1", "coalesced"])
+def test_a_message_to_a_rank_that_does_something_else(text: str) -> None:
+    found = found_in([state(0, message(0, text)), state(1, works(1, members=2))])
+    assert (found.rank, found.phase, found.operation) == (1, "input", f"{text} (400 B)")
     assert "Rank 1: train.py:30 in load (input)" in found.text
 
 

@@ -124,7 +124,7 @@ class JobObservation:
         waits = {}
         for rank, record in self.records.items():
             if record.pending:
-                waits[rank] = self._wait_in(record.pending[0])
+                waits[rank] = self._wait_in(rank, record.pending[0])
             elif record.phase == COMMUNICATION and record.doing is None:
                 # gloo does not record messages. The cause may be any rank without a record.
                 others = [one for one in self.ranks if one != rank]
@@ -133,12 +133,13 @@ class JobObservation:
                 waits[rank] = Wait(f"torch.distributed at {record.place}", behind, unknown)
         return waits
 
-    def _wait_in(self, call: Collective) -> Wait:
+    def _wait_in(self, own: int, call: Collective) -> Wait:
         members = self._members(call.group)
         known = set(self.records)
         if call.sequence is None:  # such as "recv 0<-1" of ranks of the group
             peer = re.search(r"(?:<-|->)(\d{1,6})$", call.operation)
-            needed = [] if peer is None else list(members[int(peer[1]) :][:1])
+            others = [rank for rank in members if rank != own]
+            needed = others if peer is None else list(members[int(peer[1]) :][:1])
         else:
             known -= {rank for rank, record in self.records.items() if record.collectives_reason}
             needed = [
