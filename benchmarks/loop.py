@@ -35,7 +35,7 @@ from stepscope.run import RunStatus
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
 from trainer.devices import list_devices
-from trainer.training.train import run
+from trainer.runners.training_run import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.digit_images import write
 from trainer.workloads.task import TensorSplit

@@ -13,7 +13,7 @@ from stepscope.run import RunStatus
 from tests.support.browser_page import OpenPage, settle, violations, window
 from tests.support.server import Server
 from trainer.config import RunConfig
-from trainer.training.train import run
+from trainer.runners.training_run import run
 
 
 def train(server: Server, name: str, **settings: Any) -> Path:

@@ -16,8 +16,8 @@ from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
+from trainer.runners.training_run import run as train
 from trainer.training.precision import run_flags
-from trainer.training.train import run as train
 
 MIB = 2**20
 

@@ -16,10 +16,10 @@ from tests.support.training_runs import fails_at, refused
 from tests.support.training_runs import train as finished
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.training import train as training_run
+from trainer.runners import training_run
+from trainer.train import build_train_step
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.state import TrainState
-from trainer.training.step import build_train_step
 from trainer.workloads import WORKLOADS
 
 MIB = 2**20
@@ -114,9 +114,9 @@ import itertools, os, sys, threading
 from dataclasses import replace
 from pathlib import Path
 import torch
-from trainer.training import train as training_run
+from trainer.runners import training_run
 from trainer.config import RunConfig
-from trainer.training.step import TrainStep
+from trainer.train import TrainStep
 
 config = RunConfig.from_dict(eval(sys.argv[1]))
 folder = Path(sys.argv[2])

@@ -31,7 +31,7 @@ from tests.support.run_values import metric, run_json
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
-from trainer.training.train import run as train
+from trainer.runners.training_run import run as train
 
 MIB = 2**20
 BLOCK = 256 * MIB

@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 import torch
 from trainer.config import RunConfig
-from trainer.training.train import run
+from trainer.runners.training_run import run
 status = run(RunConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))
 assert status == "finished", (Path(sys.argv[2]) / "run.json").read_text()
 print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]))

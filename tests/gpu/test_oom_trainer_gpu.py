@@ -22,7 +22,7 @@ from tests.support.run_values import run_json
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
-from trainer.training.train import run as train
+from trainer.runners.training_run import run as train
 
 MIB = 2**20
 HOLDER = """

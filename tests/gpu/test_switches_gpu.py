@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,13 @@ from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import refused, start_worker, train
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
+from trainer.train import TrainLoop, build_train_step
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.cuda_graph_step import capture_step
 from trainer.training.loaders import Loader
-from trainer.training.loop import TrainLoop
 from trainer.training.model import prepare
 from trainer.training.precision import WORKSPACES, run_flags
 from trainer.training.state import TrainState
-from trainer.training.step import build_train_step
 from trainer.workloads import WORKLOADS
 
 SAVED = 33  # within the second epoch of 26 steps
@@ -230,7 +230,8 @@ def test_replaying_never_waits_for_the_gpu(
     with run_flags(config):
         task = WORKLOADS[config.workload](config)
         training = TrainState(config, prepare(task.model, config, compute.device), compute)
-        captured = capture_step(build_train_step(training, task), training, task.train)
+        recorder: Any = SimpleNamespace(event=lambda *_, **__: None)
+        captured = capture_step(build_train_step(training, task), training, task.train, recorder)
         of = config.step_size if count > 1 else 0
         batches = Loader(task.train, config, compute).batches(training.order(task.train.length))
         with ExitStack() as watched:

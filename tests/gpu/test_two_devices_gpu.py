@@ -48,7 +48,7 @@ TRAINER = """
 import json, sys
 from pathlib import Path
 from dataclasses import replace
-from trainer.training.train import run as train
+from trainer.runners.training_run import run as train
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 [first, second] = [device for device in list_devices() if device.cuda_index is not None]

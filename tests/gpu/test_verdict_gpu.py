@@ -13,8 +13,8 @@ from stepscope.diagnosis.findings import read_recorded
 from stepscope.run import RunStatus, read_run
 from trainer.config import Precision, Workload, defaults
 from trainer.devices import list_devices
+from trainer.runners.training_run import run as train
 from trainer.training.flops import PeakFlops, peak_of
-from trainer.training.train import run as train
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.support.sizes import SMALL
 from trainer import custom_workload, datasets
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.training.train import run as train
+from trainer.runners.training_run import run as train
 from trainer.workloads.digit_images import write
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from trainer.training.checkpoint import write_checkpoint
-from trainer.training.loop import TrainerCommands
+from trainer.training.commands import TrainerCommands
 
 SaveAtStep = Callable[[int], None]
 

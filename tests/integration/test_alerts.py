@@ -41,7 +41,7 @@ from tests.support.killed_runs import killed
 from tests.support.run_values import alerts, steps_of
 from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
-from trainer.training.train import run
+from trainer.runners.training_run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERT = Alert(

@@ -19,8 +19,8 @@ from tests.support.training_runs import refused, small, train
 from trainer.config import CompileMode, Workload
 from trainer.config_validation import choice_problem
 from trainer.devices import list_devices
+from trainer.train import TrainLoop
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.loop import TrainLoop
 
 # Torch's own, as it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -23,8 +23,8 @@ from tests.support.recorded_runs import write_run
 from tests.support.run_values import run_json
 from tests.support.training_runs import small
 from trainer.config import Workload
-from trainer.training import train as training_run
-from trainer.training.step import TrainStep
+from trainer.runners import training_run
+from trainer.train import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = """

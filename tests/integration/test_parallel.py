@@ -27,8 +27,8 @@ from trainer.config import (
     Workload,
     defaults,
 )
+from trainer.runners.training_run import run
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.train import run
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so many ranks
 RELATIVE = 1e-5
@@ -114,6 +114,9 @@ def test_two_ranks_give_the_losses_of_one_process(name: str, two: Path, one: Pat
     assert len(losses) == read_run(two / name).run_json["step"]
     expected = metric(one, "train/loss")[: len(losses)]
     assert losses == pytest.approx(expected, rel=RELATIVE)
+    phases = ("perf/forward", "perf/backward", "perf/optimizer")
+    first_step_s = sum(metric(two / name, phase)[0] for phase in phases)
+    assert first_step_s < metric(two / name, "perf/step_time")[0], "no time of a warm-up counts"
     own = metric(two / name, "train/loss", rank=1)
     assert np.abs(own - losses).max() > 1e-3, "each rank records the loss of its own samples"
 

@@ -24,7 +24,7 @@ from stepscope.run import RunError, RunStatus, read_run, run_folders
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
 from trainer.config import Workload, defaults
-from trainer.training.train import run as train
+from trainer.runners.training_run import run as train
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 

@@ -16,8 +16,8 @@ from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import refused, small, train
 from trainer.config import LRSchedule, Optimizer, RunConfig, Workload
+from trainer.runners.training_run import run
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 

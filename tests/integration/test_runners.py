@@ -21,7 +21,7 @@ from tests.support.waiting import wait_for, wait_until
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
 from trainer.runners.child_process import SHUT_DOWN
-from trainer.training.step import TrainStep
+from trainer.train import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", [Runner.THREAD, Runner.PROCESS])
 LONG = 100_000

@@ -137,7 +137,7 @@ def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
     assert run.status is RunStatus.CRASHED
     assert signal.strsignal(signal.Signals[name]) in str(run.reason)
     trace = (folder / "traceback.txt").read_text()
-    assert "trainer/training/loop.py" in trace
+    assert "trainer/train.py" in trace
     monkeypatch.setenv("STEPSCOPE_RUNS", str(server.runs))
     st.cache_resource.clear()
     page = AppTest.from_file(str(ROOT / "dashboard" / "main.py"), default_timeout=60)
@@ -145,4 +145,4 @@ def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
     page.query_params["tab"] = "logs"
     page.run()
     st.cache_resource.clear()
-    assert any("trainer/training/loop.py" in code.value for code in page.code)
+    assert any("trainer/train.py" in code.value for code in page.code)

@@ -20,9 +20,9 @@ from stepscope.session import stop
 from stepscope.session.session import Session
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Workload, defaults
+from trainer.runners import training_run
 from trainer.runners.child_process import WORKER_LOG, ChildRun
 from trainer.runners.torchrun import TorchrunRun
-from trainer.training import train as training_run
 
 CONFIG = replace(defaults(Workload.LINEAR), epochs=1)
 

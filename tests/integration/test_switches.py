@@ -14,8 +14,8 @@ from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import metric
 from tests.support.training_runs import refused, small, train
 from trainer.config import RunConfig, Workload
+from trainer.train import TrainStep
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.step import TrainStep
 
 CNN = replace(
     small(Workload.DIGITS_CNN, epochs=2, batch_size=1024, max_steps=20, seed=3), learning_rate=5e-3

@@ -20,9 +20,9 @@ from tests.support.sizes import SMALL
 from tests.support.training_runs import background, small
 from tests.support.waiting import wait_for
 from trainer.config import Optimizer, Precision, Workload, defaults
+from trainer.runners.training_run import run as train
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.state import TrainState
-from trainer.training.train import run as train
 
 
 @pytest.mark.parametrize("workload", list(SMALL))

@@ -30,13 +30,12 @@ from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at, small
 from trainer.config import NanPolicy, RunConfig, Strategy, Workload
 from trainer.error_messages import RunFailedError
+from trainer.runners import training_run
+from trainer.train import TrainLoop, TrainStep
 from trainer.training import rank_info
-from trainer.training import train as training_run
 from trainer.training.accelerator import CpuAccelerator, HostReader
 from trainer.training.loaders import Loader, make_loader
-from trainer.training.loop import TrainLoop
 from trainer.training.rank_info import TrainerRank
-from trainer.training.step import TrainStep
 
 
 def run(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def test_after_a_cuda_error_the_buffers_are_kept_for_good(
 
     kept: list[object] = []
     monkeypatch.setattr(training_run, "keep_for_good", kept.append)
-    monkeypatch.setattr(training_run, "make_loader", remembered)
+    monkeypatch.setattr("trainer.train.make_loader", remembered)
     monkeypatch.setattr(
         training_run, "lost_device_reason", lambda index: "an illegal memory access"
     )
@@ -235,7 +234,7 @@ if __name__ == "__main__":  # as in dashboard/main.py: multiprocessing imports t
     page.__file__ = __file__
     sys.modules["__main__"] = page
     from dataclasses import replace
-    from trainer.training.train import run
+    from trainer.runners.training_run import run
     from trainer.config import RunConfig, Workload, defaults
     config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, num_threads=1)
     statuses = []

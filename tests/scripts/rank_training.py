@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stepscope.run import RunStatus
 from trainer.config import RunConfig, Runner, Strategy
-from trainer.training.train import run
+from trainer.runners.training_run import run
 
 folder, parallel, device = Path(sys.argv[1]), Strategy(sys.argv[2]), sys.argv[3]
 config = RunConfig(

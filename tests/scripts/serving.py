@@ -15,7 +15,7 @@ from streamlit.web import cli
 
 from dashboard import services
 from trainer.config import RunConfig
-from trainer.training.loop import TrainerCommands
+from trainer.training.commands import TrainerCommands
 
 NATIVE = {
     "abort": lambda: ctypes.CDLL(None).abort(),

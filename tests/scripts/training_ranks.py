@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import trainer.training.train as training
+import trainer.runners.training_run as training
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
-from trainer.training.loop import TrainerCommands
+from trainer.training.commands import TrainerCommands
 from trainer.training.state import save
 
 SCALER = torch.amp.GradScaler

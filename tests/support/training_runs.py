@@ -22,10 +22,10 @@ from stepscope.run import RunStatus
 from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
+from trainer.runners.training_run import run
+from trainer.train import TrainStep, build_train_step
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep, build_train_step
-from trainer.training.train import run
 from trainer.workloads.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]

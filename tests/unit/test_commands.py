@@ -21,7 +21,7 @@ from stepscope.session.sampler import Sampler
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loop import RunStoppedError, TrainerCommands
+from trainer.training.commands import RunStoppedError, TrainerCommands
 from trainer.training.state import TrainState
 
 

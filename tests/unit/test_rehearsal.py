@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from stepscope.recorder.recorder import Recorder
-from stepscope.run import RunStatus
 from trainer.config import Optimizer, OptimizerImpl, RunConfig
+from trainer.train import TrainStep, build_train_step
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.state import TrainState
-from trainer.training.step import TrainPhaseTimer, TrainStep, build_train_step
 from trainer.training.warmup import (
     preserve_train_state,
     run_optimizer_step,
-    run_warmup,
 )
 from trainer.workloads.task import Task, TensorSplit
 
@@ -77,14 +72,3 @@ def test_everything_is_put_back_in_place() -> None:
         torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
     states = after["optimizer"]["state"], before["optimizer"]["state"]
     torch.testing.assert_close(*states, rtol=0, atol=0)
-
-
-def test_the_first_steps_phases_are_without_the_rehearsal(tmp_path: Path) -> None:
-    training, step = make(kernel_warmup=True)
-    split = TensorSplit.of(*BATCH)
-    task = Task(model=training.model, train=split, validation=split, loss=nn.MSELoss())
-    phases = TrainPhaseTimer(training.model)
-    recorder = Recorder(tmp_path, name="warm")
-    run_warmup(training, replace(step, phases=phases), task, recorder)
-    recorder.close(RunStatus.FINISHED)
-    assert set(phases.take().values()) == {0.0}

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.backends import cudnn
 
 from trainer.config import Precision, RunConfig
+from trainer.train import TrainStep
 from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
 from trainer.training.model import InputFormat, prepare
+from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, grad_scaler, run_flags
-from trainer.training.step import TrainPhaseTimer, TrainStep
 
 CPU = torch.device("cpu")
 

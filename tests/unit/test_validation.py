@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from trainer.config import RunConfig
+from trainer.train import TrainLoop
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import Loader
-from trainer.training.loop import TrainLoop
 from trainer.training.rank_info import TrainerRank
 from trainer.workloads.task import TensorSplit
 
@@ -40,7 +40,7 @@ def validated(ranks: TrainerRank, split: TensorSplit, batch_size: int) -> float:
         step=SimpleNamespace(
             evaluate=lambda inputs, targets, counted: (inputs, inputs[:counted].mean())
         ),
-        _last_saved=float("inf"),
+        log=SimpleNamespace(is_save_due=lambda: False),
     )
     return TrainLoop._validate(loop)[0]
 

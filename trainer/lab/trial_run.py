@@ -18,7 +18,7 @@ from trainer.config import LRSchedule, NanPolicy, RunConfig, Runner, limits_of
 from trainer.lab.plan import changed
 from trainer.runners.child_process import last_step, write_pending
 from trainer.runners.torchrun import TorchrunRun
-from trainer.training.train import run
+from trainer.runners.training_run import run
 
 POLL_S = 0.02
 STOP_S = 30.0  # Timeout for the end of the ranks after their time limit.

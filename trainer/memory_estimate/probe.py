@@ -1,6 +1,6 @@
 """One probe: train for three steps in this process, and measure the memory.
 
-The training is that of `trainer/training/train.py`. The probe ends it after the first batch of the
+The training is that of `trainer/train.py`. The probe ends it after the first batch of the
 validation that follows the steps.
 """
 
@@ -27,8 +27,8 @@ from trainer.config import NanPolicy, RunConfig, Runner, limits_of
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
 from trainer.memory_estimate import ProbeError
+from trainer.runners.training_run import run
 from trainer.training.state import TrainState
-from trainer.training.train import run
 
 STEPS = 3
 """Steps with optimizer state. fp16 skips the first updates, and with them the state."""

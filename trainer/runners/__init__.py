@@ -52,7 +52,7 @@ class ThreadRun:
 
     def _train(self) -> None:
         try:
-            training = importlib.import_module("trainer.training.train")  # imports torch
+            training = importlib.import_module("trainer.runners.training_run")  # imports torch
             if self._stop.is_set():
                 not_started(self.folder)
             else:

@@ -128,7 +128,7 @@ def main(folder: Path) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
-    training = importlib.import_module("trainer.training.train")  # imports torch
+    training = importlib.import_module("trainer.runners.training_run")  # imports torch
     gc.freeze()  # full collections need not visit the imported modules
     status: RunStatus = training.run(config, folder, opened=listener.opened)
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from trainer.config import RunConfig
 
 if __name__ == "__main__":
     # Deferred: each data-loading worker imports this file as well.
-    training = importlib.import_module("trainer.training.train")
+    training = importlib.import_module("trainer.runners.training_run")
     config = RunConfig.from_dict(json.loads(sys.stdin.readline()))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

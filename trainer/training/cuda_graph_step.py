@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stepscope.recorder.recorder import Recorder
 from trainer.error_messages import RunFailedError
 from trainer.training.activation_checkpointing import detect_rng_usage
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
+from trainer.training.step import OptimizerStep
 from trainer.training.warmup import (
     WARMUP_STEPS,
     first_batch,
@@ -24,8 +25,12 @@ from trainer.training.warmup import (
 from trainer.workloads.task import Batch, Split
 
 
-def capture_step(step: TrainStep, training: TrainState, split: Split) -> GraphedStep:
-    """Warm up with a full batch and capture the step; the training state stays unchanged.
+def capture_step(
+    step: OptimizerStep, training: TrainState, split: Split, recorder: Recorder
+) -> GraphedStep:
+    """Capture the step for full batches, and record an event.
+
+    Warms up with a full batch; the training state stays unchanged.
 
     The optimizer must be capturable or fused. Raises RunFailedError.
     """
@@ -45,7 +50,7 @@ def capture_step(step: TrainStep, training: TrainState, split: Split) -> Graphed
             )
         torch.cuda.current_stream().wait_stream(stream)
         try:
-            return GraphedStep(step, batch, config.gradient_accumulation_steps, stream)
+            captured = GraphedStep(step, batch, config.gradient_accumulation_steps, stream)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -57,6 +62,11 @@ def capture_step(step: TrainStep, training: TrainState, split: Split) -> Graphed
                 f"cuda_graphs: the step cannot be captured ({detail[:300]}). "
                 "Switch cuda_graphs off."
             ) from error
+    text = f"Step captured for batches of {config.batch_size}"
+    if split.length % config.step_size:
+        text += "; the smaller last step of each epoch runs without the graph"
+    recorder.event("cuda_graphs", f"{text}; so does validation", batch_size=config.batch_size)
+    return captured
 
 
 class _Capture(NamedTuple):
@@ -75,7 +85,7 @@ class GraphedStep:
     """
 
     def __init__(
-        self, step: TrainStep, batch: Batch, accumulation: int, stream: torch.cuda.Stream
+        self, step: OptimizerStep, batch: Batch, accumulation: int, stream: torch.cuda.Stream
     ) -> None:
         self._step = step
         self._inputs, self._targets = (part.clone() for part in batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,19 +16,18 @@ from trainer.training.accelerator import Accelerator
 from trainer.training.fsdp import local_shard, reshard
 from trainer.training.model import translate_compile_errors
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
+from trainer.training.step import OptimizerStep
 from trainer.workloads.task import Batch, Split, Task
 
 WARMUP_STEPS = 3  # from torch's CUDA Graphs example; the first step loads most kernels
 
 
-def run_warmup(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
+def run_warmup(training: TrainState, step: OptimizerStep, task: Task, recorder: Recorder) -> None:
     """Compile, warm up and reserve memory as configured, with events. Raises RunFailedError."""
     config = training.config
     compiles = config.compile_mode is not CompileMode.NONE
     if not (compiles or config.kernel_warmup or config.preallocate_memory):
         return
-    step = replace(step, phases=None)  # these times do not belong to the first step
     with preserve_train_state(training):
         if compiles:
             _compile(training, step, task, recorder)
@@ -54,7 +52,7 @@ def first_batch(split: Split, config: RunConfig, compute: Accelerator) -> Batch:
     return inputs.to(compute.device), targets.to(compute.device)
 
 
-def run_optimizer_step(step: TrainStep, batch: Batch, accumulation: int) -> None:
+def run_optimizer_step(step: OptimizerStep, batch: Batch, accumulation: int) -> None:
     """Take an optimizer step whose micro-batches are all `batch`."""
     of = len(batch[1]) * accumulation
     for number in range(1, accumulation + 1):
@@ -97,7 +95,7 @@ def preserve_train_state(training: TrainState) -> Iterator[None]:
         training.compute.set_rng_state(device_random)
 
 
-def _compile(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
+def _compile(training: TrainState, step: OptimizerStep, task: Task, recorder: Recorder) -> None:
     """Compile for a full batch, so that no counted step includes the compilation."""
     config = training.config
     batch = first_batch(task.train, config, training.compute)
@@ -109,7 +107,7 @@ def _compile(training: TrainState, step: TrainStep, task: Task, recorder: Record
     recorder.event("compile", f"Compiled in {seconds:.1f} s", mode=str(mode), seconds=seconds)
 
 
-def _reserve(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
+def _reserve(training: TrainState, step: OptimizerStep, task: Task, recorder: Recorder) -> None:
     """Run the largest step and validation batch once, whose memory stays reserved."""
     config, compute = training.config, training.compute
     before = compute.memory()
@@ -125,7 +123,7 @@ def _reserve(training: TrainState, step: TrainStep, task: Task, recorder: Record
     recorder.event("memory_warmup", text, seconds=seconds, before=before, after=after)
 
 
-def _repeat(training: TrainState, step: TrainStep, batch: Batch, steps: int) -> float:
+def _repeat(training: TrainState, step: OptimizerStep, batch: Batch, steps: int) -> float:
     began = time.perf_counter()
     for _ in range(steps):
         run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)

@@ -1,0 +1,211 @@
+"""A run from its configuration to its final status, in the calling thread.
+
+run ─> session, device, sampler, process group ─> trainer/train.py
+
+Failures of the training become the status and reason of the run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from stepscope.common.stack_phases import INPUT
+from stepscope.host.environment import granted_cores
+from stepscope.recorder.cuda_readback import keep_for_good
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RUN_JSON, RunKind, RunStatus
+from stepscope.run.status import RunOutcome
+from stepscope.session.session import Session, traceback_text
+from trainer.config import RunConfig
+from trainer.config_validation import TrainDevice, choice_problem
+from trainer.error_messages import RunFailedError, describe_failure
+from trainer.train import TrainContext, train
+from trainer.training.accelerator import CpuAccelerator, CudaAccelerator, lost_device_reason
+from trainer.training.commands import RunStoppedError
+from trainer.training.precision import set_cublas_workspace_config
+from trainer.training.rank_info import (
+    TrainerRank,
+    assigned_devices,
+    destroy_process_group,
+    init_process_group,
+    sampled,
+    sampled_by,
+)
+from trainer.training.state import TrainState
+
+DATA_FILES = {f"trainer/training/{name}.py": INPUT for name in ("loaders", "worker_pool")}
+"""Files whose failed allocations belong to the input phase."""
+FIRST_RANK_S = 30.0  # timeout for rank 0 to start: importing torch takes seconds
+POLL_S = 0.05
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    stop: threading.Event | None = None,
+    opened: Callable[[Recorder], None] = lambda recorder: None,
+    at_boundary: Callable[[TrainState], None] = lambda training: None,
+) -> RunStatus:
+    """Train into the existing `folder` and return the final status.
+
+    Setting `stop` ends the run at its next step boundary. `opened` receives the recorder, which
+    another thread may close after a timeout. `at_boundary` is called between two steps and between
+    the batches of a validation, and may raise to end the run without a checkpoint. Exceptions of
+    the training become the status and reason of the run. Raises OSError or StoreError if the folder
+    cannot be written.
+
+    Each rank calls this, with torchrun's environment variables. Other ranks may wait in a
+    collective for a rank that failed: its process must end by os._exit.
+    """
+    ranks = TrainerRank.of(config, os.environ)
+    session = Session(
+        folder,
+        name=config.workload,
+        kind=RunKind.TRAINER,
+        config=config.to_dict(),
+        rank=ranks.rank,
+        ranks=ranks.world_size,
+        code=Path(__file__).parent,
+    )
+    if ranks.world_size > 1:
+        session.open_nccl_pipe()
+    outcome = RunOutcome(RunStatus.FAILED, "The training process was interrupted.")
+    opened(session.recorder)
+    try:
+        with _cpu_threads(config.num_threads, ranks):
+            outcome = _run(config, session, stop or threading.Event(), ranks, at_boundary)
+    finally:
+        session.close(outcome.status, outcome.reason)
+    _wait_for_first_rank(folder, ranks)
+    if outcome.status is RunStatus.FINISHED:
+        destroy_process_group()
+    return outcome.status
+
+
+def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
+    """Wait for the run.json of rank 0, which torchrun kills when this rank ends early."""
+    if not ranks.rank or dist.is_initialized():  # connected ranks: rank 0 has written it
+        return
+    deadline = time.monotonic() + FIRST_RANK_S
+    while not os.path.exists(folder / RUN_JSON) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _run(
+    config: RunConfig,
+    session: Session,
+    stop: threading.Event,
+    ranks: TrainerRank,
+    at_boundary: Callable[[TrainState], None],
+) -> RunOutcome:
+    """Find the device, start sampling, connect the ranks, and train."""
+    device: TrainDevice | None = None
+    try:
+        devices = assigned_devices(config, ranks)
+        device = devices[0]
+        config = replace(config, device=device.id)
+        set_cublas_workspace_config(config)
+        index = device.cuda_index
+        compute = CpuAccelerator() if index is None else CudaAccelerator(index)
+        compute.reset_peaks()  # a former run of this process has left its peaks
+        _sample(session, devices, ranks)
+        init_process_group(config, ranks, compute.device)
+    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
+        outcome = describe_failure(
+            error, config, device, lost_device_reason(device.cuda_index if device else None)
+        )
+        session.note_failure(outcome, _traceback(error))
+        return outcome
+    return _train(TrainContext(config, session, devices, compute, stop, ranks, at_boundary))
+
+
+def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> None:
+    """Start sampling before the status becomes running, as the dashboard's layout depends on it."""
+    device, source = devices[0], sampled_by(ranks)
+    if ranks.several:
+        local, size = ranks.local_rank, ranks.world_size
+        session.recorder.describe(
+            rank=ranks.rank, local_rank=local, world_size=size, device=device.id
+        )
+        if device.cuda_index is not None:  # not every rank samples a GPU
+            session.recorder.describe(device_memory=device.memory_total)
+    session.sample(
+        source,
+        sampled(devices, source),
+        trains_on=None if device.cuda_index is None else device.name,
+        allocator_index=device.cuda_index,
+        host=ranks.local_rank == 0,
+    )
+    session.oom.own_parts = DATA_FILES
+    session.oom.attach()
+
+
+def _train(context: TrainContext) -> RunOutcome:
+    """Train, return the outcome, and free all memory of the run."""
+    compute, device = context.compute, context.devices[0]
+    at_failure: Mapping[str, float] = {}
+    trace: str | None = None
+    outcome = RunOutcome()
+    try:
+        train(context)
+    except RunStoppedError as stopped:
+        outcome = RunOutcome(RunStatus.STOPPED, str(stopped))
+    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
+        lost = lost_device_reason(device.cuda_index)
+        outcome = describe_failure(error, context.config, device, lost)
+        if not outcome.fatal:
+            outcome = context.session.told_case(
+                outcome,
+                error,
+                lambda field, value: choice_problem(field, value, context.config, [device]) is None,
+            )
+        trace, at_failure = _traceback(error), compute.memory()
+        if outcome.fatal:
+            keep_for_good(error)  # freeing the last pinned batch would abort the process
+        else:
+            _clear_frames(error)
+    # After the except block: a live exception holds its frames and so every tensor of the run.
+    if not outcome.fatal:
+        gc.collect()
+        compute.release()
+    if outcome.failure is not None:
+        after = compute.memory()
+        context.session.note_failure(outcome, trace, before=at_failure, after=after)
+    return outcome
+
+
+@contextmanager
+def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
+    """Set the intra-op threads; by default the ranks of a machine share half the cores."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(wanted or max(1, granted_cores() // 2 // ranks.local_size))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
+
+
+def _traceback(error: BaseException) -> str | None:
+    """Return the traceback as text; None for an expected failure."""
+    return None if isinstance(error, RunFailedError) else traceback_text(error)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Clear the local variables in all frames of the exception and its causes."""
+    while True:
+        traceback.clear_frames(error.__traceback__)
+        if error.__context__ is None:
+            return
+        error = error.__context__

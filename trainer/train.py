@@ -1,0 +1,405 @@
+"""The recipe of a run: what it builds, then epochs of forward, backward and optimizer step.
+
+`runners/training_run.py` opens the run, connects its ranks, and turns a failure into its reason.
+`training/` has a file for each technique. The loop does not wait for losses: they arrive later
+(`stepscope/recorder/cuda_readback.py`). It synchronizes with a GPU only at the end of an epoch, for
+commands, and in `CudaAccelerator.pace`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from stepscope.common.clock import clock
+from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
+from stepscope.recorder.cuda_readback import MetricRow
+from stepscope.recorder.recorder import Recorder
+from stepscope.session.command_server import CommandServer
+from stepscope.session.session import Session
+from trainer.config import RunConfig, Strategy
+from trainer.config_validation import TrainDevice, epoch_problem
+from trainer.error_messages import NonFiniteLossError, RunFailedError
+from trainer.training.accelerator import Accelerator, Reader
+from trainer.training.commands import RunStoppedError, TrainerCommands
+from trainer.training.cuda_graph_step import GraphedStep, capture_step
+from trainer.training.flops import FlopsMeter
+from trainer.training.fsdp import (
+    all_finite,
+    casts_weights,
+    reshard,
+    weights_on_first_rank,
+    whole,
+)
+from trainer.training.loaders import Loader, make_loader
+from trainer.training.model import AS_LOADED, InputFormat, ParallelModel, compiled, prepare
+from trainer.training.phase_timer import TrainPhaseTimer
+from trainer.training.precision import autocast, run_flags
+from trainer.training.rank_info import TrainerRank
+from trainer.training.run_log import RunLog, count_steps, describe_run, log_step, resume
+from trainer.training.state import TrainState
+from trainer.training.warmup import full_batch_size, run_warmup
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Batch, LossFunction, Task
+
+
+@dataclass(frozen=True, slots=True)
+class TrainContext:
+    """An open run: its settings and session, its devices, and its rank."""
+
+    config: RunConfig
+    session: Session
+    devices: Sequence[TrainDevice]  # the first is that of this process; DataParallel uses more
+    compute: Accelerator
+    stop: threading.Event
+    ranks: TrainerRank
+    at_boundary: Callable[[TrainState], None]  # called between two steps and validation batches
+
+
+def train(context: TrainContext) -> None:
+    """Build everything that a run needs, in execution order, and train to the end.
+
+    Raises RunStoppedError, NonFiniteLossError, RunFailedError, and what the model raises.
+    """
+    config, compute, ranks = context.config, context.compute, context.ranks
+    session, recorder = context.session, context.session.recorder
+    with ExitStack() as stack:
+        # TF32, cudnn.benchmark, deterministic algorithms.
+        stack.enter_context(run_flags(config))
+
+        # The model, with initial weights from the seed; its data and loss.
+        torch.manual_seed(config.seed)
+        with weights_on_first_rank(config, ranks):
+            task = WORKLOADS[config.workload](config)
+        if too_short := epoch_problem(config, task.train.length):
+            raise RunFailedError(str(too_short))
+        speed = FlopsMeter.of(task, config, context.devices[0])
+        model = prepare(task.model, config, compute.device, ranks)
+
+        # Optimizer, learning rate and GradScaler, from the checkpoint if there is one.
+        training = TrainState(config, model, compute, ranks, task.train.length)
+        describe_run(session, context.devices[0], task, training, speed)
+        if config.resume_from:
+            resume(training, recorder)
+        count_steps(session, training)
+
+        # DataParallel or DistributedDataParallel around the model, then torch.compile around both.
+        parallel = ParallelModel.of(model, config, context.devices)
+        phases = TrainPhaseTimer(parallel.model) if ranks.several else None
+        ranks.begin_random(config.seed, training.step)
+        full = full_batch_size(task.train, config)
+        forward = stack.enter_context(compiled(parallel.model, config, compute.device, full))
+
+        # Commands of the dashboard, then the data loaders.
+        handlers = TrainerCommands(recorder, training, context.stop, context.at_boundary)
+        commands = session.answer(
+            handlers.handlers, check=handlers.check, step=session.oom.step, closed_here=True
+        )
+        stack.enter_context(closing(commands))
+        loading = ranks.seeded(config)
+        loader = stack.enter_context(closing(make_loader(task.train, loading, compute)))
+        validation_loader = make_loader(task.validation, loading, compute, validation=True)
+        stack.enter_context(closing(validation_loader))
+
+        # The optimizer step, its warm-up or CUDA Graphs, and the epochs.
+        step = build_train_step(training, task, parallel, forward)
+        run_warmup(training, step, task, recorder)
+        step = replace(step, phases=phases)  # the times of the warm-up belong to no step
+        TrainLoop(
+            task=task,
+            training=training,
+            step=capture_step(step, training, task.train, recorder) if config.cuda_graphs else step,
+            loader=loader,
+            validation_loader=validation_loader,
+            reader=compute.reader(partial(log_step, recorder, config)),
+            recorder=recorder,
+            log=RunLog(recorder, training),
+            commands=commands,
+            speed=speed,
+            phases=phases,
+        ).train()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainStep:
+    """An optimizer step; call it with each of its micro-batches on the device."""
+
+    model: nn.Module
+    loss: LossFunction
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    autocast: AbstractContextManager[object]
+    max_grad_norm: float
+    form: InputFormat = AS_LOADED
+    set_to_none: bool = True
+    wrapped: Callable[[Tensor], Tensor] | None = None
+    """The model with DDP or torch.compile, for training; validation runs `model`."""
+    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Context of all micro-batches but the last: ranks do not average gradients."""
+    phases: TrainPhaseTimer | None = None  # only with several ranks
+
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Train on a micro-batch; return its share of the loss and, with clipping, the norm.
+
+        `of` is the number of samples of the optimizer step (0: those of this batch). The shares of
+        the micro-batches add up to the mean loss over them, and so do the gradients. The `last`
+        micro-batch updates the weights and returns the gradient norm (0-d).
+        """
+        began_s = time.perf_counter()
+        with nullcontext() if last else self.no_sync():
+            loss = self.forward(inputs, targets, of)
+            forwarded_s = time.perf_counter()
+            self.backward(loss)
+        ended_s = time.perf_counter()
+        norm = self.update() if last else None
+        if self.phases is not None:
+            self.phases.add(began_s, forwarded_s, ended_s)
+        return loss.detach(), norm
+
+    def forward(self, inputs: Tensor, targets: Tensor, of: int = 0) -> Tensor:
+        """Return the mean loss of a batch (0-d), or its share of the mean over `of` samples."""
+        with span(FORWARD):
+            # Not `or`: a compiled model may have a length and thereby be falsy.
+            model = self.model if self.wrapped is None else self.wrapped
+            loss = self._outputs_and_loss(model, inputs, targets)[1]
+            return loss * (len(targets) / of) if of > len(targets) else loss
+
+    def backward(self, loss: Tensor) -> None:
+        with span(BACKWARD):
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> Tensor | None:
+        """Update the weights and zero the gradients; return their norm (0-d) with clipping."""
+        with span(OPTIMIZER):
+            norm = self.apply()
+            self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        return norm
+
+    def apply(self) -> Tensor | None:
+        """Update the weights as `update` does, but keep the gradients."""
+        norm = self._clip() if self.max_grad_norm > 0 else None
+        # optimizer.step(). fp16: skips a step with infinite gradients; only a fused optimizer needs
+        # no sync for that.
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return norm
+
+    def evaluate(
+        self, inputs: Tensor, targets: Tensor, counted: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs of `model` and the mean loss (0-d) of the first `counted` samples."""
+        return self._outputs_and_loss(self.model, inputs, targets, counted)
+
+    def _outputs_and_loss(
+        self,
+        model: Callable[[Tensor], Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        counted: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        with self.autocast:
+            outputs = model(self.form(inputs))
+            if self.form.dtype is not None:
+                outputs = outputs.float()  # a 16-bit loss would round sums over the batch
+            return outputs, self.loss(outputs[:counted], targets[:counted])
+
+    def _clip(self) -> Tensor:
+        self.scaler.unscale_(self.optimizer)  # the limit applies to unscaled gradients
+        return whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm))
+
+
+def build_train_step(
+    training: TrainState,
+    task: Task,
+    parallel: ParallelModel | None = None,
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> TrainStep:
+    """Return the optimizer step of a configuration; `forward` is the compiled model."""
+    config = training.config
+    parallel = parallel or ParallelModel(training.model)
+    casts = casts_weights(training.model, config)
+    return TrainStep(
+        model=training.model,
+        loss=task.loss,
+        optimizer=training.optimizer,
+        scaler=training.scaler,
+        autocast=nullcontext() if casts else autocast(config.precision, training.compute.device),
+        max_grad_norm=config.max_grad_norm,
+        form=InputFormat.of(config),
+        set_to_none=config.set_to_none,
+        wrapped=parallel.model if forward is None else forward,
+        no_sync=parallel.no_sync,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results of an optimizer step over all of its micro-batches."""
+
+    loss: Tensor
+    norm: Tensor | None
+    samples: int
+    waited: float  # seconds without a batch from the loader
+
+
+@dataclass(kw_only=True)
+class TrainLoop:
+    """The epochs of a run; call `train`."""
+
+    task: Task
+    training: TrainState
+    step: TrainStep | GraphedStep
+    loader: Loader
+    validation_loader: Loader
+    reader: Reader
+    recorder: Recorder
+    log: RunLog
+    commands: CommandServer
+    speed: FlopsMeter
+    phases: TrainPhaseTimer | None = None  # only with several ranks
+
+    def train(self) -> None:
+        """Train to the end. Raises NonFiniteLossError, and RunStoppedError after saving last.pt."""
+        self.log.begin(self.reader)
+        try:
+            while not self.training.has_ended:
+                self.recorder.epoch = self.training.epoch
+                began = time.perf_counter()
+                self._train_epoch()
+                with _without_gradients(self.training.config):
+                    loss, accuracy = self._validate()
+                self._close_epoch(loss, accuracy, time.perf_counter() - began)
+        except RunStoppedError:
+            self.reader.flush()
+            if all_finite(self.training.model, self.training.ranks):
+                self.log.save("last.pt")
+            raise
+        except NonFiniteLossError:
+            raise  # rows after this loss are dropped
+        except Exception:
+            self.reader.flush()  # rows of the steps before the failure
+            raise
+        finally:
+            self.reader.discard()  # its events and buffers belong to the process
+
+    def _train_epoch(self) -> None:
+        training = self.training
+        # FSDP has replaced the model's parameters by shards.
+        parameters = {} if training.config.strategy is Strategy.FSDP else self.task.recorded
+        recorded = {key: value.detach().view(()) for key, value in parameters.items()}
+        tokens = self.task.tokens_per_sample
+        length = self.task.train.length
+        batches = self.loader.batches(training.order(length), training.epoch)
+        boundary = time.perf_counter()
+        while training.offset < length and not training.has_ended:
+            learning_rate = training.learning_rate
+            done = self._train_step(batches, length - training.offset)
+            now = time.perf_counter()
+            row: MetricRow = {
+                "train/lr": learning_rate,
+                "train/epoch": training.epoch,
+                "perf/step_time": now - boundary,
+                "perf/samples_per_sec": done.samples / (now - boundary),
+                "perf/data_wait": done.waited,
+                **self.speed.row(done.samples, now - boundary),
+            }
+            if self.phases is not None:
+                row |= self.phases.take()
+            if tokens is not None:
+                row["perf/tokens_per_sec"] = done.samples * tokens / (now - boundary)
+            scalars = {"train/loss": done.loss, **recorded}
+            if done.norm is not None:
+                scalars["train/grad_norm"] = done.norm
+            self.reader.put(training.step, clock.now(), row, scalars)
+            self.reader.poll()
+            boundary = now + self.commands.serve(self.reader.flush)
+
+    def _train_step(self, batches: Iterator[Batch], left: int) -> StepResult:
+        """Take an optimizer step of up to `left` samples, the rest of the epoch over all ranks."""
+        training = self.training
+        step_samples = min(left, training.config.step_size)
+        samples = training.ranks.count(step_samples)
+        count = math.ceil(samples / training.config.batch_size)
+        loss: Tensor | None = None
+        norm: Tensor | None = None
+        waited = 0.0
+        for number in range(1, count + 1):
+            began = time.perf_counter()
+            with span(DATA):
+                inputs, targets = next(batches)
+            waited += time.perf_counter() - began
+            training.compute.begin_step()
+            part, norm = self.step(inputs, targets, samples if count > 1 else 0, number == count)
+            training.compute.end_step()
+            training.compute.pace()
+            self.commands.look()
+            loss = part if loss is None else loss + part
+        assert loss is not None
+        training.count(1, step_samples)
+        return StepResult(loss, norm, samples, waited)
+
+    def _validate(self) -> tuple[float, float | None]:
+        """Return the mean validation loss and the accuracy (percent) over all ranks."""
+        self.reader.flush()
+        split, model, ranks = self.task.validation, self.training.model, self.training.ranks
+        device = self.training.compute.device
+        loss_sum, correct = torch.zeros((), device=device), torch.zeros((), device=device)
+        seen, left = 0, ranks.own(split.length)
+        model.eval()
+        ranks.copy_from_first(model.buffers())
+        order = ranks.share(torch.arange(split.length))
+        for inputs, targets in self.validation_loader.batches(order):
+            # The last sample may be a repeated one, which pads the ranks and does not count.
+            counted = min(len(targets), left - seen)
+            seen += counted
+            outputs, loss = self.step.evaluate(inputs, targets, counted)
+            if counted:
+                loss_sum += loss * counted
+            if self.task.classifies:
+                correct += (outputs[:counted].argmax(dim=1) == targets[:counted]).sum()
+            self.training.compute.pace()
+            if ranks.several:
+                self.recorder.signs += 1  # no commands: the ranks are at different batches
+            else:
+                self.commands.serve(self.reader.flush)
+        model.train()
+        reshard(model)
+        sums = torch.stack([loss_sum, correct]).double()
+        # Rank 0's clock decides for all ranks, as they have to save together.
+        due = not ranks.rank and self.log.is_save_due()
+        sums = ranks.sum(torch.cat([sums, sums.new_tensor([seen, due])]))
+        total, hits, number, save_due = sums.tolist()
+        self.log.save_due = bool(save_due)
+        accuracy = 100 * hits / number if self.task.classifies else None
+        return total / number, accuracy
+
+    def _close_epoch(self, loss: float, accuracy: float | None, seconds: float) -> None:
+        training = self.training
+        whole_epoch = training.offset >= self.task.train.length
+        self.log.epoch(loss, accuracy, seconds, whole=whole_epoch)
+        if whole_epoch:
+            training.next_epoch(loss)
+        if loss < training.best_loss:
+            training.best_loss = loss
+            self.log.save("best.pt")
+        # A model with NaN weights must not overwrite the last good checkpoint.
+        if math.isfinite(loss) and (training.has_ended or self.log.save_due):
+            self.log.save("last.pt")
+
+
+def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:
+    """Return the context of a validation: inference mode, except with FSDP.
+
+    FSDP creates tensors in its first forward pass, which may be a validation, and trains with them.
+    """
+    return torch.no_grad() if config.strategy is Strategy.FSDP else torch.inference_mode()

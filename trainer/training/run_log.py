@@ -1,0 +1,133 @@
+"""What a run records beside its steps: its properties, epochs, and checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+
+from stepscope.common.formatting import format_bytes
+from stepscope.recorder.cuda_readback import MetricRow
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RunStatus
+from stepscope.session.session import Session
+from trainer.config import NanPolicy, RunConfig
+from trainer.config_validation import TrainDevice
+from trainer.error_messages import NonFiniteLossError, nan_remedy
+from trainer.training.accelerator import Reader
+from trainer.training.checkpoint import read_on_first_rank
+from trainer.training.flops import FlopsMeter
+from trainer.training.state import TrainState, save
+from trainer.workloads.task import Task, TensorSplit
+
+log = logging.getLogger(__name__)
+
+LAST_EVERY_S = 10.0  # interval of `last.pt`: epochs of small models take a fraction of a second
+
+
+def describe_run(
+    session: Session, device: TrainDevice, task: Task, training: TrainState, speed: FlopsMeter
+) -> None:
+    """Record properties of the model in run.json and in the memory breakdown."""
+    parts = session.sampler.readings.parts
+    parts.add_model(training.model)
+    parts.add_optimizer(training.optimizer)
+    session.recorder.describe(
+        parameters=sum(weights.numel() for weights in task.model.parameters()),
+        compute_capability=device.compute_capability,
+        data_in_memory=isinstance(task.train, TensorSplit),
+        **speed.facts(training.config.step_size),
+        **task.run_info,
+    )
+
+
+def count_steps(session: Session, training: TrainState) -> None:
+    """Provide the current step for failed allocations, as recorded rows arrive later."""
+    session.oom.first_step = training.step
+    reference = weakref.ref(training)  # the session outlives the model
+    session.oom.step = lambda: session.recorder.step if (now := reference()) is None else now.step
+
+
+def resume(training: TrainState, recorder: Recorder) -> None:
+    """Load the checkpoint `resume_from` of a run in the same root folder."""
+    name = training.config.resume_from
+    state = read_on_first_rank(recorder.folder.parent / name, training.ranks)
+    training.load(state)
+    recorder.step, recorder.epoch = training.step, training.epoch
+    changed = training.changed_settings(state)
+    text = f"Resumed from {name} after step {training.step}"
+    if changed:
+        differ = [f"{key} {now} (was {then})" for key, (then, now) in changed.items()]
+        text += f"; changed since: {', '.join(differ)}"
+    recorder.event("resumed", text, path=name)
+    position = {"checkpoint": name, "step": training.step, "epoch": training.epoch}
+    recorder.describe(resumed=position | {"changed": changed})
+
+
+def log_step(recorder: Recorder, config: RunConfig, step: int, ts: float, row: MetricRow) -> None:
+    """Record a row. Raises NonFiniteLossError for a NaN or infinite loss if the policy is stop."""
+    loss = row.get("train/loss")
+    recorder.log(step, row, ts)
+    if loss is None or math.isfinite(loss) or config.nan_policy is not NanPolicy.STOP:
+        return
+    raise NonFiniteLossError(f"The loss is {loss} at step {step}. {nan_remedy(config)}.")
+
+
+class RunLog:
+    """Records the epochs of a run, and writes its checkpoints."""
+
+    def __init__(self, recorder: Recorder, training: TrainState) -> None:
+        self._recorder = recorder
+        self._training = training
+        self._last_saved_s = time.monotonic()
+        self.save_due = False  # decided by rank 0 for all ranks
+
+    def begin(self, reader: Reader) -> None:
+        """Record the length of the run, and that it is running."""
+        training, config = self._training, self._training.config
+        self._recorder.also_dropped = lambda: reader.dropped
+        self._recorder.describe(
+            total_steps=training.total_steps,
+            first_step=training.step,
+            epochs=config.epochs,
+            steps_per_epoch=training.steps_per_epoch,
+            batch_size=config.batch_size,
+        )
+        self._recorder.set_status(RunStatus.RUNNING)
+
+    def epoch(self, loss: float, accuracy: float | None, seconds: float, *, whole: bool) -> None:
+        """Record the validation after an epoch, or after the last step within one."""
+        training = self._training
+        row: MetricRow = {"val/loss": loss, "val/accuracy": accuracy}
+        if training.scaler.is_enabled():
+            row["train/amp_scale"] = training.scaler.get_scale()
+        self._recorder.log(training.step, row)
+        scored = "" if accuracy is None else f", accuracy {accuracy:.1f}%"
+        # max_steps may end a run within an epoch, which a resumed run continues.
+        reached = f"Epoch {training.epoch}" if whole else f"Step {training.step}, the last"
+        self._recorder.event(
+            "epoch",
+            f"{reached}: validation loss {loss:.4g}{scored}, {seconds:.2f} s",
+            **{key: v for key, v in row.items() if v is not None and math.isfinite(v)},
+            seconds=seconds,
+        )
+
+    def is_save_due(self) -> bool:
+        """Return True if the last `last.pt` is LAST_EVERY_S old."""
+        return time.monotonic() - self._last_saved_s >= LAST_EVERY_S
+
+    def save(self, name: str) -> None:
+        """Write a checkpoint and record an event; the run continues after a disk error."""
+        if name == "last.pt":
+            self._last_saved_s = time.monotonic()
+        try:
+            size = save(self._recorder.folder / name, self._training)
+        except OSError as error:
+            log.warning("checkpoint %s: %s", name, error)
+            text = f"Checkpoint {name} failed ({error}). Training continues; free disk space"
+            self._recorder.event("checkpoint", text, ok=False, path=name)
+            return
+        if size is not None:  # rank 0
+            text = f"Checkpoint {name}, {format_bytes(size)}"
+            self._recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
