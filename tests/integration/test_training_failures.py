@@ -50,7 +50,7 @@ def run(config: RunConfig, folder: Path) -> dict[str, Any]:
 def test_nan_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
     ended = run(small(Workload.LINEAR, learning_rate=100.0), tmp_path)
     assert ended["status"] == "failed"
-    assert "learning_rate" in ended["reason"]
+    assert "learning rate" in ended["reason"]
     kinds = [event.kind for event in events(tmp_path)]
     assert kinds.count("nan") == 1
     assert not (tmp_path / "traceback.txt").exists()
