@@ -41,7 +41,7 @@ from stepscope.common.secrets import is_secret
 from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.host.environment import warn_if_unsupported
 from stepscope.settings.process import GcOff
-from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
+from stepscope.watch.hooks import dataloader, loss, optimizer, step_timing
 from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace_call
 from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.state import HookState
@@ -62,7 +62,7 @@ Attach = Callable[[ModuleType, HookState], None]
 CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("all training metrics", optimizer.attach),
     ("train/loss", loss.attach),
-    ("train/grad_norm", attribution.attach),
+    ("train/grad_norm", optimizer.attach_grad_norm),
     ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
     (DDP_METRICS, step_timing.attach),

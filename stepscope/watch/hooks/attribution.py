@@ -11,15 +11,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from importlib import import_module
-from threading import get_ident
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
-
-if TYPE_CHECKING:
-    from stepscope.watch.hooks.state import HookState
-
+from typing import Any
 
 ScalarValue = Any  # A float, or a 0-d CUDA tensor that the recorder reads later, or None.
 
@@ -184,48 +176,6 @@ class ClipGradCalls:
     def _keep(self, calls: list[ClipGradCall]) -> None:
         self.calls = calls
         self._seen = set().union(*(call[2] for call in calls))
-
-
-class ClipGradHook:
-    def __init__(self, torch: ModuleType, state: HookState) -> None:
-        self._state = state
-        self._tensor: type[Any] = torch.Tensor
-        self._is_compiling = torch.compiler.is_compiling
-        opaque(self._add, with_callees=True)
-        opaque(self._listed, with_callees=True)
-
-    def around(self, original: Function) -> Function:
-        state, is_compiling, guard = self._state, self._is_compiling, HookGuard("train/grad_norm")
-
-        def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or get_ident() != state.thread or not guard.works:
-                return original(parameters, *args, **kwargs)
-            listed = self._listed(parameters)
-            # A generator can be read only once; torch warns of an empty list.
-            norm = original(listed or parameters, *args, **kwargs)
-            kind = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
-            if listed:
-                guard.call(self._add, norm, kind, listed)
-            return norm
-
-        return clip_grad_norm_
-
-    def _listed(self, parameters: Any) -> list[Any]:
-        return [parameters] if isinstance(parameters, self._tensor) else list(parameters)
-
-    def _add(self, norm: Any, kind: Any, parameters: list[Any]) -> None:
-        # A DTensor would need a gather from all ranks.
-        value = reading(norm) if type(norm) is self._tensor else None
-        self._state.clips.add(value, float(kind), parameters)
-
-
-def attach(torch: ModuleType, state: HookState) -> None:
-    """Wrap the function in both modules from which scripts import it."""
-    clipping = ClipGradHook(torch, state)
-    module, name = import_module("torch.nn.utils.clip_grad"), "clip_grad_norm_"
-    replace(module, name, clipping.around, traced=True)
-    package = import_module("torch.nn.utils")
-    replace(package, name, lambda _: getattr(module, name), traced=True)
 
 
 def _total(norms: list[ScalarValue], kinds: set[float]) -> ScalarValue:

@@ -11,7 +11,8 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from stepscope.watch.hooks import step_timing
-from stepscope.watch.hooks.patching import HookGuard, opaque
+from stepscope.watch.hooks.attribution import reading
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
 from stepscope.watch.hooks.state import HookState
 
 OPTIMIZERS_LIMIT = 8
@@ -138,6 +139,51 @@ def attach(torch: ModuleType, state: HookState) -> None:
     guard = HookGuard("perf/h2d")
     state.times.time_copies = lambda: guard.call(step_timing.attach_copies, torch, state)
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(steps.after_step)
+
+
+class ClipGradHook:
+    """Remembers the norms that `clip_grad_norm_` returns, for the step."""
+
+    def __init__(self, torch: ModuleType, state: HookState) -> None:
+        self._state = state
+        self._tensor: type[Any] = torch.Tensor
+        self._is_compiling = torch.compiler.is_compiling
+        opaque(self._add, with_callees=True)
+        opaque(self._listed, with_callees=True)
+
+    def around(self, original: Function) -> Function:
+        state, is_compiling, guard = self._state, self._is_compiling, HookGuard("train/grad_norm")
+
+        def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or get_ident() != state.thread or not guard.works:
+                return original(parameters, *args, **kwargs)
+            listed = self._listed(parameters)
+            # A generator can be read only once; torch warns of an empty list.
+            norm = original(listed or parameters, *args, **kwargs)
+            kind = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+            if listed:
+                guard.call(self._add, norm, kind, listed)
+            return norm
+
+        return clip_grad_norm_
+
+    def _listed(self, parameters: Any) -> list[Any]:
+        return [parameters] if isinstance(parameters, self._tensor) else list(parameters)
+
+    def _add(self, norm: Any, kind: Any, parameters: list[Any]) -> None:
+        # A DTensor would need a gather from all ranks.
+        value = reading(norm) if type(norm) is self._tensor else None
+        self._state.clips.add(value, float(kind), parameters)
+
+
+def attach_grad_norm(torch: ModuleType, state: HookState) -> None:
+    """Wrap `clip_grad_norm_` in both modules from which scripts import it."""
+    clipping = ClipGradHook(torch, state)
+    name = "clip_grad_norm_"
+    module = import_module("torch.nn.utils.clip_grad")
+    replace(module, name, clipping.around, traced=True)
+    package = import_module("torch.nn.utils")
+    replace(package, name, lambda _: getattr(module, name), traced=True)
 
 
 def _steps_inside_another(optimizer: Any) -> bool:
