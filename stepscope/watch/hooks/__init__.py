@@ -35,19 +35,17 @@ import resource
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.common.secrets import is_secret
 from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.host.environment import warn_if_unsupported
+from stepscope.session.script_session import ScriptSession
 from stepscope.settings.process import GcOff
 from stepscope.watch.hooks import dataloader, loss, optimizer, step_timing
 from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace_call
 from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.state import HookState
-
-if TYPE_CHECKING:
-    from stepscope.session.script_session import ScriptSession
 
 log = logging.getLogger(__name__)
 

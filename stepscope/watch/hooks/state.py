@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stepscope.common.clock import clock
+from stepscope.session.script_session import ScriptSession
 from stepscope.watch.hooks.attribution import ClipGradCalls, LossAttribution, ScalarValue, summed
 from stepscope.watch.hooks.epochs import BatchTracker
 from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.step_timing import StepTimer
 
 if TYPE_CHECKING:
-    from stepscope.session.script_session import ScriptSession
     from stepscope.watch.hooks.step_timing import StepPhaseTimer
 
 
