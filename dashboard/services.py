@@ -27,6 +27,7 @@ import streamlit as st
 
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
+from dashboard.ranks.job_ranks import read_job
 from dashboard.run_catalog import RunCatalog, RunRow
 from dashboard.run_files import SnapshotLibrary
 from dashboard.run_index import RunIndex
@@ -160,6 +161,7 @@ class Services:
         self.lessons: ChildRuns[LessonRun] = ChildRuns()
         self.probes: ChildRuns[MemoryProbeRun] = ChildRuns()
         self.stragglers = RunLook(straggler_of, "the ranks cannot be compared")
+        self.ranks = RunLook(read_job, "the ranks cannot be read")
         self.verdicts = Verdicts(self.stragglers)
         self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
         self.sweeps = Sweeps(runs, examples)

@@ -7,8 +7,8 @@ in worker threads: SQLite must not block the event loop of all sessions.
 from __future__ import annotations
 
 import functools
-import gzip
 import json
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,16 +19,14 @@ from starlette.routing import Route
 
 from dashboard import live_chart, services
 from dashboard.api import commands
-from dashboard.api.devices import devices_answer, finite
 from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
-from dashboard.charts import memory_breakdown, series
+from dashboard.charts import series
 from dashboard.charts.rank_events import read_rank_events, unseen
 from dashboard.charts.run_state import state
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.out_of_memory import as_verdict
-from dashboard.ranks.job_ranks import ranks_answer, read_job
 from dashboard.run_look import RunLook
 from dashboard.sources import source_state
 from dashboard.verdicts import as_json, rank_verdict
@@ -77,8 +75,7 @@ _RANK_EVENTS = RunLook(read_rank_events, "the events of the ranks cannot be read
 def get_series(request: Request) -> Answer:
     """`/api/series?run=&since=&events=&…`: state of a run, new rows and new events.
 
-    `include_folded=1` adds the metrics of folded charts; `only=ledger` returns the memory breakdown
-    alone, with its newest and peak values.
+    `include_folded=1` adds the metrics of folded charts.
     """
     query = request.query_params
     server = services.get()
@@ -100,8 +97,6 @@ def get_series(request: Request) -> Answer:
     include_folded = bool(query.get("include_folded"))
     try:
         with StoreReader(folder) as reader:
-            if query.get("only") == memory_breakdown.SERIES:
-                return memory_breakdown.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
             found = _RANK_EVENTS.of(run)
             unread = unseen(found or [], query.get("rank_events", ""))
@@ -145,34 +140,12 @@ def get_window(request: Request) -> Answer:
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = _axis(query.get("axis", "step"))
-    low, high = (finite(name, query.get(name, "")) for name in ("from", "to"))
+    low, high = (_finite(name, query.get(name, "")) for name in ("from", "to"))
     run = read_run(folder)
     with StoreReader(folder) as reader:
-        if query.get("only") == memory_breakdown.SERIES:
-            found = memory_breakdown.window_part(reader, run, axis, low, high)
-        else:
-            include_folded = bool(query.get("include_folded"))
-            found = series.window(reader, run, axis, low, high, include_folded)
+        include_folded = bool(query.get("include_folded"))
+        found = series.window(reader, run, axis, low, high, include_folded)
     return {"run": run.id, "series": found}
-
-
-@_answering
-def get_devices(request: Request) -> Answer:
-    """`/api/devices?gpu=&since=`: this machine, and one GPU with new rows of its history."""
-    return devices_answer(services.get(), request.query_params)
-
-
-_JOBS = RunLook(read_job, "the ranks cannot be read")
-
-
-@_answering
-def get_ranks(request: Request) -> Answer:
-    """`/api/ranks?run=&metric=&axis=step|time`: the ranks of a job, read at most every 2 s."""
-    query, server = request.query_params, services.get()
-    axis = _axis(query.get("axis", "time"))
-    run = read_run(server.folder(query.get("run", "")))
-    answer = ranks_answer(_JOBS.of(run), run, query.get("metric", ""), axis)
-    return answer | {"verdict": rank_verdict(_hang(server, run), server.stragglers.of(run))}
 
 
 async def post_command(request: Request) -> Response:
@@ -195,7 +168,9 @@ def no_such_route(request: Request) -> Response:
 def get_plotly(_request: Request) -> Response:
     """`/vendor/plotly-….min.js`: plotly.js of the components."""
     return Response(
-        _plotly_gzip(), headers=FOREVER | {"Content-Encoding": "gzip"}, media_type="text/javascript"
+        live_chart.PLOTLY.read_bytes(),
+        headers=FOREVER | {"Content-Encoding": "gzip"},
+        media_type="text/javascript",
     )
 
 
@@ -207,10 +182,11 @@ def get_live_module(request: Request) -> Response:
     return Response(source, headers=FOREVER, media_type="text/javascript")
 
 
-@functools.cache
-def _plotly_gzip() -> bytes:
-    """Return plotly.js gzipped: 0.5 of 1.5 MB, 60 ms once."""
-    return gzip.compress(live_chart.PLOTLY.read_bytes(), 6)
+def _finite(name: str, text: str) -> float:
+    value = float(text) if len(text) < 40 else math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: must be a finite number, got {text[:40]!r}.")
+    return value
 
 
 def _axis(text: str) -> Axis:
@@ -224,8 +200,6 @@ ROUTES = [
     Route("/api/series", get_series),
     Route("/api/window", get_window),
     Route("/api/runs", get_runs),
-    Route("/api/devices", get_devices),
-    Route("/api/ranks", get_ranks),
     Route("/api/command", post_command, methods=["POST"]),
     Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     Route(live_chart.PLOTLY_URL, get_plotly),

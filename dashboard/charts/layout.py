@@ -17,7 +17,6 @@ from dashboard.charts.chart_spec import (
     training_gpu,
     y_axis,
 )
-from dashboard.charts.memory_breakdown import metric_words
 from dashboard.charts.run_view import RunView, optimizer_keys, rate_keys
 from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunKind
@@ -47,7 +46,7 @@ def layout(content: RunView) -> Json:
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)
-    known = metric_words()
+    known = {metric.key: {"unit": metric.unit.value, "label": metric.label} for metric in METRICS}
     drawn = {line["metric"] for made in charts for line in made["traces"]}
     user_defined = {key: {"unit": "", "label": key} for key in sorted(drawn - known.keys())}
     return {

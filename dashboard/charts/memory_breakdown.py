@@ -1,13 +1,16 @@
-"""The memory breakdown of a run: its chart, its rows over time, and its table."""
+"""The memory breakdown of a run: its table, and its figure over time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from dashboard.charts.chart_spec import Json, chart, trace, training_gpu, y_axis
-from dashboard.charts.run_state import state
+import numpy as np
+
+from dashboard.charts import figures
+from dashboard.charts.chart_spec import Json, training_gpu
 from dashboard.charts.run_view import RunView, run_content
-from dashboard.charts.series import SeriesCursor, events, fitting_bucket, position, rounded, span
 from stepscope.common.json_values import dict_of
 from stepscope.memory.breakdown import (
     CATEGORIES,
@@ -23,33 +26,57 @@ from stepscope.memory.breakdown_series import (
     peaks,
     read_moments,
 )
-from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import StoreReader
-from stepscope.store.reader import Axis
 
-SERIES = "ledger"  # Series name in the protocol; its metric `ledger/X` is category X in bytes.
-TOTAL = f"{SERIES}/total"
+Row = dict[str, Any]  # Values by column title.
 SPLIT = "memory/inactive_split"
 NO_GRADIENTS = (
     "The peak of the gradients is unknown: no gradients existed when memory was measured, as after "
     "zero_grad()."
 )
-CHART_HEIGHT = 380  # px, on the Memory tab
+MAX_MOMENTS = 240  # drawn: each redraw sends all of them
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
-SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
+SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     MemoryDomain.DEVICE: (
-        (
-            "reserved",
-            "reserved by PyTorch",
-            "orange",
-            ("split", "cached", "cache", *TENSORS, "allocated"),
-        ),
-        ("allocated", "allocated", "blue", TENSORS),
+        ("reserved", "reserved by PyTorch", ("split", "cached", "cache", *TENSORS, "allocated")),
+        ("allocated", "allocated", TENSORS),
     ),
-    MemoryDomain.HOST: (("process", "this process", "blue", ("rest", *TENSORS[1:])),),
+    MemoryDomain.HOST: (("process", "this process", ("rest", *TENSORS[1:])),),
 }
-"""Rows of the table that sum the rows below them: key, label, color, categories."""
+"""Rows of the table that sum the rows below them: key, label, categories."""
+# Tensors are blue and cache is orange. The areas touch; each differs from its neighbors on a light
+# and on a dark background.
+COLORS = {
+    "driver": "#8a919c",
+    "others": "#c4ae3f",
+    "unnamed": "#947f50",
+    "elsewhere": "#b97f4e",
+    "outside": "#9b6fc4",
+    "process": "#1a80c4",
+    "used": "#159a75",
+    "split": "#d5691f",
+    "cached": "#e0a36a",
+    "cache": "#e0a36a",
+    "workers": "#5c9e8f",
+    "rest": "#8cc4e8",
+    "activations": "#8cc4e8",
+    "optimizer_state": "#2a86c7",
+    "gradients": "#6cb0e0",
+    "parameters": "#1f5f96",
+    "allocated": "#1a80c4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """The memory of a run: over time, now, and each category's own peak; `notes` are sentences."""
+
+    place: MemoryDomain
+    moments: list[BreakdownSample]
+    now: CategoryBytes
+    peaks: CategoryBytes
+    notes: list[str]
 
 
 def gpu_of(content: RunView) -> str | None:
@@ -60,78 +87,92 @@ def gpu_of(content: RunView) -> str | None:
     return content.training_gpu
 
 
-def metric_words() -> dict[str, Json]:
-    """Return unit and label of every metric and memory category."""
-    known = {metric.key: (metric.unit, metric.label) for metric in METRICS}
-    parts = {part.key: part.label for listed in CATEGORIES.values() for part in listed}
-    known |= {f"{SERIES}/{key}": (Unit.BYTES, label) for key, label in parts.items()}
-    known[TOTAL] = (Unit.BYTES, "total")
-    return {key: {"unit": unit.value, "label": label} for key, (unit, label) in known.items()}
+def read_breakdown(run: RunInfo) -> Breakdown | None:
+    """Return the memory breakdown of a run; None before any sample. Raises StoreError."""
+    with StoreReader(run.folder) as reader:
+        source = _source(reader, run)
+        if source is None:
+            return None
+        rows, bucket = source.samples.rows, 1
+        while rows > MAX_MOMENTS * bucket:
+            bucket *= 2
+        now = newest_moment(reader, source)
+        parts = {} if now is None else now.parts or {}
+        highest = peaks(reader, source)
+        return Breakdown(
+            place=source.place,
+            moments=read_moments(reader, source, 0, rows, bucket),
+            now=parts,
+            peaks=highest,
+            notes=_notes(parts, run, source.place, highest),
+        )
 
 
-def ledger_layout(run: RunInfo) -> Json:
-    """Return the component's layout of the Memory tab: one chart, and the sums of its table."""
-    content = run_content(run)
-    place = MemoryDomain.HOST if gpu_of(content) is None else MemoryDomain.DEVICE
-    drawn = chart(
-        "ledger",
-        "Memory over time",
-        [
-            *(_trace(one.key, one.label, "part", one.color, one.help) for one in CATEGORIES[place]),
-            _trace("total", "total", "context", "gray", ""),
-        ],
-        kind="ledger",
-        y=y_axis(Unit.BYTES),
-        empty="No readings yet.",
+def breakdown_rows(found: Breakdown) -> list[Row]:
+    """Return the categories from top to bottom in bytes, a sum above its parts, and the total."""
+    total = sum(found.now.values())
+
+    def row(name: str, depth: int, key: str, now: int, meaning: str) -> Row:
+        return {
+            "Category": "\u2003" * depth + name,
+            "Now": now,
+            "Share": 100 * now / total if total else None,
+            "Peak": found.peaks.get(key),
+            "Meaning": meaning,
+        }
+
+    sums = [
+        (key, label, [part for part in parts if part in found.now])
+        for key, label, parts in SUMS[found.place]
+    ]
+    rows: list[Row] = []
+    listed: set[str] = set()
+    for one in CATEGORIES[found.place]:
+        if one.key not in found.now:
+            continue
+        around = [each for each in sums if len(each[2]) > 1 and one.key in each[2]]
+        for depth, (key, label, parts) in enumerate(around):
+            if key not in listed:
+                now = sum(found.now[part] for part in parts)
+                rows.append(row(label, depth, key, now, "Sum of the rows below it."))
+            listed.add(key)
+        rows.append(row(one.label, len(around), one.key, found.now[one.key], one.help))
+    return [*rows, row("total", 0, "total", total, "Sum of all categories.")]
+
+
+def breakdown_figure(found: Breakdown, created: float) -> Json:
+    """Return the used categories over time as stacked areas, in the order of the table."""
+    known = [(moment.ts - created, moment.parts) for moment in found.moments if moment.parts]
+    shown = [one for one in CATEGORIES[found.place] if one.key != "free"]
+    used = [sum(size for key, size in parts.items() if key != "free") for _, parts in known]
+    unit, size = figures.unit_of(max(used, default=0))
+    time_unit, time_size = ("min", 60.0) if known and known[-1][0] > 180 else ("s", 1.0)
+    times = np.round([seconds / time_size for seconds, _ in known], 3)
+    areas = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": one.label,
+            "x": times,
+            "y": np.round([parts.get(one.key, 0) / size for _, parts in known], 4),
+            "stackgroup": "categories",
+            "fillcolor": COLORS[one.key],
+            "line": {"width": 0.5, "color": COLORS[one.key]},
+            "hovertemplate": f"%{{y:.3g}} {unit}",
+        }
+        for one in reversed(shown)
+        if any(one.key in parts for _, parts in known)
+    ]
+    layout = figures.layout(
+        380,
+        dragmode="zoom",
+        hovermode="x unified",
+        legend={"orientation": "v", "traceorder": "reversed", "itemclick": "toggle"},
+        margin={"l": 8, "r": 12, "t": 12, "b": 44},
+        xaxis={"title": figures.title(f"Time ({time_unit})"), "showgrid": False},
+        yaxis=figures.FIXED | {"ticksuffix": f" {unit}", "rangemode": "tozero"},
     )
-    return {
-        "charts": [drawn | {"height": CHART_HEIGHT}],
-        "metrics": metric_words(),
-        "sums": [
-            {
-                "key": f"{SERIES}/{name}",
-                "label": label,
-                "color": color,
-                "of": [f"{SERIES}/{key}" for key in keys],
-            }
-            for name, label, color, keys in SUMS[place]
-        ],
-        "axis": "time",
-    }
-
-
-def update(
-    reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCursor], after_event: int
-) -> Json:
-    """Return the answer to a poll of the Memory tab: new rows, newest sample, and peaks."""
-    answer = {**state(run), "events": events(reader, run, after_event)}
-    source = _source(reader, run)
-    if source is None:
-        return answer
-    now = newest_moment(reader, source)
-    start, stop, bucket, reset = span(source.samples.rows, cursors.get(SERIES))
-    parts = {} if now is None else now.parts or {}
-    rows = _rows(reader, run, source, start, stop, bucket)
-    highest = peaks(reader, source)
-    answer["series"] = {SERIES: rows | {"reset": reset, "last": _values(parts)}}
-    answer["ledger"] = {
-        "now": _moment(now, run),
-        "peaks": {f"{SERIES}/{part}": size for part, size in highest.items()},
-        "notes": _notes(parts, run, source.place, highest),
-    }
-    return answer
-
-
-def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
-    """Return the rows between two steps, or two times in seconds since the run's start."""
-    source = _source(reader, run)
-    if source is None:
-        return {}
-    if axis == "time":
-        low, high = low + run.created, high + run.created
-    start, stop = reader.rows_between(source.samples.id, axis, low, high)
-    start, stop = max(0, start - 1), min(source.samples.rows, stop + 1)
-    return {SERIES: _rows(reader, run, source, start, stop, fitting_bucket(stop - start))}
+    return {"data": areas, "layout": layout}
 
 
 def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
@@ -170,37 +211,3 @@ def _notes(
     if "gradients" in parts and "gradients" not in highest:
         found.append(NO_GRADIENTS)
     return found
-
-
-def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
-    drawn = trace(f"{SERIES}/{key}", style, label=label, color=color, optional=True)
-    return drawn | {"series": SERIES, "help": words}
-
-
-def _rows(
-    reader: StoreReader, run: RunInfo, source: BreakdownSource, start: int, stop: int, bucket: int
-) -> Json:
-    found = read_moments(reader, source, start, stop, bucket) if start < stop else []
-    rows = [_values(moment.parts or {}) for moment in found]
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {
-        **position(start, stop, bucket, reset=False),
-        "stack": True,
-        "t": [round(moment.ts - run.created, 3) for moment in found],
-        "s": [moment.step for moment in found],
-        "v": {key: {"mean": rounded(row.get(key) for row in rows)} for key in keys},
-    }
-
-
-def _values(parts: CategoryBytes) -> dict[str, int]:
-    """Return the categories as metrics; the total only if they add up to the whole."""
-    found = {f"{SERIES}/{key}": size for key, size in parts.items()}
-    return found | {TOTAL: sum(parts.values())} if "free" in parts else found
-
-
-def _moment(moment: BreakdownSample | None, run: RunInfo) -> Json | None:
-    if moment is None or moment.parts is None:
-        return None
-    values = _values(moment.parts)
-    values.setdefault(TOTAL, sum(moment.parts.values()))
-    return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values}

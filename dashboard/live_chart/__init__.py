@@ -1,6 +1,6 @@
-"""The browser components: a run's header, tiles, charts and events; its memory; the machine's GPUs.
+"""The browser components: a run's header, tiles, charts and events; its memory.
 
-Each component polls `/api/series` or `/api/devices` for new points: a script run sends
+Each component polls `/api/series` for new points: a script run sends
 configuration but no samples. Streamlit sends inline source with every message, so only a loader is
 inline, and the browser fetches the modules from a route of this server, once. (A file-backed
 component needs a package of its own name on the path; a checkout has none.)
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = (_FOLDER / "live.css").read_text(encoding="utf-8")
-# The cartesian bundle of plotly.js (npm: plotly.js-cartesian-dist-min), unchanged. The plotly
-# package has only the full bundle, which takes 1 s longer to load (docs/performance.md).
-PLOTLY = _FOLDER / "plotly" / "plotly-cartesian-4.1.1.min.js"
-PLOTLY_URL = f"/vendor/{PLOTLY.name}"
+# The cartesian bundle of plotly.js (npm: plotly.js-cartesian-dist-min), compressed as it is served.
+# The plotly package has only the full bundle, which takes 1 s longer to load (docs/performance.md).
+PLOTLY = _FOLDER / "plotly" / "plotly-cartesian-4.1.1.min.js.gz"
+PLOTLY_URL = f"/vendor/{PLOTLY.stem}"
 
 MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.js"))}
 """The JavaScript modules by file name, served at MODULES_PATH."""
@@ -63,8 +63,6 @@ def _component(name: str, export: str) -> Callable[..., ComponentResult]:
 
 
 _mount = _component("live", "stepscopeLive")
-_mount_ledger = _component("ledger", "stepscopeLedger")
-_mount_devices = _component("devices", "stepscopeDevices")
 
 
 def _rerun() -> None:
@@ -95,19 +93,3 @@ def live_chart(
         "header": header,
     }
     return _mount(key=key, data=data, on_stale_change=_rerun, **callbacks)
-
-
-def memory_ledger(
-    run_id: str, layout: dict[str, Any], *, key: str, page_token: str
-) -> ComponentResult:
-    """Mount the chart and the table of a run's memory breakdown.
-
-    `layout` comes from `dashboard.charts.memory_breakdown`; `page_token` is as for `live_chart`.
-    """
-    data = {"run": run_id, "page_token": page_token, "plotly": PLOTLY_URL, "layout": layout}
-    return _mount_ledger(key=key, data=data, on_stale_change=_rerun)
-
-
-def device_cards(first: dict[str, Any], *, key: str) -> None:
-    """Mount the machine and its GPUs; `first` is the first answer of `/api/devices`."""
-    _mount_devices(key=key, data={"first": first, "plotly": PLOTLY_URL})

@@ -1,11 +1,9 @@
 // The charts of a run in three groups (main, custom metrics, collapsed), and the bar above them.
 
 import { Card } from "./card.js";
-import { BreakdownCard, HeatCard } from "./card_kinds.js";
+import { HeatCard } from "./heat_card.js";
 import { button, parts, render, setChildren, setText, showText } from "./dom.js";
 import { recorded } from "./series.js";
-
-const KINDS = { heat: HeatCard, ledger: BreakdownCard };
 
 export class Board {
   constructor(scene, unfolded) {
@@ -77,7 +75,7 @@ export class Board {
   }
 
   make(spec, described) {
-    const card = new (KINDS[spec.kind] || Card)(spec, this.scene);
+    const card = new (spec.kind === "heat" ? HeatCard : Card)(spec, this.scene);
     card.described = described;
     this.seen.observe(card.node);
     this.sized.observe(card.stage);

@@ -84,23 +84,6 @@ export function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
-// Multiples of `every` in [from, to).
-function multiples(every, from, to) {
-  const values = [];
-  for (let tick = Math.ceil(from / every - 1e-9) || 0; tick * every < to; tick += 1)
-    values.push(tick * every);
-  return values;
-}
-
-// Round whole steps inside [from, to): about `count` of them at most.
-export function stepTicks(from, to, count) {
-  const raw = Math.max(1, (to - from) / count);
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const every = power * [1, 2, 5, 10].find((many) => many * power >= raw * (1 - 1e-9));
-  const values = multiples(every, from, to);
-  return { values, text: values.map(counted) };
-}
-
 const TIME_STEPS = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400,
 ];
@@ -111,6 +94,8 @@ export function timeTicks(from, to, count) {
   const decimal = raw < 1 ? 10 ** Math.ceil(Math.log10(Math.max(raw, 1e-3))) : null;
   const step =
     decimal || TIME_STEPS.find((candidate) => candidate >= raw) || 86400 * Math.ceil(raw / 86400);
-  const values = multiples(step, from, to + 1e-9);
+  const values = [];
+  for (let tick = Math.ceil(from / step - 1e-9) || 0; tick * step <= to; tick += 1)
+    values.push(tick * step);
   return { values, text: values.map((value) => (step < 1 ? `${short(value)} s` : clock(value))) };
 }

@@ -295,9 +295,9 @@ export function verdictContent(answer, settings) {
 }
 
 export class VerdictLine {
-  constructor(testid, apply, open) {
+  constructor(apply, open) {
     Object.assign(this, { apply, open });
-    this.node = el("p", { class: "ss-verdict", role: "note", "data-testid": testid });
+    this.node = el("p", { class: "ss-verdict", role: "note", "data-testid": "verdict" });
   }
 
   update({ answer, header }) {

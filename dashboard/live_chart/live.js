@@ -1,63 +1,96 @@
-// The Run page: header, diagnosis, tiles, charts, ranks and events of a run.
+// The Run page: header, diagnosis, tiles, charts and events of a run. One state, updated by polls.
 
-import { ChartView } from "./chart_view.js";
-import { el, mounting, setAttribute } from "./dom.js";
+import { AxisBar, Board } from "./chart_grid.js";
+import { el, loadPlotly, mounting, setAttribute } from "./dom.js";
 import { EventTable, Toasts, ackText, commandOf } from "./events.js";
 import { ButtonGroup, Header, VerdictLine, newCommandId, sendCommand } from "./header.js";
-import { RankSection } from "./ranks.js";
+import { Painter } from "./painter.js";
+import { Poller, ZoomDetail } from "./poll.js";
+import { Store } from "./store.js";
+import { readTheme } from "./theme.js";
 import { TileRow } from "./tiles.js";
 
 const PACE_MS = 500;
 const PENDING_PACE_MS = 80;
 const ENDED_PACE_MS = 1_500;
 const RUNS_PACE_MS = 1_000; // without a run: until a run begins
+const MIN_RERUN_MS = 5_000; // between two script runs for the same page token
 
-class LiveView extends ChartView {
+export class LiveView {
   constructor(parent) {
-    super(null, (open) => this.unfold(open));
+    this.polls = 0;
+    this.store = new Store(() => this.moved());
+    this.bar = new AxisBar(this.store);
+    this.painter = new Painter(
+      this.store,
+      () => this.board.cards,
+      () => setAttribute(this.root, "data-ready", 1),
+    );
+    this.board = new Board(this.painter, (open) => this.unfold(open));
+    this.painter.restWhileDragging(this.board.node);
+    const trouble = (sentence) => this.setTrouble(sentence);
+    this.detail = new ZoomDetail(this.store, () => this.redraw(), trouble);
     const send = (button, args) => this.send(button, args);
     const open = (tab) => this.openTab(tab);
     const pick = (run) => this.setTriggerValue("run", run);
     this.header = new Header({ retry: () => this.retry(), open, pick, send });
     this.memoryButtons = new ButtonGroup(true, send, "Memory");
     const apply = (setting) => this.setTriggerValue("setting", setting);
-    this.verdict = new VerdictLine("verdict", apply, open);
+    this.verdict = new VerdictLine(apply, open);
     this.tiles = new TileRow();
     this.table = new EventTable();
     this.toasts = new Toasts();
-    this.ranks = new RankSection(this.painter);
-    this.overview = [
-      el("div", {}, this.verdict.node, this.tiles.node),
-      el("div", {}, this.board.node, this.table.node),
-    ];
-    const [top, rest] = this.overview;
+    const { board, table, bar } = this;
+    this.overview = el("div", {}, this.verdict.node, this.tiles.node, bar.node);
+    this.overview.append(board.node, table.node);
     this.memoryBar = el("div");
-    const nodes = [top, this.bar.node, rest, this.ranks.node, this.memoryBar];
-    this.body = el("div", { class: "ss-body" }, ...nodes);
+    this.body = el("div", { class: "ss-body" }, this.overview, this.memoryBar);
     const attributes = { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 };
     this.root = el("div", attributes, this.header.node, this.body, this.toasts.node);
     parent.append(this.root);
+    this.poller = new Poller({
+      url: () => this.address(),
+      pace: () => this.pace(),
+      take: (answer) => this.take(answer),
+      refused: (sentence) => this.refused(sentence),
+      trouble,
+    });
   }
 
-  configureParts({ run, header }) {
+  // Applies Python's data: {run, layout, plotly, page_token, header}.
+  configure(data, setTriggerValue) {
+    Object.assign(this, { data, setTriggerValue });
+    this.painter.theme = readTheme(this.root);
+    const other = this.store.run !== data.run;
+    if (other) this.openRun(data.run);
     this.header.place();
-    this.setHeader(header);
-    if (this.sentTab !== header.tab) this.showTab(header.tab);
-    this.sentTab = header.tab;
-    this.ranks.show(this.store.tab === "ranks" ? run : null);
+    this.setHeader(data.header);
+    if (this.sentTab !== data.header.tab) this.showTab(data.header.tab);
+    this.sentTab = data.header.tab;
+    const text = JSON.stringify(data.layout);
+    if (data.layout && (other || this.layoutText !== text)) {
+      this.layoutText = text;
+      this.setLayout(data.layout);
+    }
+    if (data.run && !this.painter.Plotly) {
+      loadPlotly(data.plotly).then(
+        (plotly) => this.painter.usePlotly(plotly),
+        (error) => this.setTrouble(error.message),
+      );
+    }
+    this.redraw();
+    if (other || this.store.afresh) this.poller.restart();
+    else this.poller.now();
   }
 
   openRun(run) {
-    super.openRun(run);
+    this.store.open(run);
+    this.board.clear();
+    this.detail.plan();
     this.board.more.open = this.store.prefs.unfolded;
     this.table.show([], {});
     this.toasts.show([]);
-    setAttribute(this.root, "data-status", null);
-  }
-
-  usePlotly(plotly) {
-    super.usePlotly(plotly);
-    this.ranks.draw();
+    for (const name of ["data-ready", "data-status"]) setAttribute(this.root, name, null);
   }
 
   setHeader(header) {
@@ -68,7 +101,8 @@ class LiveView extends ChartView {
   }
 
   setLayout(layout) {
-    super.setLayout(layout);
+    this.store.setLayout(layout);
+    this.board.set(layout);
     this.placeMemoryButtons();
     if (this.store.answer) this.showAnswer();
     else this.tiles.update(this.store);
@@ -103,10 +137,8 @@ class LiveView extends ChartView {
 
   showTab(tab) {
     this.store.tab = tab;
-    for (const part of this.overview) part.hidden = tab !== "overview";
-    this.bar.node.hidden = !["overview", "ranks"].includes(tab);
+    this.overview.hidden = tab !== "overview";
     this.placeMemoryButtons();
-    this.ranks.show(tab === "ranks" ? this.store.run : null);
     this.showState();
     this.redraw();
   }
@@ -135,8 +167,25 @@ class LiveView extends ChartView {
     return store.waitingFor && store.waitingFor !== "profile" ? PENDING_PACE_MS : PACE_MS;
   }
 
-  show(answer, fresh, first) {
+  // Of a run that cannot be read, the list of runs and the run are requested in turn.
+  address() {
     const { store } = this;
+    this.asksForRuns = !store.run || (Boolean(store.unreadable) && !this.asksForRuns);
+    if (this.asksForRuns) return "/api/runs";
+    return `/api/series?${new URLSearchParams(store.question())}`;
+  }
+
+  take(answer) {
+    if (answer.series) this.takeSeries(answer);
+    this.reportStale(answer.page_token);
+  }
+
+  takeSeries(answer) {
+    const { store } = this;
+    store.unreadable = null;
+    const [before, { axis, afresh }, first] = [store.extent(), store, !store.answer];
+    const fresh = store.take(answer);
+    if (first) this.detail.plan(); // a zoom from before a reload
     if (fresh.length) this.table.show(store.events, store.layout.metrics);
     if (!first) {
       this.acknowledge(store.news);
@@ -144,6 +193,25 @@ class LiveView extends ChartView {
     }
     this.showAnswer();
     setAttribute(this.root, "data-status", answer.status);
+    this.polls += 1;
+    setAttribute(this.root, "data-polls", this.polls);
+    this.detail.follow();
+    if (store.axis !== axis)
+      this.moved(); // the first step was recorded
+    else if (afresh) this.redraw();
+    else this.painter.markStale(before, fresh.length > 0, new Set(Object.keys(answer.series)));
+  }
+
+  // Reruns the page's script if the server has another page token, and again after MIN_RERUN_MS.
+  reportStale(token) {
+    const now = performance.now();
+    const { run, unreadable } = this.store;
+    const listing = this.data.page_token.split("-")[0];
+    const known = run && !unreadable ? this.data.page_token : listing;
+    if (token === known) return;
+    if (token === this.reported && now - this.reportedAt < MIN_RERUN_MS) return;
+    [this.reported, this.reportedAt] = [token, now];
+    this.setTriggerValue("stale", token);
   }
 
   // Shows the outcome of a command, also of a command from another browser tab.
@@ -181,13 +249,23 @@ class LiveView extends ChartView {
   }
 
   moved() {
-    this.ranks.follow();
-    super.moved();
+    this.detail.plan();
+    this.redraw();
+  }
+
+  redraw() {
+    this.bar.update();
+    const { zoom } = this.store;
+    setAttribute(this.root, "data-zoom", zoom ? zoom.join() : null);
+    this.painter.redrawAll();
   }
 
   close() {
-    this.ranks.close();
-    super.close();
+    this.poller.close();
+    this.detail.close();
+    this.painter.close();
+    this.board.close();
+    this.root.remove();
   }
 }
 

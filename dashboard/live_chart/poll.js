@@ -32,9 +32,9 @@ export async function ask(url, signal = null, options = {}) {
 export class Poller {
   // `url()` returns the next address, `pace()` the interval in ms. Each answer goes to `take(answer)`,
   // a permanent error to `refused(sentence)`, the state of the connection to `trouble(sentence or
-  // null)`. Nothing is requested while `idle()` is true; `now()` restarts it.
-  constructor({ url, pace, take, trouble, refused = trouble, idle = () => false }) {
-    Object.assign(this, { url, pace, take, trouble, refused, idle });
+  // null)`.
+  constructor({ url, pace, take, trouble, refused = trouble }) {
+    Object.assign(this, { url, pace, take, trouble, refused });
     Object.assign(this, { failures: 0, timer: 0, abort: null, closed: false });
     this.onVisible = () => this.now();
     document.addEventListener("visibilitychange", this.onVisible);
@@ -56,12 +56,10 @@ export class Poller {
 
   plan(delay) {
     clearTimeout(this.timer);
-    const rests = this.closed || document.hidden || this.idle();
-    if (!rests) this.timer = setTimeout(() => this.poll(), delay);
+    if (!this.closed && !document.hidden) this.timer = setTimeout(() => this.poll(), delay);
   }
 
   async poll() {
-    if (this.idle()) return; // since the poll was planned
     const abort = (this.abort = new AbortController());
     const started = performance.now();
     let answer = null;

@@ -1,8 +1,7 @@
 // The browser's copy of a series: buckets of rows, at most MAX_BUCKETS. No DOM.
 // A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
 // holds rows start[i] .. start[i] + bucket - 1, and `end` is the number of rows received. `odd` counts
-// values that are not finite; the other statistics exclude them. In a series with `stack`
-// the metrics are parts of one sum: a null next to values of other metrics is zero.
+// values that are not finite; the other statistics exclude them.
 
 import { isNumber, sum } from "./format.js";
 
@@ -34,16 +33,6 @@ function reduceGroup(values, { from, to }, stat) {
   return stat === "min" ? Math.min(...known) : Math.max(...known);
 }
 
-// The mean of a part over the rows of a group that have any part: the parts keep their sum.
-function meanShare(series, key, { from, to }) {
-  const columns = Object.values(series.v);
-  const part = series.v[key].mean.slice(from, to);
-  if (part.every((value) => value === null)) return null;
-  let rows = 0;
-  for (let i = from; i < to; i += 1) rows += columns.some(({ mean }) => mean[i] !== null);
-  return sum(part) / rows;
-}
-
 // Returns the series in larger buckets, or the same object if its buckets are large enough.
 export function coarsen(series, bucket) {
   if (bucket <= series.bucket) return series;
@@ -55,7 +44,6 @@ export function coarsen(series, bucket) {
     out.v[key] = {};
     for (const stat of STATS)
       out.v[key][stat] = groups.map((group) => reduceGroup(series.v[key][stat], group, stat));
-    if (series.stack) out.v[key].mean = groups.map((group) => meanShare(series, key, group));
   }
   return out;
 }
@@ -68,8 +56,8 @@ export function thinned(series, axis, range, count) {
 }
 
 // Converts one series of an answer; single rows have `mean` only.
-function fromPart({ bucket, stack, end, t, s, first, v }) {
-  const series = { ...emptySeries(bucket), stack, end, t, s };
+function fromPart({ bucket, end, t, s, first, v }) {
+  const series = { ...emptySeries(bucket), end, t, s };
   series.start = t.map((_, i) => first + i * bucket);
   for (const [key, { mean, min, max, odd }] of Object.entries(v))
     series.v[key] = { mean, min: min ?? mean, max: max ?? mean, odd: odd ?? nulls(mean.length) };
@@ -95,7 +83,7 @@ export function mergeSeries(held, part) {
     for (const stat of STATS) append(series.v[key][stat], fresh.v[key]?.[stat] ?? none);
   }
   const { end, last = null } = part;
-  Object.assign(series, { stack: fresh.stack, end, last });
+  Object.assign(series, { end, last });
   while (series.start.length > MAX_BUCKETS) series = coarsen(series, series.bucket * 2);
   return series;
 }

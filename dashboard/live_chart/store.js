@@ -11,9 +11,9 @@ const MIN_SPAN = { step: 2, time: 0.05 };
 const DEFAULTS = { axis: "step", log: false, smoothing: 0.6, unfolded: false };
 
 export class Store {
-  // `moved()` is called for another part of the axis; `only` is the one requested series, null for all.
-  constructor(moved, only = null) {
-    Object.assign(this, { moved, only });
+  // `moved()` is called for another part of the axis.
+  constructor(moved) {
+    this.moved = moved;
     this.header = null; // content from the page's script: runs, buttons, errors
     this.shownError = null; // id of the script's last error
     this.tab = "overview"; // the open tab of the run
@@ -90,7 +90,6 @@ export class Store {
 
   // Series of collapsed charts are requested only while they are shown.
   extras() {
-    if (this.only) return { only: this.only };
     return this.prefs.unfolded ? { include_folded: 1 } : {};
   }
 

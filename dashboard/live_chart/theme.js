@@ -3,8 +3,7 @@
 import { el } from "./dom.js";
 
 // Hues by Okabe and Ito, distinct for any color vision, with a lightness for each background. Several
-// GPUs have the hues that the memory lines leave, the most distinct ones first. In the memory breakdown
-// tensors are blue and cache is orange; a sum has the color of the same line in the other charts.
+// GPUs have the hues that the memory lines leave, the most distinct ones first.
 const COLORS = {
   blue: ["#0068a8", "#5ab4ec"],
   orange: ["#cc5a00", "#f28e4c"],
@@ -12,21 +11,6 @@ const COLORS = {
   pink: ["#b04e8b", "#e39ac9"],
   amber: ["#a87400", "#e6bd4a"],
   gray: ["#6b7280", "#98a1ae"],
-  ledger_free: ["#e6eaef", "#262f3b"],
-  ledger_driver: ["#9aa1ab", "#6d7684"],
-  ledger_others: ["#dfca58", "#b5a53f"],
-  ledger_unnamed: ["#b59f6b", "#7d6c48"],
-  ledger_elsewhere: ["#c08a5b", "#c99a6a"],
-  ledger_outside: ["#9b6fc4", "#a983d9"],
-  ledger_whole: ["#0068a8", "#5ab4ec"],
-  ledger_used: ["#008a66", "#2fc49a"],
-  ledger_split: ["#cc5a00", "#f28e4c"],
-  ledger_cached: ["#f2b880", "#a8663a"],
-  ledger_workers: ["#5c9e8f", "#62aa9a"],
-  ledger_activations: ["#b9def5", "#2b4c66"],
-  ledger_optimizer: ["#2a86c7", "#6cb8ee"],
-  ledger_gradients: ["#7fc0ea", "#2f74a8"],
-  ledger_parameters: ["#0a3d66", "#bfe3fa"],
   gpu0: ["#7c2be4", "#8d5df8"],
   gpu1: ["#949c2c", "#c8ce2c"],
   gpu2: ["#161616", "#f5f5f5"],

@@ -10,13 +10,12 @@ from dashboard.charts.run_view import run_content, run_kind, training_device
 from dashboard.run_look import RunLook
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
-from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run import RunInfo, RunKind
 from stepscope.run.rank_info import find_rank, rank_numbers
 
 MAX_RANKS_SHOWN = 64  # further ranks are counted only
 MAX_LOCAL_RANKS = 16  # ranks of rank 0's machine, whose GPUs are sampled
 MAX_HOST_CHARS = 40
-MAX_REASON_CHARS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class RankEntry:
     """One rank: `number` is its folder rank, `rank` its global rank.
 
     `device`: "cpu", a GPU's UUID, or None if unknown. `gpus`: UUIDs that it samples, as the first
-    rank of a host does. `ended`: epoch seconds, the last heartbeat of a crash, None while live.
+    rank of a host does.
     """
 
     number: int
@@ -33,20 +32,14 @@ class RankEntry:
     device: str | None
     gpus: tuple[str, ...]
     local_rank: int | None
-    status: RunStatus
-    ended: float | None = None
-    reason: str | None = None
 
 
 def read_member(folder: Path, number: int) -> RankEntry:
-    """Read a rank file (0.2 ms); a rank with an unreadable file is pending, with a reason."""
+    """Read a rank file (0.2 ms); of an unreadable file only the number is known."""
     file = find_rank(folder, number)
     if file is None:
-        text = "Its file cannot be read."
-        return RankEntry(number, number, "?", None, (), None, RunStatus.PENDING, None, text)
-    ended = None if file.status is RunStatus.CRASHED else file.run_json.get("ended")
+        return RankEntry(number, number, "?", None, (), None)
     info = RunInfo(folder, file.status, None, file.age_s, file.run_json)
-    reason = file.run_json.get("reason")
     return RankEntry(
         number=number,
         rank=file.rank,
@@ -54,9 +47,6 @@ def read_member(folder: Path, number: int) -> RankEntry:
         device=training_device(info),
         gpus=tuple(gpu.uuid for gpu in run_content(info).gpus),
         local_rank=file.run_json.get("local_rank"),
-        status=file.status,
-        ended=None if file.status.live else file.beat if ended is None else ended,
-        reason=None if reason is None else printable(reason)[:MAX_REASON_CHARS],
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import streamlit as st
 
 from dashboard import services
-from dashboard.api.page_token import page_token
 from dashboard.charts.run_view import run_kind, run_name
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_refusal
@@ -82,7 +81,7 @@ live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:
     live.welcome(server, found, refused)
 elif tab == "memory":
-    memory_tab(run, page_token(listing, run, server.measuring()))
+    memory_tab(run)
 elif tab == "ranks":
     ranks_tab(run)
 elif tab == "profile":

@@ -22,6 +22,7 @@ from dashboard.ranks.members import read_member
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, profiles, tail
 from dashboard.views import parts
 from dashboard.views.live_panel import APPLIED, ERROR
+from dashboard.views.run_ranks import rank_overview
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.files import modified_ns
 from stepscope.common.formatting import format_bytes
@@ -219,7 +220,8 @@ def _resume(run: RunInfo) -> None:
 
 
 def ranks_tab(run: RunInfo) -> None:
-    """Draw the output and the properties of one rank, selected by the user."""
+    """Draw all ranks; of the one that the user selects its output and its properties."""
+    rank_overview(run)
     with st.expander("Output and settings of a rank", icon=":material/lan:", expanded=True):
         numbers = rank_numbers(run.folder)[:MAX_RANKS]
         names = {rank_label(run.folder, number): number for number in numbers}

@@ -30,20 +30,7 @@ class MemoryCategory:
     label: str
     help: str
 
-    @property
-    def color(self) -> str:
-        """The name of its color in the page's theme."""
-        return f"ledger_{_COLORS.get(self.key, self.key)}"
 
-
-_COLORS = {
-    "process": "whole",
-    "allocated": "whole",
-    "cache": "cached",
-    "optimizer_state": "optimizer",
-    "rest": "activations",
-}
-"""Colors named after another category."""
 TENSORS = ("memory/parameters", "memory/optimizer_state", "memory/gradients")
 """The metrics of the model states, in the order of their precedence."""
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dashboard import services
-from dashboard.api.devices import devices_answer
 from dashboard.machine import machine_poller
-from dashboard.machine.machine_poller import MachinePoller
+from dashboard.machine.machine_poller import MachinePoller, MachineReading
 from stepscope.gpu.source import NullSource
-from stepscope.run import RunError
-from tests.support.app_page import OpenPage, at_address, component
+from tests.support.app_page import OpenPage, at_address
 from tests.support.fake_machine import FakeErrors, FakeSource, divided, gpus, info, machine
 
 Sees = Callable[[object], None]
@@ -36,54 +34,50 @@ def sees(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.parametrize("count", [0, 1, 16])
-def test_the_page_has_a_card_for_every_gpu_or_why_there_is_none(
+def test_the_page_has_a_row_for_every_gpu_or_why_there_is_none(
     page: OpenPage, sees: Sees, count: int
 ) -> None:
     reason = None if count else "The NVIDIA driver is not loaded."
     sees(FakeSource(gpus(count)) if reason is None else NullSource(reason))
     app = at_address(page, "hardware")
-    told = component(app)["first"]["machine"]
-    assert [card["title"] for card in told["cards"]] == [f"GPU {n}" for n in range(count)]
-    assert told["host"]["memory"]["share"] > 0
-    assert (told["none"] or {"reason": None})["reason"] == reason
-    if count == 0:
-        assert dict(told["host"]["facts"])["Driver"] == "none"
-
-
-def test_a_gpu_is_answered_with_details_and_what_is_new_of_its_history(
-    server: services.Services, sees: Sees
-) -> None:
-    sees(FakeSource([*gpus(2), divided(2)]))
-    whole = devices_answer(server, {"gpu": info(1).uuid})
-    json.dumps(whole, allow_nan=False)
-    assert whole["gpu"]["title"] == "GPU 1"
-    (at,) = whole["gpu"]["history"]["t"]
-    later = devices_answer(server, {"gpu": info(1).uuid, "since": str(at + 1)})
-    assert later["gpu"]["history"]["t"] == []
-    assert len(devices_answer(server, {"gpu": info(2).uuid})["gpu"]["instances"]) == 2
-    assert devices_answer(server, {})["gpu"] is None
+    assert not app.exception
+    if reason is not None:
+        assert "driver is not loaded" in app.info[0].value
+        assert not app.dataframe
+        return
+    assert app.dataframe[0].value["GPU"].tolist() == [f"GPU {n}" for n in range(count)]
+    lines = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    assert [line["name"] for line in lines] == [f"GPU {n}" for n in range(count)]
 
 
 @pytest.mark.parametrize(("index", "name"), [(None, "none:"), (2, "cuda:2")])
-def test_the_details_have_torchs_name_of_a_gpu(
+def test_all_values_of_a_gpu_are_shown_on_request(
+    page: OpenPage,
     server: services.Services,
     sees: Sees,
     monkeypatch: pytest.MonkeyPatch,
     index: int | None,
     name: str,
 ) -> None:
-    sees(FakeSource(gpus(1)))
-    indices = {} if index is None else {info().uuid: index}
+    sees(FakeSource([*gpus(1), divided(1)]))
+    indices = {} if index is None else {info(1).uuid: index}
     monkeypatch.setattr(server, "cuda_indices", lambda: indices)
-    groups = devices_answer(server, {"gpu": info().uuid})["gpu"]["groups"]
-    values = [str(row[1]) for group in groups for row in group["rows"]]
-    assert any(value.startswith(name) for value in values)
+    app = at_address(page, "hardware")
+    assert len(app.dataframe) == 1
+    app.session_state["gpu_details"] = True
+    app.session_state["gpu"] = 1
+    app.run()
+    assert not app.exception
+    readings = dict(app.dataframe[1].value[["Value", "Reading"]].to_numpy().tolist())
+    assert readings["UUID"] == info(1).uuid
+    assert readings["Torch's name here"].startswith(name)
 
 
-@pytest.mark.parametrize("since", ["nan", "inf", "x" * 50])
-def test_a_wrong_question_is_refused(server: services.Services, sees: Sees, since: str) -> None:
-    sees(FakeSource(gpus(1)))
-    with pytest.raises(RunError, match="has no GPU"):
-        devices_answer(server, {"gpu": "../../etc/passwd"})
-    with pytest.raises(ValueError, match="since"):
-        devices_answer(server, {"gpu": info().uuid, "since": since})
+def test_a_driver_that_fails_is_named_and_the_page_stays(
+    page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = MachineReading(None, "The NVIDIA driver does not respond.")
+    monkeypatch.setattr(server.machine, "look", lambda: silent)
+    app = at_address(page, "hardware")
+    assert not app.exception
+    assert "does not respond" in app.warning[0].value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ A100 = {"uuid": GPU, "name": "NVIDIA A100", "memory_total": 10 * 2**30}
 ON_GPU = {"device": GPU, "kind": RunKind.WATCH, "devices": [A100], "name": "train.py", "pid": 1}
 
 
-def breakdown(app: AppTest) -> tuple[str, list[str]]:
-    """Return the run and the areas of the memory breakdown."""
-    [found] = [data for data in drawn_components(app) if "header" not in data]
-    return found["run"], [trace["label"] for trace in found["layout"]["charts"][0]["traces"]]
+def breakdown(app: AppTest) -> tuple[list[str], list[str]]:
+    """Return the categories of the table, and the areas of the chart."""
+    [chart] = app.get("plotly_chart")
+    areas = [area["name"] for area in json.loads(chart.proto.spec)["data"]]
+    return [name.strip() for name in app.dataframe[0].value["Category"]], areas
 
 
 def cuda_run(root: Path, **run_json: Any) -> None:
@@ -41,18 +43,17 @@ def test_each_run_has_its_breakdown_and_the_address_follows(page: OpenPage, tmp_
     cuda_run(tmp_path, gpu_processes={GPU: PROCESSES})
     app = page(tab="memory", run="cuda")
     assert "NVIDIA A100" in text_of(app)
-    run, areas = breakdown(app)
-    assert run == "cuda"
+    categories, areas = breakdown(app)
+    assert set(areas) < set(categories)
     assert len(areas) > 3
-    [table] = app.dataframe
+    [_, table] = app.dataframe
     assert list(table.value["PID"])[:2] == [3, 2]
     assert "train.py" not in list(table.value["Name"])  # the run itself
     trigger(app, "run", "cpu")
     assert app.query_params["run"] == "cpu"
-    run, areas = breakdown(app)
-    assert (run, areas[0]) == ("cpu", "available")
-    assert "its workers" in areas
-    assert not app.dataframe, "the processes of a GPU"
+    categories, areas = breakdown(app)
+    assert (categories, areas) == (["this process", "total"], ["this process"])
+    assert len(app.dataframe) == 1, "without the processes of a GPU"
     trigger(app, "run", "")
     assert len(drawn_components(app)) == 1
     assert "run" not in app.query_params
@@ -78,4 +79,4 @@ def test_without_a_list_of_processes_the_page_has_the_reason(
     cuda_run(tmp_path, **run_json)
     app = page(tab="memory", run="cuda")
     assert text in text_of(app)
-    assert len(app.dataframe) == 0
+    assert len(app.dataframe) == 1, "the breakdown"

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.run_catalog import row
+from stepscope.distributed.stragglers.detect import StragglerKind, StragglerVerdict
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
 from tests.support.app_page import OpenPage, header
@@ -54,6 +55,24 @@ def test_only_a_distributed_run_has_the_tab_ranks(page: OpenPage, job: Path) -> 
         shown = header(page(run="job", tab="ranks"))
         assert "ranks" not in dict(shown["tabs"])
         assert shown["tab"] == "overview"
+
+
+def test_the_ranks_are_a_table_and_a_heatmap_and_the_straggler_is_first(
+    page: OpenPage, job: Path, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page(run="job", tab="ranks")
+    assert [app.dataframe[0].value[name].tolist() for name in ("Rank", "Status", "Last step")] == [
+        [0, 1, 2, 3],
+        ["finished", "finished", "never started", "never started"],
+        [1, 1, pytest.approx(float("nan"), nan_ok=True), pytest.approx(float("nan"), nan_ok=True)],
+    ]
+    assert json.loads(app.get("plotly_chart")[0].proto.spec)["data"][0]["type"] == "heatmap"
+    found = StragglerVerdict(StragglerKind.STRAGGLER, "Rank 1 is late.", ranks=(1,), next="Look.")
+    monkeypatch.setattr(server.stragglers, "of", lambda run: found)
+    app.run()
+    assert app.dataframe[0].value["Rank"].tolist() == [1, 0, 2, 3]
+    assert "Rank 1 is late" in app.warning[0].value
+    assert not app.exception
 
 
 def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path) -> None:

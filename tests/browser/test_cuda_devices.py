@@ -70,50 +70,41 @@ def other(shared: dict[str, str], server: Server) -> Iterator[tuple[int, int]]:
     process.stdout.close()
 
 
-def card(page: Page, number: int) -> Locator:
-    return page.get_by_test_id("gpus").locator("article").nth(number)
+def rows(page: Page) -> Locator:
+    """Return the rows of the GPUs, which the table's canvas has for screen readers."""
+    return page.get_by_test_id("stDataFrame").first.locator("canvas tbody tr")
 
 
-def fact(page: Page, label: str) -> Locator:
-    """A fact of the open GPU by its label."""
-    rows = page.get_by_test_id("gpu-details").locator("dl > div")
-    return rows.filter(has=page.get_by_text(label, exact=True)).locator("dd")
-
-
-def test_every_gpu_has_a_card_and_all_are_seen_at_once(
+def test_every_gpu_has_a_row_and_all_are_seen_at_once(
     browser: Browser, server: Server, other: tuple[int, int]
 ) -> None:
     with window(browser) as page:
         page.goto(f"{server.url}/hardware")
-        expect(card(page, 0)).to_be_visible()
-        boxes = [one.bounding_box() for one in page.locator("article").all()]
-        assert len(boxes) >= 1
-        assert max(box["y"] + box["height"] for box in boxes if box) <= 1000
+        expect(rows(page).first).to_contain_text("GPU 0")
         last, pid = other
         if last > 0:
-            expect(card(page, 0)).to_contain_text("No processes.")
-        expect(card(page, last)).to_contain_text(re.compile(r"you: \S*python"))
-        expect(card(page, last).locator(".dv-cuda")).to_have_text(f"cuda:{last}")
+            expect(rows(page).first).to_contain_text("none")
+        expect(rows(page).nth(last)).to_contain_text(re.compile(r"you: \S*python"))
+        expect(rows(page).nth(last)).to_contain_text(f"cuda:{last}")
+        table = page.get_by_test_id("stDataFrame").first.bounding_box()
+        assert table is not None
+        assert table["y"] + table["height"] <= 1000
         assert violations(page) == []
-        card(page, last).get_by_role("button").click()
-        expect(page.get_by_test_id("gpu-details")).to_contain_text(str(pid))
-        expect(fact(page, "Device used")).to_contain_text("GiB (")
+        page.get_by_text("All values of a GPU").click()
+        page.get_by_role("combobox", name="GPU", exact=True).click()
+        page.get_by_role("option", name=re.compile(f"^GPU {last} ")).click()
+        processes = page.get_by_test_id("stDataFrame").nth(2).locator("canvas tbody tr")
+        expect(processes.first).to_contain_text(str(pid))
         assert violations(page) == []
-        page.keyboard.press("Escape")
-        expect(page.get_by_test_id("gpu-details")).to_have_count(0)
-        expect(card(page, last).get_by_role("button")).to_be_focused()
 
 
 def test_the_run_of_the_page_is_named(open_page: OpenPage, server: Server) -> None:
     page = open_page(f"/?workload=fill&{SMALL}")
     start(page)
     page.get_by_test_id("stHeader").get_by_role("link", name="Hardware").click()
-    working = page.get_by_test_id("gpus").locator("article").filter(has_text="run memory_stress")
+    working = rows(page).filter(has_text="run memory_stress")
     expect(working).to_have_count(1, timeout=TRAINS_MS)
-    working.get_by_role("button").click()
-    expect(fact(page, "Energy since first viewed")).to_contain_text("Wh", timeout=TRAINS_MS)
-    expect(fact(page, "GPU utilization")).to_contain_text("%")
-    lines = page.locator(".dv-chart .js-line")
+    lines = page.locator(".js-line")
     wait_until(lambda: lines.count() and "L" in (lines.first.get_attribute("d") or ""), page, 20)
     page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
     button(page, "Stop").click()

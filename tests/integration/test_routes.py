@@ -102,19 +102,6 @@ def test_a_wrong_request_is_answered_in_a_sentence(
     assert any(part in answer.json()["error"] for part in word.split("|"))
 
 
-def test_the_machine_is_served_with_or_without_a_gpu(client: TestClient) -> None:
-    try:
-        answer = client.get("/api/devices")
-        absent = client.get("/api/devices", params={"gpu": "GPU-absent"})
-    finally:
-        services.get().machine.close()  # its thread would look for ten seconds more
-    assert answer.headers["cache-control"] == "no-store"
-    machine = answer.json()["machine"]
-    assert machine["host"]["memory"]["share"] > 0
-    assert bool(machine["cards"]) == (machine["none"] is None)
-    assert (absent.status_code, "GPU-absent" in absent.json()["error"]) == (404, True)
-
-
 def test_the_server_stores_the_last_rows_of_a_killed_run_and_no_answer_writes(
     client: TestClient, runs: Path
 ) -> None:
@@ -288,24 +275,3 @@ def test_a_module_of_the_live_chart_is_kept_by_its_version(client: TestClient) -
     assert client.get(f"{folder}absent.js").status_code == 404
     assert client.get(f"{folder}__init__.py").status_code == 404
     assert client.get("/vendor/live/0000/live.js").status_code == 404
-
-
-def test_the_parts_of_the_memory_are_sent_to_whom_asks_for_them(client: TestClient) -> None:
-    def asked(**params: Any) -> Any:
-        return client.get("/api/series", params={"run": "cuda", **params}).json()
-
-    plain, only = asked(), asked(only="ledger")
-    assert "ledger" not in plain["series"]
-    assert only["ledger"]["notes"]
-    assert set(only["series"]) == {"ledger"}
-    assert only["ledger"]["peaks"]["ledger/reserved"] > 0
-    assert only["page_token"] == plain["page_token"]
-    assert only["status"] == "finished"
-    place = {"run": "cuda", "axis": "time", "from": 2, "to": 3}
-    for more, expected in (
-        ({}, set(plain["series"])),
-        ({"only": "ledger"}, {"ledger"}),
-    ):
-        window = client.get("/api/window", params=place | more).json()
-        assert set(window["series"]) == expected
-    assert client.get("/api/series", params={"run": "one", "only": "ledger"}).json()["series"] == {}

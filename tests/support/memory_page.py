@@ -15,38 +15,25 @@ def bytes_of(text: str) -> float:
     return float(number.replace(",", "")) * UNITS[unit]
 
 
-def table(page: Page, column: int = 0) -> dict[str, float]:
-    """The lines of the ledger's table by their keys, in bytes; sums and the total are in it."""
-    rows = page.get_by_test_id("ledger-table").locator("tbody tr")
+def table(page: Page) -> dict[str, float]:
+    """Return the present bytes of each category, sums and the total included."""
+    rows = page.get_by_test_id("stDataFrame").first.locator("canvas tbody tr")
     found: list[tuple[str, str]] = rows.evaluate_all(
-        "(rows, column) => rows.map((row) => [row.dataset.part,"
-        " row.cells[1 + column].firstChild.textContent])",
-        column,
+        "(rows) => rows.map((row) => [row.cells[0].textContent, row.cells[1].textContent])"
     )
-    return {key: bytes_of(text) for key, text in found if text != "n/a"}
+    return {name.strip(): bytes_of(text) for name, text in found}
 
 
-def sums_up(lines: dict[str, float]) -> bool:
-    """Whether the parts sum to the total, as far as three digits tell."""
-    parts = [
-        size for key, size in lines.items() if key.startswith("ledger/") and "total" not in key
-    ]
-    return abs(sum(parts) - lines["ledger/total"]) <= 0.005 * sum(parts) + 1
-
-
-def areas(page: Page, chart: str) -> dict[str, str]:
-    """The parts of a stack from the bottom to its top, with their colors."""
-    plot = page.get_by_test_id(f"chart-{chart}").locator(".js-plotly-plot")
-    found: dict[str, str] = plot.evaluate(
-        "node => Object.fromEntries(node.data.filter((line) => line.stackgroup)"
-        ".map((line) => [line.name, line.fillcolor]))"
+def areas(page: Page) -> list[str]:
+    """Return the categories of the stack from the bottom to its top."""
+    found: list[str] = page.locator(".st-key-breakdown .js-plotly-plot").evaluate(
+        "node => node.data.map((area) => area.name)"
     )
     return found
 
 
 def open_memory(page: Page) -> None:
     open_tab(page, "Memory")
-    expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
-    expect(page.get_by_test_id("stepscope-ledger")).to_have_attribute(
-        "data-ready", "1", timeout=60_000
-    )
+    chart = page.locator(".st-key-breakdown .js-plotly-plot")
+    expect(chart).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("stDataFrame").first).to_be_visible()

@@ -27,7 +27,9 @@ from starlette.testclient import TestClient
 import stepscope
 from app import TOKEN, app
 from dashboard import services
+from dashboard.charts.memory_breakdown import read_breakdown
 from dashboard.crash_watch import CrashWatch
+from dashboard.ranks.job_ranks import read_job
 from dashboard.run_catalog import row
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import RunIndex
@@ -49,11 +51,9 @@ REFUSALS = (RunError, StoreError, SweepError, RunFailedError, SnapshotError)
 ROUTES = (
     "/api/runs",
     "/api/series?run={run}",
-    "/api/series?run={run}&include_folded=1&include_ledger=1",
-    "/api/series?run={run}&only=ledger",
+    "/api/series?run={run}&include_folded=1",
     "/api/window?run={run}&axis=step&from=0&to=100",
     "/api/window?run={run}&axis=time&from=0&to=2e9",
-    "/api/ranks?run={run}",
 )
 COMMANDS = (
     ["runs"],
@@ -85,6 +85,8 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "crash watch", lambda: CrashWatch(RunIndex(root)).look()
     yield "summary", lambda: row(read_run(folder), None)
     yield "files", lambda: (profiles(folder), snapshots(folder))
+    yield "memory", lambda: read_breakdown(read_run(folder))
+    yield "ranks", lambda: read_job(read_run(folder))
     yield "checkpoint", lambda: read_checkpoint(folder / "last.pt")
     yield "sweeps", lambda: Sweeps(root, root / "examples").list_sweeps()
     yield "sweep", lambda: read_sweep(sweep_folder(root, SWEEP))

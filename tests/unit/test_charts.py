@@ -10,7 +10,6 @@ import pytest
 
 from dashboard.charts.chart_spec import COLORS, GPU_COLORS
 from dashboard.charts.layout import layout
-from dashboard.charts.memory_breakdown import SERIES
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
 from dashboard.charts.series import FOLDED
 from stepscope.distributed.collective_metrics import KEYS, NOT_BY_GLOO, SWITCHED_OFF
@@ -42,8 +41,7 @@ def chart(made: dict[str, Any], chart_id: str) -> dict[str, Any]:
 
 
 def metrics(entry: dict[str, Any]) -> list[str]:
-    """The metrics of its lines; the parts of the ledger, to which it can be switched, left out."""
-    return [trace["metric"] for trace in entry["traces"] if trace["series"] != SERIES]
+    return [trace["metric"] for trace in entry["traces"]]
 
 
 @pytest.mark.parametrize("content", [CPU, CUDA, WATCHED, RECORD])
@@ -57,9 +55,6 @@ def test_every_trace_and_tile_names_a_known_metric_in_its_stream(content: RunVie
     assert len(set(ids)) == len(ids)
     colors: dict[str, str] = {}
     for entry in named:
-        if entry["series"] == SERIES:
-            assert made["metrics"][entry["metric"]]["unit"] == "B"
-            continue
         metric = BY_KEY.get(entry["metric"])
         # What only this run has comes from its steps.
         assert entry["series"].split("/")[0] == (metric.stream if metric else Stream.STEPS)

@@ -1,65 +1,71 @@
-"""What the page is told of the ledger: the new moments, those now and of the peak, and why not."""
+"""The memory breakdown on the page: table, figure, peaks, and why a category is missing."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dashboard.charts import memory_breakdown, series
-from dashboard.charts.memory_breakdown import SERIES, TOTAL
-from dashboard.charts.series import SeriesCursor
+from dashboard.charts import memory_breakdown
+from dashboard.charts.memory_breakdown import (
+    COLORS,
+    MAX_MOMENTS,
+    SUMS,
+    Breakdown,
+    breakdown_figure,
+    breakdown_rows,
+    read_breakdown,
+)
 from dashboard.views.run_memory import process_rows
 from stepscope.memory.allocator import NO_SPLIT
+from stepscope.memory.breakdown import CATEGORIES
 from stepscope.run import RunInfo, RunKind, read_run
-from stepscope.store import StoreReader
 from tests.support.ledger_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
 from tests.support.recorded_runs import write_run
 
 MIB = 2**20
 
 
-def answer(run: RunInfo, cursors: dict[str, SeriesCursor] | None = None) -> dict[str, Any]:
-    with StoreReader(run.folder) as reader:
-        found = memory_breakdown.update(reader, run, cursors or {}, 0)
-    json.dumps(found, allow_nan=False)
+def read(run: RunInfo) -> Breakdown:
+    found = read_breakdown(run)
+    assert found is not None
     return found
 
 
-def test_the_first_answer_has_all_moments_and_sums_to_the_total(tmp_path: Path) -> None:
-    found = answer(cuda_run(tmp_path))
-    part = found["series"][SERIES]
-    assert (part["reset"], part["end"], part["bucket"], len(part["t"])) == (True, 60, 1, 60)
-    columns = {key: values["mean"] for key, values in part["v"].items()}
-    for row in range(60):
-        total = sum(column[row] for key, column in columns.items() if key != TOTAL)
-        assert total == pytest.approx(columns[TOTAL][row], rel=1e-5)
-        assert columns[TOTAL][row] == pytest.approx(10240 * MIB, rel=1e-5)
-    [chart] = memory_breakdown.ledger_layout(read_run(tmp_path))["charts"]
-    assert {trace["metric"] for trace in chart["traces"]} >= set(columns)
+def test_all_moments_now_and_the_table_sum_to_the_total(tmp_path: Path) -> None:
+    found = read(cuda_run(tmp_path))
+    assert len(found.moments) == 60
+    assert {sum((moment.parts or {}).values()) for moment in found.moments} == {10240 * MIB}
+    assert sum(found.now.values()) == 10240 * MIB
+    assert found.now["free"] == (10240 - 2000) * MIB
+    assert "free" not in found.peaks
+    assert found.peaks["reserved"] >= found.now["split"]
+    rows = breakdown_rows(found)
+    names = [row["Category"] for row in rows]
+    assert names[-1] == "total"
+    assert rows[-1]["Now"] == 10240 * MIB
+    leaves = [row for row in rows[:-1] if row["Meaning"] != "Sum of the rows below it."]
+    assert sum(row["Now"] for row in leaves) == 10240 * MIB
+    assert sum(row["Share"] for row in leaves) == pytest.approx(100)
+    # A sum precedes its parts, which are indented.
+    reserved = names.index("reserved by PyTorch")
+    assert names[reserved + 1].startswith("\u2003")
 
 
-def test_a_poll_answers_only_new_moments_a_long_run_in_buckets(tmp_path: Path) -> None:
+def test_the_figure_stacks_the_used_categories_in_the_order_of_the_table(tmp_path: Path) -> None:
     run = cuda_run(tmp_path, 3000)
-    part = answer(run)["series"][SERIES]
-    assert (part["bucket"], len(part["t"])) == (8, 375)
-    found = answer(run, {SERIES: SeriesCursor(2995, 8)})
-    part = found["series"][SERIES]
-    assert (part["reset"], part["first"], len(part["t"])) == (False, 2992, 1)
-    assert len(json.dumps(found["series"])) < 2_000
-    assert answer(run, {SERIES: SeriesCursor(3000, 8)})["series"][SERIES]["v"] == {}
-
-
-def test_now_is_one_moment_and_peaks_are_the_parts_own(tmp_path: Path) -> None:
-    found = answer(cuda_run(tmp_path))["ledger"]
-    assert found["now"]["t"] == pytest.approx(5.9)
-    values = found["now"]["v"]
-    assert values[TOTAL] == sum(size for key, size in values.items() if key != TOTAL)
-    assert values["ledger/free"] == (10240 - 2000) * MIB
-    assert "ledger/free" not in found["peaks"]
-    assert found["peaks"]["ledger/reserved"] >= values["ledger/split"]
+    found = read(run)
+    assert MAX_MOMENTS / 2 <= len(found.moments) <= MAX_MOMENTS  # a long run in buckets
+    areas = breakdown_figure(found, run.created)["data"]
+    names = [row["Category"].strip() for row in breakdown_rows(found)]
+    assert [area["name"] for area in areas[::-1]] == [
+        name for name in names if name in {area["name"] for area in areas}
+    ]
+    assert "free" not in {area["name"] for area in areas}
+    top = sum(area["y"][-1] for area in areas)
+    assert top == pytest.approx(2000 / 1024, rel=1e-3)  # GiB
+    assert {len(area["x"]) for area in areas} == {len(found.moments)}
 
 
 @pytest.mark.parametrize("held", [0.0, 5.0])
@@ -71,17 +77,17 @@ def test_gradients_that_no_reading_found_have_a_reason_and_no_peak(
     gradients = (held, *[0.0] * 8)
     rows = [process(t, **tensors, memory__gradients=size) for t, size in enumerate(gradients)]
     write_run(tmp_path, ON_GPU, gpu=GPU, samples=rows, devices=[device(t, 2000) for t in range(9)])
-    found = answer(read_run(tmp_path))["ledger"]
-    assert found["now"]["v"]["ledger/gradients"] == 0
-    assert found["peaks"].get("ledger/gradients") == (5 * MIB if held else None)
-    assert found["peaks"]["ledger/optimizer_state"] == 0, "such as of SGD"
-    assert any("gradients" in note for note in found["notes"]) == (not held)
+    found = read(read_run(tmp_path))
+    assert found.now["gradients"] == 0
+    assert found.peaks.get("gradients") == (5 * MIB if held else None)
+    assert found.peaks["optimizer_state"] == 0, "such as of SGD"
+    assert any("gradients" in note for note in found.notes) == (not held)
 
 
 def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
     missing = {GPU: {"processes": "hidden in a container", "gpu/mem_reserved": "old driver"}}
     run = cuda_run(tmp_path, capabilities={"missing": missing})
-    assert answer(run)["ledger"]["notes"] == [
+    assert read(run).notes == [
         "The driver's own reserve is included in the used memory: old driver.",
         (
             "Other processes cannot be separated from this one's memory outside PyTorch: "
@@ -96,36 +102,25 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
 
 def test_a_split_that_torch_does_not_count_is_missing_and_not_zero(tmp_path: Path) -> None:
     run = cuda_run(tmp_path, capabilities={"split": NO_SPLIT})
-    found = answer(run)
-    now = found["ledger"]["now"]["v"]
-    assert now["ledger/cache"] == 200 * MIB
-    assert not {"ledger/split", "ledger/cached"} & set(now)
-    assert not {"ledger/split", "ledger/cached"} & set(found["series"][SERIES]["v"])
+    found = read(run)
+    assert found.now["cache"] == 200 * MIB
+    assert not {"split", "cached"} & {key for one in found.moments for key in one.parts or {}}
     assert (
         "Cached memory is not split into reclaimable and fragmented memory: torch does not count "
         "the split of expandable segments (expandable_segments:True)."
-    ) in found["ledger"]["notes"]
+    ) in found.notes
 
 
 @pytest.mark.parametrize("capabilities", [[], {"missing": []}, {"missing": {GPU: {"x": 1}}}])
 def test_capabilities_in_another_form_give_no_reason(tmp_path: Path, capabilities: Any) -> None:
     run = cuda_run(tmp_path, capabilities=capabilities)
     assert memory_breakdown.missing_reasons(run) == {}
-    assert answer(run)["ledger"]["notes"]
-
-
-def test_the_parts_are_a_series_of_the_memory_tab_alone(tmp_path: Path) -> None:
-    run = cuda_run(tmp_path)
-    with StoreReader(tmp_path) as reader:
-        live = series.update(reader, run, {}, 0)
-        window = memory_breakdown.window_part(reader, run, "time", 2.0, 3.0)[SERIES]
-    assert SERIES not in live["series"]
-    assert (window["first"], len(window["t"])) == (19, 13)  # a row more on either side
+    assert read(run).notes
 
 
 def test_a_run_without_samples_has_no_ledger(tmp_path: Path) -> None:
     write_run(tmp_path, steps=[(0.0, 1, {"train/loss": 1.0})])
-    assert "ledger" not in answer(read_run(tmp_path))
+    assert read_breakdown(read_run(tmp_path)) is None
 
 
 def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
@@ -133,20 +128,15 @@ def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
     gpu = [device(tick) for tick in range(5)]
     run_json = ON_GPU | {"kind": RunKind.RECORD, "device": None}
     write_run(tmp_path, run_json, gpu=GPU, samples=rows, devices=gpu)
-    values = answer(read_run(tmp_path))["ledger"]["now"]["v"]
-    expected = {"ledger/free": 8240, "ledger/used": 2000, TOTAL: 10240}
-    assert {key: size // MIB for key, size in values.items()} == expected
+    now = read(read_run(tmp_path)).now
+    assert {key: size // MIB for key, size in now.items()} == {"free": 8240, "used": 2000}
 
 
-def test_the_sums_of_the_table_are_of_parts_that_exist(tmp_path: Path) -> None:
-    for run_json in (ON_GPU, {"device": "cpu"}):
-        write_run(tmp_path / run_json["device"], run_json, samples=[process(0)])
-        layout = memory_breakdown.ledger_layout(read_run(tmp_path / run_json["device"]))
-        [chart] = layout["charts"]
-        known = {trace["metric"] for trace in chart["traces"]}
-        for line in layout["sums"]:
-            assert set(line["of"]) <= known
-        assert known <= set(layout["metrics"])
+def test_every_category_has_a_color_and_sums_have_known_parts() -> None:
+    for place, categories in CATEGORIES.items():
+        known = {one.key for one in categories}
+        assert known - {"free"} <= COLORS.keys()
+        assert all(set(parts) <= known for _, _, parts in SUMS[place])
 
 
 def test_other_processes_are_listed_by_memory_and_foreign_text_is_tamed() -> None:

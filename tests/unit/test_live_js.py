@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.chart_spec import COLORS
-from stepscope.memory.breakdown import CATEGORIES
+from dashboard.charts.chart_spec import COLORS, GPU_COLORS, LINES
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]
@@ -80,18 +79,6 @@ def test_at_most_500_buckets_keep_all_extremes(js: Script) -> None:
     assert max(merged["v"]["a"]["max"]) == 99
 
 
-def test_a_stack_keeps_its_sum_where_a_part_includes_others(js: Script) -> None:
-    parts = {"ledger/used": [6, 6, None, None], "ledger/free": [4, 4, 4, 4]}
-    parts |= {"ledger/elsewhere": [None, None, 5, 5], "ledger/allocated": [None, None, 1, 3]}
-    given = part(0, [0.0] * 4, stack=True) | {"v": {k: {"mean": v} for k, v in parts.items()}}
-    coarse = "coarsen(mergeSeries(null, part), 4).v"
-    means = {key: column["mean"] for key, column in js(coarse, part=given).items()}
-    assert means["ledger/free"] == [4]
-    assert sum(column[0] for column in means.values()) == pytest.approx((10 + 10 + 10 + 12) / 4)
-    gap = given | {"v": {"ledger/free": {"mean": [4, None, None, 8]}}}
-    assert js(coarse, part=gap)["ledger/free"]["mean"] == [6]
-
-
 def test_values_that_are_not_finite_stay_at_their_place_and_are_counted(js: Script) -> None:
     odd = part(2, [None, None], column={"odd": ["NaN", "-Infinity"]})
     parts = [part(0, [1.0, 2.0]), odd, part(4, [5.0])]
@@ -124,7 +111,6 @@ GROUPS += ".filter((name) => rowsOf([event], name).length))"
 RESUMED = ["", "At night", ""]
 BUTTON = "{help: 'Hold.', when: {pending: 'no step yet.', running: null}}"
 NOT_NOW = {"refused": "no step yet.", "title": "Hold. Not now: no step yet."}
-MOMENTS = "{t: [0, 1, 2], s: [0, 5, 9], v: {free: {mean: [7, null, 9]}}}"
 SERIES = "{t: [0, 10, 20], s: [0, 100, 400]}"
 TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
 
@@ -157,35 +143,12 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
             f"['running', 'pending', 'paused'].map((status) => buttonState({BUTTON}, status))",
             [{"refused": None, "title": "Hold."}, NOT_NOW, None],
         ),
-        # The moment at the crosshair is the one before a gap.
-        (f"[.9, 1, 5].map((x) => momentAt({MOMENTS}, 'time', x).v.free)", [7, 7, 9]),
-        ("momentAt(null, 'time', 1)", None),
-        # A part that includes others takes their place in the stack.
-        (
-            "stacked([0, 1, 2], [[5, 5, null], [null, null, 2]], null, 1, [0, 1, 2])",
-            {"x": [0, 1, 2], "ys": [[5, 5, 0], [0, 0, 2]]},
-        ),
-        # A short gap is bridged, a long one breaks the stack.
-        ("stacked([0, 1, 2, 3], [[1, null, 1, 1]], null, 1, [0, 1, 2, 3]).x", [0, 2, 3]),
-        (
-            "stacked([0, 1, 2, 20, 21], [[1, 1, null, 1, 1]], null, 1, [0, 1, 2, 20, 21])",
-            {"x": [0, 1, 1, 20, 20, 21], "ys": [[1, 1, 0, 0, 1, 1]]},
-        ),
-        # A single moment is visible, and the range is kept.
-        ("stacked([7], [[3]], null, 1, [7], 0.5)", {"x": [7, 7.5], "ys": [[3, 3]]}),
-        ("stacked([0, 1, 2, 3, 4], [[1, 1, 1, 1, 1]], [2, 3], 1).x", [1, 2, 3, 4]),
-        ("stackTop([0, 1, 2, 3], [[1, 9, 1, 1], [null, 2, 3, null]], [3, 3])", 4),
         ("ema([4, 4, null, 4], 0.5)", [4, 4, None, 4]),  # no start bias
         ("ema([0, 1], 0.5)[1]", 2 / 3),
         (f"[250, 900].map((step) => convertX({SERIES}, 'time', step))", [15, 20]),
         (f"convertX({SERIES}, 'step', 5)", 50),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: 200}})", 50.0),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: null}})", None),
-        ("topOf({ top: 80 }, [[1, 2]])", 80),
-        ("topOf({ top: null, mark: { value: 700 } }, [[1, 2]])", 756.0),
-        ("topOf({ top: null, mark: null }, [[1, null, 200], []])", 216.0),
-        ("topOf({ top: null, mark: null }, [[0]])", 1),
-        ("topOf({ unit: 'B/s' }, [[3, 0]])", 1.08 * 2**20),
         ("heatRow([0, 1, 2, 3, 8], [10, 30, null, 50, 90], [0, 8], 4)", [20, 50, 50, 90]),
         (
             "heatRow([0, 1, 2, 3, 8], [10, 30, null, 50, 90], [0, 8], 4, [0, 1, 2, 3, 99])",
@@ -204,7 +167,6 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
         ("[withUnit(0.31256, ''), withUnit(1234.4, 'count')]", ["0.3126", "1,234"]),
         ("[11045, 41].map(clock)", ["3:04:05", "0:41"]),
         ("timeTicks(0, 610, 5).text.join()", "0:00,5:00,10:00"),
-        ("[shareOf(0, 9), shareOf(1, 1e6), shareOf(2, 9)].join()", "0%,<0.01%,22%"),
         (
             "sparkPath({t: [0, 1, 2], v: {a: {mean: [4, null, 8], odd: []}}}, 'a', true)",
             "M0.0 18.0L100.0 2.0",
@@ -448,23 +410,6 @@ def test_alerts_of_other_ranks_are_new_once_and_keep_the_place_in_the_events(js:
     assert "rank_events" not in store(js, "store.question()", *calls, answers=answers)
 
 
-@pytest.mark.parametrize(("idle", "asked"), [(True, []), (False, ["url"])])
-def test_a_planned_poll_is_not_sent_once_it_is_idle(js: Script, idle: bool, asked: Any) -> None:
-    """A press on another tab sent `/api/ranks?run=null`, which the server answered with 404."""
-    polled = """(() => {
-      globalThis.document = { addEventListener() {}, hidden: false };
-      const asked = [];
-      const poller = new Poller({ url: () => asked.push("url"), idle: () => idle });
-      poller.trouble = poller.refused = poller.take = () => {};
-      poller.poll().catch(() => {});
-      poller.closed = true;
-      clearTimeout(poller.timer);
-      delete globalThis.document;
-      return asked;
-    })()"""
-    assert js(polled, idle=idle) == asked
-
-
 def test_routine_events_leave_an_open_tab_before_alerts(js: Script) -> None:
     epochs = [{"id": number, "kind": "epoch", "t": number} for number in range(2, 2500)]
     answer = {"series": {}, "events": [{"id": 1, "kind": "alert", "t": 1}, *epochs]}
@@ -492,7 +437,7 @@ def test_the_detail_of_a_zoom_is_requested_once_polled_rows_are_merged(
 def test_a_run_that_could_not_be_read_is_requested_again(js: Script) -> None:
     asked = """(() => {
       const view = { store: { run: "x", unreadable: "No such run.", question: () => ({}) } };
-      const address = () => ChartView.prototype.address.call(view);
+      const address = () => LiveView.prototype.address.call(view);
       return [address(), address(), address()];
     })()"""
     assert js(asked) == ["/api/runs", "/api/series?", "/api/runs"]
@@ -500,81 +445,8 @@ def test_a_run_that_could_not_be_read_is_requested_again(js: Script) -> None:
 
 # --- colors ---------------------------------------------------------------------------------------
 
-LINES = ("memory/allocated", "memory/reserved", "gpu/mem_used", "memory/peak_allocated")
-
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_part_has_a_color_and_sums_have_the_colors_of_lines(js: Script, theme: str) -> None:
-    palette = js(f"PALETTES.{theme}")
-    assert {part.color for parts in CATEGORIES.values() for part in parts} <= set(palette)
-    for name, key in (("whole", LINES[0]), ("split", LINES[1]), ("used", LINES[2])):
-        assert palette[f"ledger_{name}"] == palette[COLORS[key]]
-
-
-# --- memory breakdown -----------------------------------------------------------------------------
-
-
-NAMES = ("free", "others", "cached", "activations", "parameters", "allocated")
-TRACES = [{"style": "part", "metric": f"ledger/{n}", "label": n, "color": n} for n in NAMES]
-TRACES.append({"style": "context", "metric": "ledger/total", "label": "total", "color": "gray"})
-SUMS = [
-    {"label": "reserved", "color": "orange", "of": [f"ledger/{key}" for key in NAMES[2:]]},
-    {"label": "sum", "color": "blue", "of": ["ledger/activations", "ledger/parameters"]},
-]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rows"),
-    [
-        (
-            {"free": 50, "cached": 10, "activations": 30, "parameters": 10, "total": 100},
-            [
-                *(("free", 0, 50), ("reserved", 0, 50), ("cached", 1, 10), ("sum", 1, 40)),
-                *(("activations", 2, 30), ("parameters", 2, 10)),
-            ],
-        ),
-        (  # a sum of one part is not listed
-            {"free": 50, "others": 60, "allocated": 50},
-            [("free", 0, 50), ("others", 0, 60), ("allocated", 0, 50)],
-        ),
-    ],
-)
-def test_the_table_has_the_order_of_the_stack_and_sums_above_their_parts(
-    js: Script, sizes: dict[str, int], rows: list[tuple[str, int, int]]
-) -> None:
-    now = {"t": 1, "s": 1, "v": {f"ledger/{key}": size for key, size in sizes.items()}}
-    row = "({label, depth, keys}) => [label, depth, bytesAt(now, keys)]"
-    lines = js(f"linesOf(traces, sums, now).map({row})", traces=TRACES, sums=SUMS, now=now)
-    assert lines == [list(each) for each in rows]
-    assert js("bytesAt(null, ['ledger/free'])") is None
-
-
-# --- the Hardware page ----------------------------------------------------------------------------
-
-
-def test_a_line_of_a_gpu_breaks_where_nothing_was_read(js: Script) -> None:
-    history = {"t": [0, 1, 2, 10, 11], "v": {"a": [0, 50, None, 100, 90]}}
-    line = {"key": "a", "label": "used", "color": "blue"}
-    chart = {"unit": "%", "top": 100, "lines": [line], "mark": {"label": "limit", "value": 95}}
-    given = {"chart": chart, "theme": {"palette": {"blue": "#00f", "gray": "#888"}}}
-    drawn = js("chartFigure(chart, history, 20, theme)", history=history, **given)
-    used, limit = drawn["data"]
-    assert (used["name"], used["y"]) == ("used 90%", [0, 50, None, 100, 90, None])
-    assert (limit["name"], limit["y"]) == ("limit 95%", [95, 95])
-    assert drawn["layout"]["yaxis"]["range"] == [0, 100]
-    empty = js("chartFigure(chart, {t: [], v: {}}, 20, theme).data[0]", **given)
-    assert (empty["name"], empty["y"]) == ("used n/a", [])
-
-
-def test_the_history_of_a_gpu_grows_by_new_readings_and_drops_old_ones(js: Script) -> None:
-    grown = """(() => {
-      const held = { t: [], v: {} };
-      extend(held, { t: [1, 2], v: { a: [10, 20], b: [null, null] } }, 2);
-      extend(held, { t: [2, 3], v: { a: [20, 30], b: [7, 8] } }, 3);
-      extend(held, { t: [3], v: { a: [30], b: [8] } }, 3);
-      const all = structuredClone(held);
-      extend(held, { t: [], v: {} }, 602.5);
-      return [all, held];
-    })()"""
-    whole = {"t": [1, 2, 3], "v": {"a": [10, 20, 30], "b": [None, None, 8]}}
-    assert js(grown) == [whole, {"t": [3], "v": {"a": [30], "b": [8]}}]
+def test_every_metric_has_a_color(js: Script, theme: str) -> None:
+    named = {*COLORS.values(), *LINES, *GPU_COLORS}
+    assert named == set(js(f"PALETTES.{theme}"))

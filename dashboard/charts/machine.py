@@ -1,0 +1,48 @@
+"""The history of this machine's GPUs as a figure. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dashboard.charts import figures
+from dashboard.charts.figures import Json
+from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
+from stepscope.metrics import BY_KEY, Unit
+
+# Distinct, with a contrast of at least 3:1 on the light and the dark background.
+COLORS = ("#8d5df8", "#8a9220", "#0b93b8", "#db3cfc", "#e0455a", "#a9701a", "#0a9a75", "#7a8490")
+MIN_SPAN_S = 60  # the first seconds do not fill the width
+
+
+def history_figure(metric: str, readings: Mapping[int, Sequence[DeviceSample]], now: float) -> Json:
+    """Return the last ten minutes of a metric, a line per GPU by its index."""
+    place, unit = DRAWN.index(metric), BY_KEY[metric].unit
+    columns = {
+        index: np.array([reading.values[place] for reading in listed], float)
+        for index, listed in readings.items()
+    }
+    top = max((float(np.nanmax(values, initial=0.0)) for values in columns.values()), default=0.0)
+    name, size = figures.unit_of(top) if unit is Unit.BYTES else (unit.value, 1.0)
+    lines = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"GPU {index}",
+            "x": np.round([reading.ts - now for reading in readings[index]], 1),
+            "y": np.round(values / size, 3),
+            "line": {"color": COLORS[index % len(COLORS)], "width": 1.6},
+        }
+        for index, values in columns.items()
+    ]
+    begin = min((float(line["x"][0]) for line in lines if len(line["x"])), default=0.0)
+    fixed = (0.0, 100.0) if unit is Unit.PERCENT else None
+    layout = figures.layout(
+        260,
+        showlegend=True,
+        hovermode="x unified",
+        xaxis=figures.FIXED | {"range": [min(begin, -MIN_SPAN_S), 0], "ticksuffix": " s"},
+        yaxis=figures.FIXED | {"ticksuffix": f" {name}", "rangemode": "tozero", "range": fixed},
+    )
+    return {"data": lines, "layout": layout}

@@ -1,0 +1,302 @@
+"""The ranks of a job, read from real stores: table and heatmap."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboard.api.page_token import page_token
+from dashboard.charts.ranks import (
+    MAX_COLUMNS,
+    METRICS,
+    MIN_WIDTH_S,
+    color_range,
+    heatmap,
+    rank_heatmap,
+)
+from dashboard.ranks import members
+from dashboard.ranks.job_ranks import JobRanks, read_job
+from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
+from dashboard.run_index import RunList
+from stepscope.run import process_identity, rank_json, read_run, write_run_json
+from stepscope.store import SeriesBlock, StoreWriter, store_name
+
+CREATED = 1_700_000_000.0
+TIME, WAIT, PEAK, UTIL = "perf/step_time", "perf/comm_wait", "memory/allocated", "gpu/util"
+
+
+class JobFolder:
+    """A job's folder, to which ranks are added and rows written."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self.folder = folder
+        self.world_size = world_size
+
+    def add(self, number: int, **facts: Any) -> None:
+        base = {
+            "created": CREATED,
+            "status": "running",
+            "heartbeat": time.time(),
+            "kind": "watch",
+            "rank": number,
+            "world_size": self.world_size,
+            "device": "cpu",
+        }
+        told = base | process_identity() | facts
+        write_run_json(self.folder, told, rank_json(number), durable=False)
+        with self._store(number):
+            pass
+
+    def steps(self, number: int, start: int, stop: int, **values: float) -> None:
+        keys = {"time": TIME, "wait": WAIT, "loss": "train/loss", "allocated": PEAK}
+        named = {keys[name]: value for name, value in values.items()}
+        rows = [(CREATED + 0.1 * step, step, named) for step in range(start, stop)]
+        with self._store(number) as store:
+            stream = "samples" if "allocated" in values else "steps"
+            store.append(stream, "", SeriesBlock.from_rows(rows))
+
+    def device(self, number: int, gpu: str, util: float) -> None:
+        rows = [(CREATED + 0.1 * step, step, {UTIL: util}) for step in range(20)]
+        with self._store(number) as store:
+            store.append("devices", gpu, SeriesBlock.from_rows(rows))
+
+    @contextmanager
+    def _store(self, number: int) -> Iterator[StoreWriter]:
+        path = self.folder / store_name(number)
+        with closing(StoreWriter(path, reopen=path.exists())) as store, store.transaction():
+            yield store
+
+
+def read(job: JobFolder) -> JobRanks:
+    return read_job(read_run(job.folder))
+
+
+def column(found: JobRanks, title: str) -> list[Any]:
+    return [row.get(title) for row in found.rows]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFolder:
+    made = JobFolder(tmp_path, 2)
+    for rank in range(2):
+        made.add(rank)
+        made.steps(rank, 1, 41, time=0.1, wait=0.02 * rank, loss=1.0 + rank)
+    return made
+
+
+def test_a_job_has_a_table_and_values_over_time(job: JobFolder) -> None:
+    found = read(job)
+    assert (found.ranks, found.left_out) == ([0, 1], 0)
+    assert column(found, "Status") == ["alive", "alive"]
+    assert column(found, "Host") == [process_identity()["host"]] * 2
+    assert column(found, "Device") == ["CPU", "CPU"]
+    assert column(found, "Last step") == [40, 40]
+    assert column(found, "Step time") == pytest.approx([100, 100])
+    assert column(found, "Wait for ranks") == pytest.approx([0, 20])
+    assert column(found, "Lateness") == pytest.approx([10, -10])  # around the median of 90 ms
+    assert not {"Data wait", "Memory", "Utilization", "Reason"} & found.rows[0].keys()
+    assert list(found.heat) == [TIME, WAIT, "train/loss"]
+    assert found.heat[TIME] == pytest.approx(np.full((2, 17), 0.1))  # 4.1 s of 0.25 s
+    assert found.heat["train/loss"][:, 0].tolist() == [1.0, 2.0]
+
+
+def test_ranks_without_a_file_and_a_dead_rank_have_their_state(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, 4)
+    for rank in (0, 1, 3):
+        job.add(rank)
+    beat = time.time() - 60
+    job.add(3, host="elsewhere", heartbeat=beat, pid=1)
+    os.utime(job.folder / "rank3.json", (beat, beat))
+    found = read(job)
+    assert column(found, "Status") == ["alive", "alive", "never started", "dead"]
+    assert found.ranks == [0, 1, 3]
+    assert column(found, "Reason")[:2] == [None, None]
+    assert all(column(found, "Reason")[2:])
+    assert column(found, "Ended after")[3]
+
+
+def test_values_of_a_gpu_belong_to_the_rank_that_trains_on_it(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, 2)
+    gpus = [{"uuid": "GPU-a", "name": "x"}, {"uuid": "GPU-b", "name": "x"}]
+    job.add(0, device="GPU-b", devices=gpus)
+    job.add(1, device="GPU-a", local_rank=1)
+    job.device(0, "GPU-a", 10.0)
+    job.device(0, "GPU-b", 90.0)
+    found = read(job)
+    assert column(found, "Device") == ["GPU 1", "GPU 0"]
+    assert column(found, "Utilization") == [90.0, 10.0]
+    assert column(found, "Last step") == [None, None], "no step has a row"
+    assert found.heat[UTIL][:, 0].tolist() == [90.0, 10.0]
+
+
+def test_many_ranks_and_a_long_run(tmp_path: Path) -> None:
+    ranks = MAX_RANKS_SHOWN + 6
+    job = JobFolder(tmp_path, ranks)
+    for rank in range(ranks):
+        job.add(rank, host=f"a-long-name-of-a-host-{rank // 8}", local_rank=rank % 8)
+        job.steps(rank, 1, 400, time=0.123456, loss=1.0)
+    job.steps(0, 400, 20_000, time=0.123456)
+    found = read(job)
+    assert (len(found.rows), found.left_out) == (MAX_RANKS_SHOWN, 6)
+    assert (found.width_s, found.heat[TIME].shape) == (32, (MAX_RANKS_SHOWN, 63))  # 2,000 s
+    assert found.heat[TIME][0] == pytest.approx(np.full(63, 0.123456))
+    assert column(found, "Last step")[:2] == [19_999, 399]
+
+
+def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
+    for number, text in enumerate(("[]", "{}", "nonsense", '{"heartbeat": "x", "status": 1}'), 2):
+        (job.folder / f"rank{number}.json").write_text(text)
+    (job.folder / "rank6.json").write_text("[" * 100_000)
+    (job.folder / "rank2.sqlite").write_bytes(b"x" * 5000)
+    (job.folder / "rank-1.json").write_text("{}")
+    job.add(1, rank=10**30, local_rank=-1, device={"a": 1}, reason=["no"], host="\x1b[31m" * 99)
+    job.steps(0, 41, 42, time=float("inf"), wait=float("nan"))
+    found = read(job)
+    assert found.ranks == [0, 1, 2, 3, 4, 5, 6]
+    assert column(found, "Status") == ["alive"] * 2 + ["not recorded"] * 5
+    assert "\x1b" not in column(found, "Host")[1]
+
+
+@pytest.mark.parametrize("size", ["8", None, -1, 10**12, True, 8.0, [8]])
+def test_an_invalid_world_size_counts_as_one_process(tmp_path: Path, size: Any) -> None:
+    job = JobFolder(tmp_path, 1)
+    job.add(0, world_size=size)
+    assert len(read(job).rows) == 1
+
+
+def test_impossible_ranks_are_not_shown(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, 3)
+    for number, rank in enumerate((0, 2**62, -3)):
+        job.add(number, rank=rank, local_rank=-7 if number else 0)
+    found = [read_member(job.folder, number) for number in range(3)]
+    assert [member.rank for member in found] == [0, 1, 2]
+    assert [member.local_rank for member in found] == [0, None, None]
+
+
+# --- heatmap --------------------------------------------------------------------------------------
+
+
+def drawn(ranks: int, *rows: tuple[int, str, float, float]) -> dict[str, dict[int, list[float]]]:
+    """Return the columns with a value of rows (rank, metric, time, value)."""
+    blocks: list[list[SeriesBlock]] = [[] for _ in range(ranks)]
+    for rank, name, at, value in rows:
+        blocks[rank].append(SeriesBlock.from_rows([(CREATED + at, 1, {name: value})]))
+    width_s, cells = heatmap(blocks, CREATED)
+    assert width_s % MIN_WIDTH_S == 0
+    return {
+        name: {at: of.tolist() for at, of in enumerate(values.T) if np.isfinite(of).any()}
+        for name, values in cells.items()
+    }
+
+
+NAN = pytest.approx(np.nan, nan_ok=True)
+
+
+def test_a_column_has_the_mean_of_a_rank_or_its_highest_value() -> None:
+    rows = [(1, TIME, 0.0, 1.0), (1, TIME, 0.1, 3.0), (1, TIME, 0.3, 5.0), (0, TIME, 0.3, 0.0)]
+    rows += [(0, PEAK, 0.0, 1.0), (0, PEAK, 0.1, 3.0), (0, PEAK, 0.2, 2.0)]
+    found = drawn(2, *rows)
+    assert found[TIME] == {0: [NAN, 2.0], 1: [0.0, 5.0]}
+    assert found[PEAK] == {0: [3.0, NAN]}
+
+
+def test_columns_are_wider_in_a_longer_run() -> None:
+    rows = [(0, TIME, 0.0, 1.0), (0, TIME, 0.25, 3.0), (0, TIME, 0.5, 8.0)]
+    found = drawn(1, *rows, (0, TIME, MAX_COLUMNS * MIN_WIDTH_S, 7.0))
+    assert found == {TIME: {0: [2.0], 1: [8.0], 60: [7.0]}}
+
+
+def test_broken_times_and_values_are_left_out() -> None:
+    rows = [(0, TIME, at, 1.0) for at in (np.nan, np.inf, 1e300)] + [(0, TIME, -5.0, 2.0)]
+    rows += [(0, TIME, 0.3, np.nan), (0, TIME, 0.3, np.inf), (0, TIME, 0.6, 1e308)]
+    # A clock that is behind counts from the start.
+    assert drawn(1, *rows, (0, TIME, 0.9, 4.0)) == {TIME: {0: [2.0], 2: [1e308], 3: [4.0]}}
+    assert drawn(1, *rows[:3]) == {}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("values", [[[0.5, np.nan], [np.inf, 1.0]], [[2.0]], [[0.0]], [[np.nan]]])
+def test_the_colors_cover_the_values(metric: str, values: list[list[float]]) -> None:
+    low, high = color_range(np.array(values), metric)
+    assert low < high
+    known = [value for row in values for value in row if np.isfinite(value)]
+    assert all(low <= value for value in known) or metric == "gpu/util"
+
+
+def test_the_figure_has_a_row_per_rank_and_marks_the_named_one() -> None:
+    values = np.array([[0.1, 0.2, np.nan], [0.3, 0.4, 0.5]])
+    figure = rank_heatmap(TIME, values, 60.0, [4, 5], {5})
+    (heat,) = figure["data"]
+    assert heat["y"] == ["4", "▸ 5"]
+    assert heat["x"].tolist() == [0, 60, 120, 180]  # edges in seconds
+    assert heat["z"][1].tolist() == [300, 400, 500]  # ms
+
+
+# --- the GPUs of a script -------------------------------------------------------------------------
+
+GPUS = [{"uuid": f"GPU-{index}"} for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("rank0", "used"),
+    [
+        ({"device": "GPU-1", "world_size": 1}, {"GPU-1"}),
+        ({"device": "GPU-1"}, {"GPU-1", "GPU-3"}),  # and the device of rank 1
+        ({"device": "GPU-1", "world_size": 1, "kind": "trainer"}, set()),
+        ({"device": None, "world_size": 1}, set()),
+        ({"device": "cpu", "world_size": 1}, set()),
+        (
+            {"device": "GPU-1", "world_size": 1, "gpu_processes": {"GPU-2": [{"pid": 5}, 3]}},
+            {"GPU-1"},
+        ),
+        (
+            {"device": "GPU-1", "world_size": 1, "pid": None, "gpu_processes": {"GPU-2": [{}]}},
+            {"GPU-1"},
+        ),
+        (
+            {
+                **{"device": "GPU-1", "world_size": 1, "pid": 5},
+                "gpu_processes": {"GPU-1": 7, "GPU-2": [{"pid": 5}], "GPU-x": [{"pid": 5}]},
+            },
+            {"GPU-1", "GPU-2"},
+        ),
+    ],
+)
+def test_the_gpus_of_a_script_are_those_of_its_ranks_and_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank0: dict[str, Any], used: set[str]
+) -> None:
+    monkeypatch.setattr(members.DEVICES, "_start", lambda search: search())
+    job = JobFolder(tmp_path, 2)
+    job.add(0, devices=GPUS, **rank0)
+    job.add(1, device="GPU-3")
+    assert used_gpus(read_run(tmp_path)) == used
+
+
+def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[Callable[[], None]] = []
+    monkeypatch.setattr(members.DEVICES, "_start", searches.append)
+    job = JobFolder(tmp_path, 2)
+    job.add(0, devices=GPUS, device="GPU-1")
+    job.add(1, device="GPU-3")
+    run = read_run(tmp_path)
+    before = page_token(RunList((), ""), run)
+    read: list[int] = []
+
+    def counted(folder: Path, number: int) -> members.RankEntry:
+        read.append(number)
+        return read_member(folder, number)
+
+    monkeypatch.setattr(members, "read_member", counted)
+    assert page_token(RunList((), ""), run) == before
+    assert not read
+    searches.pop()()
+    assert read == [0, 1]
+    assert page_token(RunList((), ""), run) != before  # the page's script draws the tiles again
+    assert not searches
