@@ -1,12 +1,11 @@
-// One chart: a card with title, tools, legend with values, Plotly's drawing, marks and crosshair.
+// One chart: a card with title, tools and Plotly's drawing, with its legend, hover and modebar.
 // `scene` is the painter, with everything that the cards share.
 
 import { button, el, parts, setAttribute, setText, showText } from "./dom.js";
-import { changesOf, markShapes, nameOf, textOf } from "./events.js";
-import { MISSING, clock, counted, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
+import { markShapes } from "./events.js";
+import { clock, isNumber, scaleFor, suffix, timeTicks, withUnit } from "./format.js";
 import {
   bandPoints,
-  bisect,
   ema,
   holds,
   latest,
@@ -14,7 +13,6 @@ import {
   linePoints,
   oddNow,
   oddSpans,
-  oddWord,
   recorded,
   thinned,
   visibleSpan,
@@ -22,24 +20,22 @@ import {
 } from "./series.js";
 import { withAlpha } from "./theme.js";
 
-const PLOT_HEIGHT_PX = 188;
-const SMALL_HEIGHT_PX = 128;
-const MARGIN = { l: 50, r: 14, t: 8, b: 22 };
+const PLOT_HEIGHT_PX = 212;
+const SMALL_HEIGHT_PX = 152;
+const MARGIN = { l: 50, r: 14, t: 26, b: 22 };
 const MARGIN_Y2_PX = 40;
-const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false };
-const MAX_MARK_DISTANCE_PX = 6; // from the pointer to a mark with a tooltip
-const MAX_MARKS_IN_TOOLTIP = 4;
+const LEGEND_ROW_PX = 19;
+const LEGEND_ENTRY_PX = 168; // constant: a new value moves nothing
 const MAX_DOTS = 60; // more dots would become a band
 const MIN_POINT_PX = 3; // narrower points of a noisy line would be a solid block
 const BAND_OPACITY = 0.13; // of the area between minimum and maximum
-const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" }; // Plotly's words in CSS
 const KEY_STEP = 0.01; // of the range, per press of an arrow key
 
 export class Card {
   constructor(spec, scene) {
-    Object.assign(this, { spec, scene, range: [0, 1], width: 0, drawnAt: 0 });
-    Object.assign(this, { dirty: true, visible: false, plotted: false });
-    this.height = spec.height ?? (spec.group === "custom" ? SMALL_HEIGHT_PX : PLOT_HEIGHT_PX);
+    Object.assign(this, { spec, scene, width: 0, drawnAt: 0 });
+    Object.assign(this, { dirty: true, visible: false, plotted: false, keyX: null });
+    this.height = spec.group === "custom" ? SMALL_HEIGHT_PX : PLOT_HEIGHT_PX;
     this.box = { ...MARGIN, r: spec.y2 ? MARGIN_Y2_PX : MARGIN.r };
     this.build();
   }
@@ -50,14 +46,11 @@ export class Card {
       <header class="ss-head"><h3 class="ss-cut" ref="title"></h3>
         <span class="ss-muted" ref="unit"></span>
         <div class="ss-tools ss-end" ref="tools"></div></header>
-      <div class="ss-legend" ref="legend"></div>
       <p class="ss-muted ss-note" ref="about"></p>
       <div class="ss-stage" tabindex="0" role="application" aria-roledescription="chart"
         ref="stage">
         <div class="ss-plot ss-skeleton" ref="plot"></div>
         <p class="ss-muted ss-none" hidden ref="none"></p>
-        <div class="ss-cross" hidden ref="cross"><span ref="crossLabel"></span></div>
-        <div class="ss-tip ss-float" hidden ref="tip"></div>
       </div>
     </section>`);
     Object.assign(this, card);
@@ -65,37 +58,14 @@ export class Card {
     setAttribute(this.node, "aria-label", spec.title);
     setAttribute(this.node, "data-testid", `chart-${spec.id}`);
     showText(this.about, spec.note);
-    this.chips = spec.traces.map((trace) => this.chip(trace));
-    this.legend.append(...this.chips.map((chip) => chip.node));
     this.tools.append(...this.buttons());
-    this.stage.style.height = `${this.height}px`;
     setAttribute(this.stage, "aria-label", `${spec.title}. Arrow keys read values.`);
-    this.stage.addEventListener("pointermove", (event) => this.point(event));
     this.stage.addEventListener("keydown", (event) => this.press(event));
-    for (const leave of ["pointerleave", "blur"])
-      this.stage.addEventListener(leave, () => this.scene.hover(null, this));
+    this.stage.addEventListener("blur", () => this.readAt(null));
   }
 
   get store() {
     return this.scene.store;
-  }
-
-  chip(trace) {
-    const chip = parts(`<button type="button" class="ss-chip" title="Toggle series">
-      <i ref="swatch"></i><span ref="label"></span><span class="ss-muted" ref="value"></span>
-    </button>`);
-    chip.swatch.style.borderTop = `2px ${DASHES[trace.dash]} var(--ss-${trace.color})`;
-    setText(chip.label, trace.label);
-    setAttribute(chip.node, "aria-pressed", !this.hidden(trace));
-    chip.node.addEventListener("click", () => this.pick(trace));
-    return { ...chip, trace };
-  }
-
-  pick(trace) {
-    this.store.toggleHidden(this.lineName(trace));
-    const { node } = this.chips.find((chip) => chip.trace === trace);
-    setAttribute(node, "aria-pressed", !this.hidden(trace));
-    this.scene.redraw(this);
   }
 
   toggle(name, label, title) {
@@ -112,11 +82,7 @@ export class Card {
 
   buttons() {
     const { spec, scene } = this;
-    const list = ["png", "svg"].map((format) => {
-      const name = format.toUpperCase();
-      const quiet = { class: "ss-tool ss-quiet", title: `Download chart (${name})` };
-      return button(() => this.saveImage(format), quiet, name);
-    });
+    const list = [];
     if (spec.loss) {
       const slider = el("input", {
         ...{ type: "range", min: 0, max: 0.99, step: 0.01, value: this.store.prefs.smoothing },
@@ -131,8 +97,7 @@ export class Card {
     }
     if (spec.traces.some((trace) => trace.style === "context")) {
       const title = "Scale the axis to the dashed line or to the data";
-      this.full = this.toggle(`full-${spec.id}`, "full scale", title);
-      list.push(this.full);
+      list.push(this.toggle(`full-${spec.id}`, "full scale", title));
     }
     return list;
   }
@@ -157,17 +122,8 @@ export class Card {
     return this.source(trace)?.v[trace.metric];
   }
 
-  span(series) {
-    return visibleSpan(xsOf(series, this.store.axis), this.store.range);
-  }
-
   get plotWidth() {
     return this.width - this.box.l - this.box.r;
-  }
-
-  place(x) {
-    const [from, to] = this.range;
-    return this.box.l + ((x - from) / (to - from)) * this.plotWidth;
   }
 
   // The largest value to show on an axis: totals and limits only at full scale, warm-up never.
@@ -180,31 +136,35 @@ export class Card {
       const outside = trace.style === "context" && !full;
       if (!values || trace.axis !== axis || outside || this.hidden(trace)) continue;
       const series = this.source(trace);
-      const [from, to] = this.span(series);
+      const [from, to] = visibleSpan(xsOf(series, store.axis), store.range);
       for (let i = from; i < to; i += 1)
         if (values[i] > top && series.start[i] >= (spec.warm_up || 0)) top = values[i];
     }
     return top;
   }
 
-  traces(factors) {
-    return this.lines.flatMap((trace) => this.drawn(trace, factors[trace.axis]));
-  }
-
-  // Returns the line of a trace for Plotly, after its band; none if the trace is hidden or empty.
-  drawn(trace, factor) {
-    if (!holds(this.column(trace)) || this.hidden(trace)) return [];
-    const { band, x, y } = this.points(trace, factor);
+  // Returns the line of a trace for Plotly, after its band; none if the trace is empty. A hidden one
+  // has its legend entry only.
+  drawn(trace, { unit, factor }) {
+    if (!holds(this.column(trace))) return [];
     const color = this.scene.theme.palette[trace.color];
-    const shared = { type: "scatter", name: trace.label, hoverinfo: "skip", yaxis: trace.axis };
+    const name = `${trace.label} ${this.newest(trace)}`;
+    const shared = { type: "scatter", name, meta: trace.label, yaxis: trace.axis };
+    const style = { color, width: 1.5, dash: trace.dash };
+    if (this.hidden(trace))
+      return [
+        { ...shared, x: [null], y: [null], mode: "lines", line: style, visible: "legendonly" },
+      ];
+    const { band, x, y } = this.points(trace, factor);
     const dots = (trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1;
     const area = {
-      ...{ ...shared, ...band, mode: "lines", showlegend: false },
+      ...{ ...shared, ...band, mode: "lines", showlegend: false, hoverinfo: "skip" },
       ...{ fill: "toself", fillcolor: withAlpha(color, BAND_OPACITY), line: { width: 0 } },
     };
     const line = {
-      ...{ ...shared, x, y, showlegend: true, mode: dots ? "lines+markers" : "lines" },
-      ...{ marker: { size: 5, color }, line: { color, width: 1.5, dash: trace.dash } },
+      ...{ ...shared, x, y, mode: dots ? "lines+markers" : "lines", line: style },
+      ...{ marker: { size: 5, color } },
+      hovertemplate: `${trace.label} %{y:.4~g}${suffix(unit)}<extra></extra>`,
     };
     return band ? [area, line] : [line];
   }
@@ -233,6 +193,17 @@ export class Card {
     return thinned(alone, axis, range, this.plotWidth / MIN_POINT_PX);
   }
 
+  // Returns the newest value of a trace as text.
+  newest(trace) {
+    const series = this.source(trace);
+    const unit = this.store.layout.metrics[trace.metric]?.unit || "";
+    const value =
+      trace.style === "points"
+        ? latestEver(series, trace.metric)
+        : (oddNow(series, trace.metric) ?? latest(series, trace.metric));
+    return typeof value === "string" ? value : withUnit(value, unit);
+  }
+
   yAxis(spec, top, factor) {
     const log = this.spec.loss && this.store.prefs.log;
     const axis = {
@@ -255,43 +226,68 @@ export class Card {
     };
     if (axis === "step") {
       const few = range[1] - range[0] < 7; // otherwise ticks of half steps repeat their labels
-      return { ...shared, ...(few ? { dtick: 1 } : { nticks: 7 }), tickformat: ",d" };
+      const title = { text: "step %{x:,.0f}" };
+      const ticks = few ? { dtick: 1 } : { nticks: 7 };
+      return { ...shared, ...ticks, tickformat: ",d", unifiedhovertitle: title };
     }
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
-    return { ...shared, tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
+    const title = { text: "%{x:,.1f} s" };
+    const places = { tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
+    return { ...shared, ...places, unifiedhovertitle: title };
+  }
+
+  // Returns the legend above the plot, and the space that it takes.
+  legend(count) {
+    const columns = Math.max(1, Math.floor(this.plotWidth / LEGEND_ENTRY_PX));
+    const above = LEGEND_ROW_PX * Math.ceil(count / columns);
+    const { font } = this.scene.theme.template.layout;
+    const place = { orientation: "h", x: 0, y: 1, yanchor: "bottom", itemdoubleclick: false };
+    return { above, legend: { ...place, font, entrywidth: LEGEND_ENTRY_PX - 36 } };
   }
 
   figure() {
-    const { spec, scene, width, height, box: margin } = this;
-    const layout = {
-      ...{ template: scene.theme.template, width, height, margin, xaxis: this.xAxis() },
-      ...{ dragmode: "zoom", showlegend: false, hovermode: false },
-    };
-    const [factors, units] = [{}, []];
+    const { spec, scene } = this;
+    const axes = {};
+    const scales = {};
+    const units = [];
     for (const [name, key] of Object.entries({ y: "yaxis", y2: "yaxis2" })) {
       if (!spec[name]) continue;
       const top = this.top(name);
-      const { unit, factor } = scaleFor(spec[name].unit, top);
-      factors[name] = factor;
-      layout[key] = this.yAxis(spec[name], top, factor);
+      scales[name] = scaleFor(spec[name].unit, top);
+      axes[key] = this.yAxis(spec[name], top, scales[name].factor);
       // An axis without a value has neither numbers nor a unit.
       if (this.lines.some((line) => line.axis === name && holds(this.column(line))))
-        units.push(unit);
-      else Object.assign(layout[key], { showticklabels: false, showgrid: false });
+        units.push(scales[name].unit);
+      else Object.assign(axes[key], { showticklabels: false, showgrid: false });
     }
-    if (spec.y2) {
-      // Plotly's default, ticks at the places of the left axis, has values such as 36.44.
-      const right = { overlaying: "y", side: "right", showgrid: false, tickmode: "auto" };
-      Object.assign(layout.yaxis2, right);
-    }
+    // Plotly's default, ticks at the places of the left axis, has values such as 36.44.
+    if (spec.y2)
+      Object.assign(axes.yaxis2, {
+        ...{ overlaying: "y", side: "right", showgrid: false, tickmode: "auto" },
+      });
     setText(this.unit, units.filter(Boolean).join(" · "));
-    this.range = this.store.range;
-    const [from, to] = this.range;
+    const data = this.lines.flatMap((trace) => this.drawn(trace, scales[trace.axis]));
+    const entries = data.filter(({ showlegend }) => showlegend !== false).length;
+    const { above, legend } = this.legend(entries);
+    const marks = this.marks();
+    const layout = {
+      ...{ template: scene.theme.template, ...axes, xaxis: this.xAxis(), legend, ...marks },
+      ...{ width: this.width, height: this.height + above, dragmode: "zoom", showlegend: true },
+      ...{ margin: { ...this.box, t: MARGIN.t + above - LEGEND_ROW_PX, autoexpand: false } },
+      ...{ hovermode: "x unified", hoverdistance: -1, modebar: { uirevision: 1 } },
+    };
+    return { data, layout };
+  }
+
+  // Returns shapes and labels of events, and of stretches without finite values.
+  marks() {
+    const { scene, store } = this;
+    const [from, to] = store.range;
     const marks = scene.marks.filter(({ x }) => x >= from && x <= to);
     const spans = this.oddSpans().map((span) => ({ ...span, from: Math.max(span.from, from) }));
-    const place = (x) => this.place(x);
-    Object.assign(layout, markShapes(marks, spans, place, this.width - this.box.r, scene.theme));
-    return { data: this.traces(factors), layout };
+    const place = (x) => this.box.l + ((x - from) / (to - from)) * this.plotWidth;
+    const { metrics } = store.layout;
+    return markShapes(marks, spans, place, this.width - this.box.r, scene.theme, metrics);
   }
 
   draw() {
@@ -299,135 +295,82 @@ export class Card {
     this.dirty = false;
     this.drawnAt = performance.now();
     layout.datarevision = this.drawnAt;
-    if (this.plotted) this.scene.Plotly.react(this.plot, data, layout, CONFIG);
+    this.stage.style.height = `${layout.height}px`;
+    if (this.plotted) this.scene.Plotly.react(this.plot, data, layout, this.config());
     else this.plotFirst(data, layout);
     const { mean = [] } = (this.lines.length && this.column(this.lines[0])) || {};
     setAttribute(this.node, "data-points", mean.filter((value) => value !== null).length);
-    this.showHeld();
-    this.overlay();
+    if (this.keyX !== null) this.readAt(this.keyX);
+    this.showReason();
   }
 
   oddSpans() {
     return this.lines.flatMap((trace) => {
       const column = this.column(trace);
       if (!column || this.hidden(trace)) return [];
-      return oddSpans(xsOf(this.source(trace), this.store.axis), column, this.range);
+      return oddSpans(xsOf(this.source(trace), this.store.axis), column, this.store.range);
     });
   }
 
-  // Shows why nothing is drawn. Hides chips of lines that this run does not have.
-  showHeld() {
+  // Shows why nothing is drawn.
+  showReason() {
     const columns = this.spec.traces.map((trace) => this.column(trace));
-    this.chips.forEach(({ node, trace }, i) => {
-      node.hidden = !this.lines.includes(trace) || (trace.optional && !recorded(columns[i]));
-    });
     const empty = this.spec.empty || "No values yet.";
     const reason = columns.some(recorded) ? "Every value is NaN or infinite." : empty;
     showText(this.none, columns.some(holds) ? "" : reason);
   }
 
+  config() {
+    const filename = `${this.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
+    const image = { filename, width: 1200, height: 500, scale: 2 };
+    const svg = {
+      ...{ name: "svg", title: "Download plot as an SVG", icon: this.scene.Plotly.Icons.disk },
+      click: (plot) => this.scene.Plotly.downloadImage(plot, { ...image, format: "svg" }),
+    };
+    return {
+      ...{ displaylogo: false, responsive: false, doubleClick: false, showTips: false },
+      ...{
+        modeBarButtons: [
+          ["toImage", svg],
+          ["zoom2d", "pan2d"],
+        ],
+        toImageButtonOptions: image,
+      },
+    };
+  }
+
   plotFirst(data, layout) {
     this.plot.classList.remove("ss-skeleton");
     this.plotted = true;
-    this.scene.Plotly.newPlot(this.plot, data, layout, CONFIG);
-    const changed = (change, show) => {
+    this.scene.Plotly.newPlot(this.plot, data, layout, this.config());
+    this.plot.on("plotly_relayout", (change) => {
       const range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (range.every(isNumber)) show(range);
-    };
-    this.plot.on("plotly_relayout", (change) =>
-      changed(change, (range) => this.store.zoomTo(range)),
-    );
-    this.plot.on("plotly_relayouting", (change) =>
-      changed(change, (range) => {
-        this.range = range;
-        this.overlay();
-      }),
-    );
+      if (range.every(isNumber)) this.store.zoomTo(range);
+    });
     this.plot.on("plotly_doubleclick", () => this.store.zoomTo(null));
+    this.plot.on("plotly_legendclick", ({ data: lines, curveNumber }) => {
+      this.store.toggleHidden(`${this.spec.id}/${lines[curveNumber].meta}`);
+      this.scene.redraw(this);
+      return false;
+    });
   }
 
-  overlay() {
-    this.hoverAt(this.scene.hoverX, this.scene.hoverCard === this);
-  }
-
-  point(event) {
-    const left = event.clientX - this.stage.getBoundingClientRect().left - this.box.l;
-    const [from, to] = this.range;
-    const inside = this.plotted && left >= 0 && left <= this.plotWidth;
-    this.scene.hover(inside ? from + (left / this.plotWidth) * (to - from) : null, this);
-  }
-
-  // Moves the crosshair by arrow keys, from the newest value on.
+  // Reads values by arrow keys, from the newest one on.
   press(event) {
     const steps = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!steps || !this.plotted) return;
     event.preventDefault();
-    const [from, to] = this.range;
-    const x = (this.scene.hoverX ?? to) + steps * KEY_STEP * (to - from);
-    this.scene.hover(Math.max(from, Math.min(to, x)), this);
+    const [from, to] = this.store.range;
+    const x = (this.keyX ?? to) + steps * KEY_STEP * (to - from);
+    this.readAt(Math.max(from, Math.min(to, x)));
   }
 
-  // Shows the values at x; `own` is true in the card with the pointer.
-  hoverAt(x, own) {
-    const shown = x !== null && x >= this.range[0] && x <= this.range[1];
-    this.cross.hidden = !shown;
-    this.tip.hidden = true;
-    for (const { value, trace } of this.chips)
-      setText(value, this.valueText(trace, shown ? x : null));
-    if (!shown) return;
-    const left = this.place(x);
-    this.cross.style.transform = `translateX(${left.toFixed(1)}px)`;
-    const where = this.store.axis === "time" ? clock(x) : counted(Math.round(x));
-    setText(this.crossLabel, own ? where : "");
-    if (own) this.showTip(left);
-  }
-
-  showTip(left) {
-    const near = this.scene.marks
-      .filter((mark) => Math.abs(this.place(mark.x) - left) <= MAX_MARK_DISTANCE_PX)
-      .slice(-MAX_MARKS_IN_TOOLTIP);
-    const lines = near.map(({ event }) => {
-      const changes = changesOf(event, this.store.layout.metrics);
-      const text = ` ${[changes, textOf(event)].filter(Boolean).join(". ")}`;
-      return el("div", {}, el("b", {}, nameOf(event)), text);
-    });
-    this.tip.replaceChildren(...lines);
-    this.tip.hidden = !near.length;
-    const right = left > this.width / 2;
-    this.tip.style.left = right ? "auto" : `${left + 8}px`;
-    this.tip.style.right = right ? `${this.width - left + 8}px` : "auto";
-  }
-
-  // The value at x, for null the newest value.
-  valueText(trace, x) {
-    const series = this.source(trace);
-    const column = series?.v[trace.metric];
-    if (!column) return MISSING;
-    const unit = this.store.layout.metrics[trace.metric]?.unit || "";
-    const text = (value) => (typeof value === "string" ? value : withUnit(value, unit));
-    if (x === null) {
-      if (trace.style === "points") return text(latestEver(series, trace.metric));
-      return oddNow(series, trace.metric) ?? text(latest(series, trace.metric));
-    }
-    const values = trace.style === "peak" ? column.max : column.mean;
-    let at = Math.min(bisect(xsOf(series, this.store.axis), x), values.length - 1);
-    const skips = trace.series === "steps"; // a step without the metric has that of the step before
-    while (skips && at > 0 && column.mean[at] === null && !column.odd[at]) at -= 1;
-    return text(values[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
-  }
-
-  saveImage(format) {
+  readAt(x) {
+    this.keyX = x;
     if (!this.plotted) return;
-    const { Plotly, theme } = this.scene;
-    const { data, layout } = this.figure();
-    const image = {
-      ...{ ...layout, width: undefined, height: undefined, paper_bgcolor: theme.background },
-      ...{ showlegend: true, margin: { ...this.box, l: 70, t: 60, b: 40 } },
-      title: { text: `${this.spec.title} ${this.unit.textContent}` },
-    };
-    const filename = `${this.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
-    const file = { format, width: 1200, height: 500, scale: 2, filename };
-    Plotly.downloadImage({ data, layout: image }, file);
+    const { Fx } = this.scene.Plotly;
+    if (x === null) Fx.unhover(this.plot);
+    else Fx.hover(this.plot, { xval: x, yval: 0 }, ["xy"]);
   }
 
   close() {

@@ -99,10 +99,6 @@ export class Board {
       card.node.hidden = !card.known;
     }
     const shown = (group) => this.cards.filter(({ spec, known }) => known && spec.group === group);
-    const main = shown("main");
-    main.forEach(({ node }, i) =>
-      node.classList.toggle("ss-wide", main.length % 2 === 1 && i === main.length - 1),
-    );
     const folded = shown("more").map(({ spec }) => spec.title);
     setText(this.summary, folded.join("  ·  "));
   }
@@ -119,7 +115,7 @@ export class Board {
   }
 }
 
-// The bar above the charts: steps or time, "Back to live" while zoomed, and a hint.
+// The bar above the charts: steps or time, "Back to live" while zoomed.
 export class AxisBar {
   constructor(store) {
     this.store = store;
@@ -128,8 +124,6 @@ export class AxisBar {
         ref="axes"></div>
       <button type="button" class="ss-button" data-testid="back-to-live" hidden ref="back">
         Back to live</button>
-      <span class="ss-muted ss-hint ss-end">Drag to zoom, shift-drag to pan, double-click to
-        reset</span>
     </div>`);
     Object.assign(this, bar);
     this.back.onclick = () => store.zoomTo(null);

@@ -1,77 +1,68 @@
-// Events of a run: names, groups, alerts, marks on the charts, the table, and toasts of alerts.
+// Events of a run: names, alerts, marks on the charts and the table.
 
-import { button, el, parts, setText } from "./dom.js";
+import { el, parts } from "./dom.js";
 import { MISSING, change, clock, counted, isNumber } from "./format.js";
 import { withAlpha } from "./theme.js";
 
-// Each kind: name, label on the charts ("" for a line alone), and group: "bad" failures have a mark.
+// Kinds with another name, a label on the charts, or a weight other than routine.
 const EVENTS = {
-  epoch: ["Epoch", "", "epochs"],
-  checkpoint: ["Checkpoint", "", "epochs"],
-  empty_cache: ["Empty cache", "cache", "commands"],
-  reset_peaks: ["Reset peak stats", "peaks", "commands"],
-  collect_garbage: ["Collect garbage", "gc", "commands"],
-  save_checkpoint: ["Save checkpoint", "save", "other"],
-  mark: ["Mark", "mark", "commands"],
-  pause: ["Pause", "Ⅱ", "commands"],
-  resume: ["Resume", "▶", "commands"],
-  stop: ["Stop", "■", "commands"],
+  empty_cache: ["Empty cache", "cache", "action"],
+  reset_peaks: ["Reset peak stats", "peaks", "action"],
+  collect_garbage: ["Collect garbage", "gc", "action"],
+  save_checkpoint: ["Save checkpoint", "save"],
+  mark: ["Mark", "mark", "action"],
+  pause: ["Pause", "Ⅱ", "action"],
+  resume: ["Resume", "▶", "action"],
+  stop: ["Stop", "■", "action"],
   oom: ["Out of memory", "OOM", "bad"],
   oom_caught: ["OOM (caught)", "OOM caught", "bad"],
   nan: ["NaN loss", "NaN", "bad"],
   error: ["Error", "error", "bad"],
   gpu_lost: ["GPU lost", "lost", "bad"],
-  gpu_recovered: ["GPU recovered", "back", "other"],
+  gpu_recovered: ["GPU recovered", "back"],
   throttle_start: ["Throttling", "throttle", "bad"],
-  throttle_end: ["Throttling ended", "full", "other"],
+  throttle_end: ["Throttling ended", "full"],
   hang: ["Hang", "hang", "bad"],
-  hang_over: ["Hang resolved", "", "failures"],
+  hang_over: ["Hang resolved", ""],
   xid: ["GPU error", "Xid", "bad"],
   ecc: ["Memory errors", "ECC", "bad"],
-  remapped_rows: ["Rows remapped", "", "other"],
   gpu_recovery_action: ["GPU action required", "GPU", "bad"],
-  status: ["Status", "", "other"],
-  resumed: ["Resumed", "resumed", "other"],
-  sampler_slowed: ["Sampler slowed", "", "failures"],
-  clock_set: ["Clock set", "", "other"],
-  memory_snapshot: ["Memory snapshot", "snapshot", "other"],
-  profile: ["Profile", "profile", "commands"],
-  hook_failed: ["Capture failed", "", "failures"],
-  output_lost: ["Output lost", "", "failures"],
-  amp_skipped: ["Step skipped", "", "failures"],
-  compile: ["Compile", "", "other"],
-  cuda_graphs: ["CUDA Graphs", "", "other"],
-  warmup: ["Kernel warm-up", "", "other"],
-  memory_warmup: ["Preallocate memory", "", "other"],
-  alert: ["Alert", "alert", "failures"],
-  alerts_problem: ["Alerts file", "", "failures"],
+  resumed: ["Resumed", "resumed"],
+  memory_snapshot: ["Memory snapshot", "snapshot"],
+  profile: ["Profile", "profile", "action"],
+  hook_failed: ["Capture failed", ""],
+  amp_skipped: ["Step skipped", ""],
+  cuda_graphs: ["CUDA Graphs", ""],
+  warmup: ["Kernel warm-up", ""],
+  memory_warmup: ["Preallocate memory", ""],
+  alert: ["Alert", "alert"],
+  alerts_problem: ["Alerts file", ""],
 };
 const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
 const MAX_ROWS = 200;
-const MAX_TOASTS = 3;
 const LEVELS = { info: "Info", warning: "Warning", critical: "Critical" };
 
 const isAlert = (event) => event.kind === "alert";
 export const isCleared = (event) => event.data?.state === "cleared";
 export const levelOf = (event) => LEVELS[event.data?.level] || "Warning";
 
-// The identity of an alert: a rule has one alert for each rank, GPU and metric.
-export const alertKey = ({ data = {} }) =>
-  [data.rank || 0, data.rule, data.uuid, data.metric].join("|");
-
-// Returns the alerts that were raised and not cleared since, oldest first.
+// Returns the alerts that were raised and not cleared since, oldest first. A rule has one alert for
+// each rank, GPU and metric.
 export function activeAlerts(events) {
   const active = new Map();
   for (const event of events.filter(isAlert)) {
-    active.delete(alertKey(event));
-    if (!isCleared(event)) active.set(alertKey(event), event);
+    const { rank = 0, rule, uuid, metric } = event.data ?? {};
+    const key = [rank, rule, uuid, metric].join("|");
+    active.delete(key);
+    if (!isCleared(event)) active.set(key, event);
   }
   return [...active.values()];
 }
 
 export function nameOf(event) {
   if (isAlert(event)) return isCleared(event) ? "Alert cleared" : `Alert: ${levelOf(event)}`;
-  return EVENTS[event.kind]?.[0] || event.kind;
+  const words = event.kind.replaceAll("_", " ");
+  return EVENTS[event.kind]?.[0] ?? words.charAt(0).toUpperCase() + words.slice(1);
 }
 
 // The text of an event; "" if it only repeats the name.
@@ -102,56 +93,30 @@ export function ackText(event) {
 
 export const commandOf = (event) => event.data?.command_id ?? null;
 
-const GROUPS = {
-  all: "All",
-  commands: "Commands",
-  failures: "Failures",
-  epochs: "Epochs, checkpoints",
-  other: "Other",
-};
-const REPEATED = ["epoch", "checkpoint", "amp_skipped"]; // with the progress of training
-const MIN_REPEATED = 4; // events of such a kind in one row
-
-function groupOf(event) {
-  const group = EVENTS[event.kind]?.[2];
-  if (group === "bad" || group === "failures") return "failures";
-  if (commandOf(event) !== null || group === "commands") return "commands";
-  return event.data?.ok === false ? "failures" : (group ?? "other");
-}
-
 // The weight of an event: "bad", a user's "action", or "routine".
 export function toneOf(event) {
-  if (EVENTS[event.kind]?.[2] === "bad") return "bad";
+  const tone = EVENTS[event.kind]?.[2];
   if (isAlert(event)) return isCleared(event) || event.data?.level === "info" ? "routine" : "bad";
-  return groupOf(event) === "commands" ? "action" : "routine";
+  return commandOf(event) !== null && tone !== "bad" ? "action" : (tone ?? "routine");
 }
 
-// Returns the rows {event, word, text} of a group, newest first. In "all", events of a repeated kind
-// are one row, at the place of the newest.
-export function rowsOf(events, group) {
-  const shown = events.filter((event) => group === "all" || groupOf(event) === group);
-  const merged = new Map();
-  for (const kind of group === "all" ? REPEATED : []) {
-    const same = shown.filter((event) => event.kind === kind && event.data?.ok !== false);
-    if (same.length >= MIN_REPEATED) for (const event of same) merged.set(event, same);
+const REPEATED = new Set(["epoch", "checkpoint", "amp_skipped"]); // with the progress of training
+
+// Returns the rows {event, word, text}, newest first; of a repeated kind one row, at the newest.
+export function rowsOf(events) {
+  const counts = {};
+  for (const { kind } of events) counts[kind] = (counts[kind] ?? 0) + 1;
+  const listed = new Set();
+  const rows = [];
+  for (const event of events.toReversed()) {
+    const { kind, data } = event;
+    const repeated = REPEATED.has(kind) && data?.ok !== false && counts[kind] > 1;
+    if (repeated && listed.has(kind)) continue;
+    listed.add(kind);
+    const word = repeated ? `${nameOf(event)} × ${counted(counts[kind])}` : nameOf(event);
+    rows.push({ event, word, text: textOf(event) });
   }
-  const row = (event) =>
-    merged.has(event)
-      ? mergedRow(merged.get(event))
-      : { event, word: nameOf(event), text: textOf(event) };
-  const newest = (event) => !merged.has(event) || merged.get(event).at(-1) === event;
-  return shown.filter(newest).reverse().map(row);
-}
-
-// One row for many events: "Epochs 1–480", "last: validation loss 0.031".
-function mergedRow(same) {
-  const [first, event] = [same[0], same.at(-1)];
-  const numbered = event.kind === "epoch" && isNumber(first.epoch) && isNumber(event.epoch);
-  const word = numbered
-    ? `Epochs ${first.epoch}–${event.epoch}`
-    : `${nameOf(event)} × ${counted(same.length)}`;
-  const text = (event.text || "").replace(/^Epoch \d+: /, "");
-  return { event, word, text: `last: ${text}`, merged: true };
+  return rows;
 }
 
 // Marks: events, and stretches without finite values, as Plotly shapes with short labels.
@@ -166,7 +131,7 @@ const LABEL_GAP_PX = 3; // from the line
 function labelOf(event) {
   if (event.kind === "epoch") return `e${event.epoch ?? ""}`;
   if (isAlert(event) && isCleared(event)) return "";
-  return EVENTS[event.kind]?.[1] ?? event.kind;
+  return EVENTS[event.kind]?.[1] ?? "";
 }
 
 // Returns the distance of marked epochs: 1, 2, 5, 10, 20, … Few marks stay, at fixed epochs.
@@ -215,8 +180,8 @@ export function placeLabels(marks, at, right) {
 }
 
 // Returns `shapes` and `annotations` for marks, and for `spans` {from, to, word} without finite values.
-// `place` maps x to pixels; `right` is the plot's edge.
-export function markShapes(marks, spans, place, right, theme) {
+// `place` maps x to pixels; `right` is the plot's edge. The pointer on a label reads the event.
+export function markShapes(marks, spans, place, right, theme, metrics) {
   const { orange, gray } = theme.palette;
   const lines = {
     routine: { color: withAlpha(gray, 0.35), width: 1, dash: "dot" },
@@ -234,20 +199,26 @@ export function markShapes(marks, spans, place, right, theme) {
   const all = [...words, ...marks];
   const at = all.map(({ x }) => place(x));
   const placed = placeLabels(all, at, right);
-  const annotations = placed.map(({ mark: { x, label, tone }, anchor }) => ({
+  const hovertext = (event) => {
+    const texts = [nameOf(event), changesOf(event, metrics), textOf(event)];
+    return plain(texts.filter(Boolean).join(". "));
+  };
+  const annotations = placed.map(({ mark: { x, label, tone, event }, anchor }) => ({
     ...{ x, y: 1, yref: "paper", yanchor: "top", xanchor: anchor, text: label, showarrow: false },
-    font: { size: 9.5, color: tone === "bad" ? orange : theme.text },
+    ...{ font: { size: 9.5, color: tone === "bad" ? orange : theme.text } },
+    ...(event ? { hovertext: hovertext(event) } : {}),
   }));
   return { shapes, annotations };
 }
+
+// Plotly reads some HTML in texts.
+const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
 export class EventTable {
   constructor() {
     const table =
       parts(`<section class="ss-box ss-card ss-section" data-testid="events" aria-label="Events">
-      <header class="ss-head"><h3>Events</h3>
-        <select class="ss-field" aria-label="Filter events" ref="select"></select>
-        <span class="ss-muted" ref="count"></span></header>
+      <header class="ss-head"><h3>Events</h3></header>
       <p class="ss-muted ss-note" ref="empty">No events yet. Epochs, checkpoints, actions and
         problems appear here.</p>
       <div class="ss-scroll" tabindex="0" role="group" aria-label="Table of events">
@@ -256,87 +227,25 @@ export class EventTable {
           <th scope="col">Details</th><th scope="col">Before → after</th></tr></thead>
         <tbody ref="body"></tbody></table></div>
     </section>`);
-    Object.assign(this, table, { events: [], metrics: {}, group: "all" });
-    this.select.append(
-      ...Object.entries(GROUPS).map(([value, text]) => el("option", { value }, text)),
-    );
-    this.select.addEventListener("change", () => this.choose(this.select.value));
-  }
-
-  choose(group) {
-    this.group = this.select.value = group;
-    this.show(this.events, this.metrics);
+    Object.assign(this, table);
   }
 
   show(events, metrics) {
-    Object.assign(this, { events, metrics });
-    const rows = rowsOf(events, this.group);
-    this.body.replaceChildren(...rows.slice(0, MAX_ROWS).map((row) => this.row(row)));
+    const rows = rowsOf(events).slice(0, MAX_ROWS);
+    this.body.replaceChildren(...rows.map((row) => this.row(row, metrics)));
     this.table.hidden = rows.length === 0;
-    this.select.hidden = events.length === 0;
-    this.empty.hidden = events.length > 0;
-    const newest = rows.length > MAX_ROWS ? `newest ${MAX_ROWS} of ${rows.length}` : "";
-    setText(this.count, newest || (events.length ? String(events.length) : ""));
+    this.empty.hidden = rows.length > 0;
   }
 
-  row({ event, word, text, merged }) {
-    const open = () => this.choose(groupOf(event));
+  row({ event, word, text }, metrics) {
     return el(
       "tr",
       { "data-kind": event.kind, "data-tone": toneOf(event) },
       el("td", { class: "ss-figure" }, isNumber(event.t) ? clock(event.t) : MISSING),
       el("td", { class: "ss-figure" }, isNumber(event.step) ? counted(event.step) : MISSING),
-      el("td", { class: "ss-kind" }, merged ? button(open, { class: "ss-link" }, word) : word),
+      el("td", { class: "ss-kind" }, word),
       el("td", {}, text),
-      el("td", {}, changesOf(event, this.metrics)),
+      el("td", {}, changesOf(event, metrics)),
     );
-  }
-}
-
-export const shownAfter = (shown, fresh) => activeAlerts([...shown, ...fresh]).slice(-MAX_TOASTS);
-
-// Toasts of new alerts, until they are dismissed or cleared, or newer alerts need the place.
-export class Toasts {
-  constructor() {
-    this.nodes = new Map(); // event -> toast, oldest first
-    // A critical alert interrupts a screen reader, the others wait.
-    const toasts = parts(`<div class="ss-toasts" role="region" aria-label="Alerts"
-      data-testid="toasts">
-      <div aria-live="assertive" ref="assertive"></div><div aria-live="polite" ref="polite"></div>
-    </div>`);
-    Object.assign(this, toasts);
-  }
-
-  take(fresh) {
-    if (fresh.some(isAlert)) this.show(shownAfter([...this.nodes.keys()], fresh));
-  }
-
-  // Shows these alerts. A toast that stays is not touched: a screen reader reads new nodes only.
-  show(events) {
-    const before = this.nodes;
-    this.nodes = new Map(events.map((event) => [event, before.get(event) ?? this.toast(event)]));
-    for (const [event, node] of before) if (!this.nodes.has(event)) node.remove();
-  }
-
-  toast(event) {
-    const { text = "", data } = event;
-    const name = levelOf(event);
-    const close = { class: "ss-button", "aria-label": `Dismiss: ${text || name}` };
-    const node = el(
-      "div",
-      { class: "ss-toast ss-float ss-row", "data-level": data?.level },
-      el("strong", {}, name),
-      el("span", {}, text),
-      button(() => this.dismiss(event), close, "×"),
-    );
-    (data?.level === "critical" ? this.assertive : this.polite).append(node);
-    return node;
-  }
-
-  // The next toast has the focus after a toast is dismissed by keyboard.
-  dismiss(event) {
-    const focused = this.nodes.get(event).contains(document.activeElement);
-    this.show([...this.nodes.keys()].filter((other) => other !== event));
-    if (focused) this.node.querySelector("button")?.focus();
   }
 }

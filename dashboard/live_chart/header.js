@@ -81,7 +81,7 @@ class BoxButton extends Button {
     const press = el("button", { class: "ss-button" }, submit);
     const form = el("form", { class: "ss-row", onsubmit }, before, field, press);
     const onbeforetoggle = () => this.place();
-    this.box = el("div", { class: "ss-popover ss-float", popover: "auto", onbeforetoggle }, form);
+    this.box = el("div", { class: "ss-popover", popover: "auto", onbeforetoggle }, form);
     this.part = el("span", { class: "ss-contents" }, this.node, this.box);
   }
 
@@ -126,13 +126,13 @@ export class ButtonGroup {
 }
 
 const STATUSES = {
-  pending: ["○", "Pending"],
-  running: ["●", "Running"],
-  paused: ["Ⅱ", "Paused"],
-  finished: ["✓", "Finished"],
-  stopped: ["■", "Stopped"],
-  failed: ["✕", "Failed"],
-  crashed: ["!", "Crashed"],
+  pending: ["○", "Pending", "gray"],
+  running: ["●", "Running", "green"],
+  paused: ["Ⅱ", "Paused", "amber"],
+  finished: ["✓", "Finished", "blue"],
+  stopped: ["■", "Stopped", "gray"],
+  failed: ["✕", "Failed", "orange"],
+  crashed: ["!", "Crashed", "orange"],
 };
 
 const joined = (parts) => parts.filter(Boolean).join(" · ");
@@ -176,7 +176,6 @@ export class Header {
       parts(`<div class="ss-header" role="region" aria-label="Run" data-testid="header">
       <div class="ss-row">
         <div class="ss-contents" role="status" data-testid="status" ref="status"></div>
-        <span class="ss-pill ss-alerts" data-testid="alerts" hidden ref="alerts"></span>
         <span class="ss-pill ss-badge" data-testid="source" hidden ref="source"></span>
         <select class="ss-field ss-picker" aria-label="Run" ref="picker"
           title="Shown run. Live runs first, then newest."></select>
@@ -191,6 +190,7 @@ export class Header {
       <p class="ss-muted" role="status" data-testid="loading" ref="loading"></p>
       <p class="ss-warning" role="alert" data-testid="trouble" ref="trouble"></p>
       <div role="status" data-testid="warnings" ref="warnings"></div>
+      <p class="ss-warning ss-cut" role="alert" data-testid="alerts" hidden ref="alerts"></p>
       <div class="ss-track" role="progressbar" aria-label="Training progress" aria-valuemin="0"
         aria-valuemax="100" ref="bar"><div class="ss-fill" ref="fill"></div></div>
       <nav class="ss-tabs" aria-label="Views of the run" ref="tabs"></nav>
@@ -252,10 +252,10 @@ export class Header {
   }
 
   updateStatus({ run, answer, unreadable }) {
-    const unknown = unreadable ? ["!", "Unreadable"] : ["○", "Connecting"];
-    const [icon, word] = answer ? STATUSES[answer.status] || ["?", answer.status] : unknown;
-    const status = answer?.status ?? (unreadable ? "failed" : null);
-    const badge = el("span", { class: "ss-pill ss-badge", "data-status": status });
+    const unknown = unreadable ? ["!", "Unreadable", "orange"] : ["○", "Connecting", "gray"];
+    const known = STATUSES[answer?.status] ?? ["?", answer?.status, "gray"];
+    const [icon, word, tone] = answer ? known : unknown;
+    const badge = el("span", { class: "ss-pill ss-badge", style: `--tone:var(--ss-${tone})` });
     badge.append(el("span", { "aria-hidden": "true" }, icon), el("span", {}, word));
     badge.hidden = !run && !unreadable;
     const { reason, warnings = [], source } = answer ?? {};
@@ -267,15 +267,18 @@ export class Header {
 
   updateSource(source) {
     showText(this.source, source?.text);
-    setAttribute(this.source, "data-status", source && !source.connected ? "failed" : null);
+    const tone = source && !source.connected ? "orange" : "gray";
+    setAttribute(this.source, "style", `--tone:var(--ss-${tone})`);
     showText(this.loading, source?.note);
   }
 
-  // An ended run has no active alerts.
+  // The number of active alerts and the newest one; an ended run has none.
   updateAlerts({ events, ended }) {
     const active = ended ? [] : activeAlerts(events);
-    const text = active.length === 1 ? "1 alert" : `${active.length} alerts`;
-    showText(this.alerts, active.length ? text : "");
+    const count = active.length === 1 ? "1 alert" : `${active.length} alerts`;
+    const newest = active.at(-1);
+    showText(this.alerts, newest ? `${count}: ${newest.text}` : "");
+    setAttribute(this.alerts, "data-level", newest?.data?.level ?? null);
     setAttribute(this.alerts, "title", active.map((event) => event.text).join("\n") || null);
   }
 }

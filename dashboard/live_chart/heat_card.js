@@ -1,8 +1,8 @@
 // The heatmap of many GPUs.
 
 import { Card } from "./card.js";
-import { button, el, setAttribute, setText } from "./dom.js";
-import { scaleFor, short, suffix } from "./format.js";
+import { el, setText } from "./dom.js";
+import { scaleFor, suffix } from "./format.js";
 import { breaks, visibleSpan, xsOf } from "./series.js";
 import { withAlpha } from "./theme.js";
 
@@ -31,33 +31,16 @@ export function heatRow(xs, values, range, cells, times) {
   return sums.map((total, cell) => (counts[cell] ? total / counts[cell] : null));
 }
 
-export const heatColors = (color) => [withAlpha(color, MIN_OPACITY), color];
-
-// Returns a heatmap for Plotly with at most `most` cells per row; `rows` are {xs, values, times}.
-export function heatTrace(rows, range, most, [low, high], color) {
-  const cells = Math.max(1, Math.floor(most));
-  const [from, to] = range;
-  return {
-    ...{ type: "heatmap", ygap: 1, zmin: low, zmax: high },
-    x: Array.from({ length: cells + 1 }, (_, i) => from + ((to - from) * i) / cells),
-    y: rows.map((_, i) => i),
-    z: rows.map(({ xs, values, times }) => heatRow(xs, values, range, cells, times)),
-    colorscale: heatColors(color).map((end, i) => [i, end]),
-  };
-}
-
-export const maxCells = (width) => width / MIN_CELL_PX;
-
-// A row per GPU, or the lines of the GPU whose chip is pressed.
+// A row per GPU, or the lines of the GPU that is chosen in the list or by a click on its row.
 export class HeatCard extends Card {
   build() {
     this.rows = this.spec.traces.filter((trace) => trace.axis === "y" && trace.style !== "context");
     super.build();
-    [this.low, this.high, this.ramp] = [el("span"), el("span"), el("i")];
-    this.scale = el("span", { class: "ss-muted ss-scale" }, this.low, this.ramp, this.high);
-    const all = { class: "ss-tool", "data-testid": "all-gpus" };
-    this.back = button(() => this.choose(null), all, "All GPUs");
-    this.unit.after(this.scale, this.back);
+    const gpus = this.rows.map(({ gpu }) => el("option", { value: gpu }, `GPU ${gpu}`));
+    const choose = ({ target }) => this.choose(target.value === "" ? null : Number(target.value));
+    const list = { class: "ss-field", "aria-label": "GPU", onchange: choose };
+    this.list = el("select", list, el("option", { value: "" }, "All GPUs"), ...gpus);
+    this.tools.prepend(this.list);
   }
 
   // The GPU whose lines are drawn; null for the heatmap.
@@ -71,41 +54,20 @@ export class HeatCard extends Card {
     return this.spec.traces.filter((trace) => drawn(trace) || trace.style === "context");
   }
 
-  hidden(trace) {
-    return (this.gpu !== null || trace.style === "context") && super.hidden(trace);
-  }
-
   choose(gpu) {
     this.store.set("gpu", gpu);
     for (const card of this.scene.cards()) if (card instanceof HeatCard) this.scene.redraw(card);
   }
 
-  pick(trace) {
-    if (this.gpu === null && this.rows.includes(trace)) this.choose(trace.gpu);
-    else super.pick(trace);
-  }
-
   figure() {
-    const heat = this.gpu === null;
-    this.scale.hidden = !heat;
-    this.back.hidden = heat;
-    this.node.classList.toggle("ss-heat", heat);
-    for (const { node, label, trace } of this.chips) {
-      if (!this.rows.includes(trace)) continue;
-      const title = heat ? `Show the lines of GPU ${trace.gpu}` : "Toggle series";
-      setAttribute(node, "title", title);
-      setAttribute(node, "aria-pressed", heat ? null : !this.hidden(trace));
-      setText(label, heat ? `GPU ${trace.gpu}` : trace.label);
-    }
+    this.list.value = this.gpu ?? "";
     const { data, layout } = super.figure();
-    if (!heat) return { data, layout };
+    if (this.gpu !== null) return { data, layout };
     setText(this.unit, "");
     delete layout.yaxis2;
-    Object.assign(layout.yaxis, {
-      ...{ type: "linear", autorange: false, range: [this.rows.length - 0.5, -0.5] },
-      ...{ tickmode: "array", tickvals: this.rows.map((_, i) => i), showgrid: false },
-      ...{ ticktext: this.rows.map((trace) => String(trace.gpu)), showticklabels: true },
-    });
+    const rows = { type: "category", autorange: "reversed", showgrid: false, showticklabels: true };
+    Object.assign(layout, { yaxis: rows, hovermode: "closest", showlegend: false });
+    layout.margin = { ...layout.margin, r: 64 }; // of the color bar
     return { data: [this.heat()], layout };
   }
 
@@ -114,16 +76,33 @@ export class HeatCard extends Card {
     const most = spec.y.range?.[1] ?? this.top("y");
     const { unit, factor } = scaleFor(spec.y.unit, most);
     const color = this.scene.theme.palette[spec.heat];
-    setText(this.low, "0");
-    setText(this.high, short(most / factor) + suffix(unit));
-    this.ramp.style.background = `linear-gradient(to right, ${heatColors(color).join()})`;
-    const rows = this.rows.map((trace) => {
+    const cells = Math.max(1, Math.floor(this.plotWidth / MIN_CELL_PX));
+    const [from, to] = store.range;
+    const row = (trace) => {
       const series = this.source(trace);
       const values = this.column(trace)?.mean;
-      if (!values) return { xs: [], values: [], times: null };
-      return { xs: xsOf(series, store.axis), values, times: series.t };
+      if (!values) return new Array(cells).fill(null);
+      const means = heatRow(xsOf(series, store.axis), values, store.range, cells, series.t);
+      return means.map((mean) => (mean === null ? null : mean / factor));
+    };
+    return {
+      ...{ type: "heatmap", ygap: 1, zmin: 0, zmax: (most || 1) / factor },
+      x: Array.from({ length: cells + 1 }, (_, i) => from + ((to - from) * i) / cells),
+      y: this.rows.map(({ gpu }) => String(gpu)),
+      z: this.rows.map(row),
+      colorscale: [
+        [0, withAlpha(color, MIN_OPACITY)],
+        [1, color],
+      ],
+      colorbar: { thickness: 8, outlinewidth: 0, nticks: 4, ticksuffix: suffix(unit) },
+      hovertemplate: `GPU %{y}: %{z:.3~g}${suffix(unit)}<extra></extra>`,
+    };
+  }
+
+  plotFirst(data, layout) {
+    super.plotFirst(data, layout);
+    this.plot.on("plotly_click", ({ points: [{ y }] }) => {
+      if (this.gpu === null) this.choose(Number(y));
     });
-    const trace = heatTrace(rows, store.range, maxCells(this.plotWidth), [0, most || 1], color);
-    return { ...trace, showscale: false, hoverinfo: "skip" };
   }
 }

@@ -2,7 +2,7 @@
 
 import { AxisBar, Board } from "./chart_grid.js";
 import { el, loadPlotly, mounting, setAttribute } from "./dom.js";
-import { EventTable, Toasts, ackText, commandOf } from "./events.js";
+import { EventTable, ackText, commandOf } from "./events.js";
 import { ButtonGroup, Header, VerdictLine, newCommandId, sendCommand } from "./header.js";
 import { Painter } from "./painter.js";
 import { Poller, ZoomDetail } from "./poll.js";
@@ -39,14 +39,13 @@ export class LiveView {
     this.verdict = new VerdictLine(apply, open);
     this.tiles = new TileRow();
     this.table = new EventTable();
-    this.toasts = new Toasts();
     const { board, table, bar } = this;
     this.overview = el("div", {}, this.verdict.node, this.tiles.node, bar.node);
     this.overview.append(board.node, table.node);
     this.memoryBar = el("div");
     this.body = el("div", { class: "ss-body" }, this.overview, this.memoryBar);
     const attributes = { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 };
-    this.root = el("div", attributes, this.header.node, this.body, this.toasts.node);
+    this.root = el("div", attributes, this.header.node, this.body);
     parent.append(this.root);
     this.poller = new Poller({
       url: () => this.address(),
@@ -89,7 +88,6 @@ export class LiveView {
     this.detail.plan();
     this.board.more.open = this.store.prefs.unfolded;
     this.table.show([], {});
-    this.toasts.show([]);
     for (const name of ["data-ready", "data-status"]) setAttribute(this.root, name, null);
   }
 
@@ -187,10 +185,7 @@ export class LiveView {
     const fresh = store.take(answer);
     if (first) this.detail.plan(); // a zoom from before a reload
     if (fresh.length) this.table.show(store.events, store.layout.metrics);
-    if (!first) {
-      this.acknowledge(store.news);
-      this.toasts.take(store.news);
-    }
+    if (!first) this.acknowledge(store.news);
     this.showAnswer();
     setAttribute(this.root, "data-status", answer.status);
     this.polls += 1;

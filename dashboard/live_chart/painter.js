@@ -1,5 +1,5 @@
 // The schedule of redraws: one chart per frame, the one that waits longest first. The painter holds
-// what all cards share: the store, the theme, Plotly, the marks of the range, the crosshair.
+// what all cards share: the store, the theme, Plotly, the marks of the range.
 
 import { marksIn } from "./events.js";
 
@@ -12,7 +12,6 @@ export class Painter {
   // `cards()` returns the cards; `ready()` is called once all visible cards are drawn.
   constructor(store, cards, ready) {
     Object.assign(this, { store, cards, ready, Plotly: null, theme: null, marks: [] });
-    Object.assign(this, { hoverX: null, hoverCard: null, hoverFrame: null, onHover() {} });
     Object.assign(this, { frame: 0, rest: 0, restUntil: 0, dragging: false, closed: false });
     this.urgent = 0; // cards that a choice of the user changed
     this.grown = 0; // pixels by which the newest point has moved since the last redraw
@@ -115,22 +114,10 @@ export class Painter {
     if (waiting.every((card) => card.plotted)) this.ready();
   }
 
-  // Moves the crosshair of all charts to x, null for none; `card` is the chart with the pointer.
-  hover(x, card) {
-    Object.assign(this, { hoverX: x, hoverCard: card });
-    this.onHover();
-    this.hoverFrame ??= requestAnimationFrame(() => {
-      this.hoverFrame = null;
-      for (const each of this.cards())
-        if (each.visible && each.plotted) each.hoverAt(this.hoverX, each === this.hoverCard);
-    });
-  }
-
   close() {
     this.closed = true;
     clearTimeout(this.rest);
     cancelAnimationFrame(this.frame);
-    cancelAnimationFrame(this.hoverFrame);
     for (const end of ["pointerup", "pointercancel"]) window.removeEventListener(end, this.onUp);
     window.removeEventListener("pointerover", this.onOver);
   }

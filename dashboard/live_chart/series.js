@@ -217,17 +217,6 @@ export function stretches(xs, values, range, times, odd) {
   return found;
 }
 
-// Converts a step to a time, or back, by a series. A place outside becomes its end.
-export function convertX(series, axis, x) {
-  if (!series || !series.t.length) return x;
-  const [from, to] = axis === "time" ? [series.s, series.t] : [series.t, series.s];
-  const i = bisect(from, x);
-  if (i === 0) return to[0];
-  if (i >= from.length) return to[from.length - 1];
-  const span = from[i] - from[i - 1];
-  return span > 0 ? to[i - 1] + ((x - from[i - 1]) / span) * (to[i] - to[i - 1]) : to[i];
-}
-
 // A column's `odd` has one entry per bucket: null, the value as a word (a single row), or a count.
 
 const ODD_WORDS = { NaN: "NaN", Infinity: "inf", "-Infinity": "−inf" };

@@ -1,7 +1,7 @@
 // The state of a view, changed only here: the shown run, its data, and the user's choices. No DOM.
 
 import { commandOf } from "./events.js";
-import { convertX, cursorText, mergeSeries, xsOf } from "./series.js";
+import { cursorText, mergeSeries, xsOf } from "./series.js";
 
 const MAX_EVENTS = 2000;
 const ROUTINE = new Set(["epoch", "checkpoint"]); // dropped first
@@ -107,7 +107,7 @@ export class Store {
     );
     for (const event of others) this.rankEvents.add(event.id);
     const fresh = [...own, ...others];
-    // Without a cursor, the events of other ranks may be old: they are listed, not announced.
+    // Without a cursor, the events of other ranks may be old: they are listed, not acknowledged.
     this.news = this.rankEventsSeen ? fresh : own;
     this.rankEventsSeen = answer.rank_events_seen || "";
     let surplus = this.events.length + fresh.length - MAX_EVENTS;
@@ -196,14 +196,11 @@ export class Store {
     this.move();
   }
 
-  // Draws over steps or over time; a zoom shows the same rows as before.
+  // Draws the whole run over steps, or over time.
   chooseAxis(name) {
-    const { zoom, axis, live } = this;
-    if (name === this.prefs.axis && name === axis) return;
-    this.prefs.axis = name;
-    if (zoom && this.axis !== axis)
-      this.zoomTo(zoom.map((x) => convertX(live.samples || live.steps, this.axis, x)));
-    else this.move();
+    if (name === this.prefs.axis && name === this.axis) return;
+    Object.assign(this.prefs, { axis: name, zoom: null });
+    this.move();
   }
 
   move() {

@@ -49,10 +49,11 @@ export function readTheme(root) {
     root.style.setProperty(`--ss-${name}`, value);
   const ink = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
   const faded = (opacity) => `rgba(${ink.join()},${opacity})`;
-  const [text, clear] = [faded(0.66), faded(0)];
+  const text = faded(0.66);
   const font = { family: read("--st-font", "sans-serif"), color: text, size: 11 };
   const axis = { fixedrange: true, zeroline: false, gridcolor: faded(0.08), tickfont: font };
-  const layout = { font, paper_bgcolor: clear, plot_bgcolor: clear, xaxis: axis, yaxis: axis };
   const background = `rgb(${r},${g},${b})`;
+  const layout = { font, paper_bgcolor: background, plot_bgcolor: background };
+  Object.assign(layout, { xaxis: axis, yaxis: axis, hoverlabel: { bgcolor: background } });
   return { palette, background, text, line: faded(0.22), template: { layout } };
 }
