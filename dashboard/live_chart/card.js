@@ -3,7 +3,7 @@
 
 import { button, el, parts, setAttribute, setText, showText } from "./dom.js";
 import { markShapes } from "./events.js";
-import { clock, isNumber, scaleFor, suffix, timeTicks, withUnit } from "./format.js";
+import { isNumber, plain, scaleFor, suffix, timeTicks, withUnit } from "./format.js";
 import {
   bandPoints,
   ema,
@@ -47,9 +47,8 @@ export class Card {
         <span class="ss-muted" ref="unit"></span>
         <div class="ss-tools ss-end" ref="tools"></div></header>
       <p class="ss-muted ss-note" ref="about"></p>
-      <div class="ss-stage" tabindex="0" role="application" aria-roledescription="chart"
-        ref="stage">
-        <div class="ss-plot ss-skeleton" ref="plot"></div>
+      <div class="ss-stage ss-skeleton" tabindex="0" role="application"
+        aria-roledescription="chart" ref="stage"><div ref="plot"></div>
         <p class="ss-muted ss-none" hidden ref="none"></p>
       </div>
     </section>`);
@@ -148,7 +147,8 @@ export class Card {
   drawn(trace, { unit, factor }) {
     if (!holds(this.column(trace))) return [];
     const color = this.scene.theme.palette[trace.color];
-    const name = `${trace.label} ${this.newest(trace)}`;
+    const label = plain(trace.label);
+    const name = `${label} ${this.newest(trace)}`;
     const shared = { type: "scatter", name, meta: trace.label, yaxis: trace.axis };
     const style = { color, width: 1.5, dash: trace.dash };
     if (this.hidden(trace))
@@ -164,7 +164,7 @@ export class Card {
     const line = {
       ...{ ...shared, x, y, mode: dots ? "lines+markers" : "lines", line: style },
       ...{ marker: { size: 5, color } },
-      hovertemplate: `${trace.label} %{y:.4~g}${suffix(unit)}<extra></extra>`,
+      hovertemplate: `${label} %{y:.4~g}${suffix(unit)}<extra></extra>`,
     };
     return band ? [area, line] : [line];
   }
@@ -340,7 +340,7 @@ export class Card {
   }
 
   plotFirst(data, layout) {
-    this.plot.classList.remove("ss-skeleton");
+    this.stage.classList.remove("ss-skeleton");
     this.plotted = true;
     this.scene.Plotly.newPlot(this.plot, data, layout, this.config());
     this.plot.on("plotly_relayout", (change) => {

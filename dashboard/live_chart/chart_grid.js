@@ -13,7 +13,7 @@ export class Board {
       <div class="ss-grid" ref="mainGrid"></div>
       <section class="ss-group ss-section" data-testid="custom" aria-label="Custom metrics" hidden ref="custom">
         <h3>Custom metrics</h3>
-        <div class="ss-grid ss-small" ref="customGrid"></div>
+        <div class="ss-grid" ref="customGrid"></div>
         <p class="ss-muted" hidden ref="note"></p>
       </section>
       <details class="ss-group ss-section" data-testid="more" hidden ref="more">
@@ -98,9 +98,8 @@ export class Board {
       card.known ||= traces.some(present);
       card.node.hidden = !card.known;
     }
-    const shown = (group) => this.cards.filter(({ spec, known }) => known && spec.group === group);
-    const folded = shown("more").map(({ spec }) => spec.title);
-    setText(this.summary, folded.join("  ·  "));
+    const folded = this.cards.filter(({ spec, known }) => known && spec.group === "more");
+    setText(this.summary, folded.map(({ spec }) => spec.title).join("  ·  "));
   }
 
   clear() {

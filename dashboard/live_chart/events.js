@@ -1,7 +1,7 @@
 // Events of a run: names, alerts, marks on the charts and the table.
 
 import { el, parts } from "./dom.js";
-import { MISSING, change, clock, counted, isNumber } from "./format.js";
+import { MISSING, change, clock, counted, isNumber, plain } from "./format.js";
 import { withAlpha } from "./theme.js";
 
 // Kinds with another name, a label on the charts, or a weight other than routine.
@@ -210,9 +210,6 @@ export function markShapes(marks, spans, place, right, theme, metrics) {
   }));
   return { shapes, annotations };
 }
-
-// Plotly reads some HTML in texts.
-const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
 export class EventTable {
   constructor() {

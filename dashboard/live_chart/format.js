@@ -10,6 +10,9 @@ export const isNumber = (value) => typeof value === "number" && Number.isFinite(
 
 export const sum = (values) => values.reduce((total, value) => total + value, 0);
 
+// Escapes a text for Plotly, which reads some HTML.
+export const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
 export const counted = (value) => value.toLocaleString("en-US");
 
 // Three significant digits without exponent: 0, 2.10, 12.3, 812, 12,345.

@@ -202,13 +202,6 @@ export class Header {
     this.actions.append(this.retry.node, this.buttons.node);
   }
 
-  // Sticks below Streamlit's own bar, which covers the page.
-  place() {
-    const bar = document.querySelector("[data-testid=stHeader]");
-    const height = bar ? bar.getBoundingClientRect().height : 0;
-    this.node.style.setProperty("--ss-top", `${height}px`);
-  }
-
   // A native list of runs: it works by keyboard and on a phone.
   updateRuns(runs, picked) {
     const option = ([id, label]) => el("option", { value: id }, label);

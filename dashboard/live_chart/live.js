@@ -62,7 +62,6 @@ export class LiveView {
     this.painter.theme = readTheme(this.root);
     const other = this.store.run !== data.run;
     if (other) this.openRun(data.run);
-    this.header.place();
     this.setHeader(data.header);
     if (this.sentTab !== data.header.tab) this.showTab(data.header.tab);
     this.sentTab = data.header.tab;

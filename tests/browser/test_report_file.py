@@ -65,7 +65,8 @@ def test_the_buttons_download_reports_and_images(
     chart = page.get_by_test_id("chart-loss")
     expect(chart.locator(".lines path").first).to_be_visible()
     with page.expect_download() as download:
-        chart.get_by_title("Download chart (SVG)").click()
+        chart.hover()
+        chart.locator("[data-title='Download plot as an SVG']").click()
     assert b"<svg" in Path(download.value.path()).read_bytes()
     open_tab(page, "Details")
     details = save(page, "Report", tmp_path)

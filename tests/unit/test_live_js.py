@@ -106,12 +106,9 @@ SPANS = {
     "odd": [None, "NaN", None, "NaN", None, "Infinity", 3, None],
     "mean": [1.0, None, None, None, 2.0, None, 2.0, None],
 }
-GROUPS = "((event) => ['commands', 'failures', 'epochs', 'other']"
-GROUPS += ".filter((name) => rowsOf([event], name).length))"
 RESUMED = ["", "At night", ""]
 BUTTON = "{help: 'Hold.', when: {pending: 'no step yet.', running: null}}"
 NOT_NOW = {"refused": "no step yet.", "title": "Hold. Not now: no step yet."}
-SERIES = "{t: [0, 10, 20], s: [0, 100, 400]}"
 TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
 
 
@@ -131,22 +128,20 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
             [{"from": 1, "to": 3, "word": "NaN"}, {"from": 5, "to": 6, "word": "inf"}],
         ),
         ("oddSpans([0, 5], {odd: [3, 3], mean: [1, 1]}, null)[0].word", "NaN/inf"),
-        (f"{GROUPS}({{kind: 'mark'}})", ["commands"]),
         ("['Resume', 'At night', null].map((text) => textOf({kind: 'resume', text}))", RESUMED),
-        ("rowsOf([{kind: 'resume', text: 'Resume'}], 'all')[0].text", ""),
-        (f"{GROUPS}({{kind: 'save_checkpoint', data: {{command_id: 1}}}})", ["commands"]),
-        (f"{GROUPS}({{kind: 'oom'}})", ["failures"]),
-        (f"{GROUPS}({{kind: 'checkpoint', data: {{ok: false}}}})", ["failures"]),
-        (f"{GROUPS}({{kind: 'checkpoint', data: {{ok: true}}}})", ["epochs"]),
-        (f"{GROUPS}({{kind: 'gpu_recovered'}})", ["other"]),
+        ("rowsOf([{kind: 'resume', text: 'Resume'}])[0].text", ""),
+        ("['mark', 'oom', 'epoch'].map((kind) => toneOf({kind}))", ["action", "bad", "routine"]),
+        ("toneOf({kind: 'save_checkpoint', data: {command_id: 1}})", "action"),
+        (
+            "['output_lost', 'xid', ''].map((kind) => nameOf({kind}))",
+            ["Output lost", "GPU error", ""],
+        ),
         (
             f"['running', 'pending', 'paused'].map((status) => buttonState({BUTTON}, status))",
             [{"refused": None, "title": "Hold."}, NOT_NOW, None],
         ),
         ("ema([4, 4, null, 4], 0.5)", [4, 4, None, 4]),  # no start bias
         ("ema([0, 1], 0.5)[1]", 2 / 3),
-        (f"[250, 900].map((step) => convertX({SERIES}, 'time', step))", [15, 20]),
-        (f"convertX({SERIES}, 'step', 5)", 50),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: 200}})", 50.0),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: null}})", None),
         ("heatRow([0, 1, 2, 3, 8], [10, 30, null, 50, 90], [0, 8], 4)", [20, 50, 50, 90]),
@@ -276,18 +271,13 @@ def test_labels_of_marks_stay_inside_the_chart_and_touch_no_other(js: Script) ->
     assert spans["gc"][1] < 125  # at the right edge
 
 
-def test_many_epochs_are_one_row_and_their_group_lists_them(js: Script) -> None:
+def test_many_epochs_are_one_row_at_the_newest(js: Script) -> None:
     done = {"id": 900, "kind": "empty_cache", "text": "Empty cache", "data": {"command_id": 3}}
-    events = [*epochs(31), done]
-    rows = js("rowsOf(events, 'all')", events=events)
-    assert [row["word"] for row in rows] == ["Empty cache", "Epochs 1–31"]
-    assert rows[1]["text"] == "last: validation loss 0.031"
-    newest, *others = js("rowsOf(events, 'epochs')", events=events)
-    assert (newest["word"], newest["text"]) == ("Epoch", "Epoch 31: validation loss 0.031")
-    assert len(others) == 30
-    assert len(js("rowsOf(events, 'all')", events=epochs(3))) == 3, "few stay as they are"
-    saved = js("rowsOf(events, 'all')", events=epochs(7, "checkpoint"))
-    assert [row["word"] for row in saved] == ["Checkpoint × 7"]
+    refused = {"id": 901, "kind": "checkpoint", "text": "No space", "data": {"ok": False}}
+    rows = js("rowsOf(events)", events=[*epochs(31), done, refused])
+    assert [row["word"] for row in rows] == ["Checkpoint", "Empty cache", "Epoch × 31"]
+    assert rows[2]["text"] == "Epoch 31: validation loss 0.031"
+    assert [row["word"] for row in js("rowsOf(events)", events=epochs(1))] == ["Epoch"]
 
 
 def test_alerts_that_were_raised_and_not_cleared_are_active(js: Script) -> None:
@@ -300,15 +290,6 @@ def test_alerts_that_were_raised_and_not_cleared_are_active(js: Script) -> None:
         *(alert(9, "loss"), alert(10, "loss", rank=1), alert(11, "loss", "cleared")),
     ]
     assert js("activeAlerts(events).map(({id}) => id)", events=events) == [2, 6, 7, 10]
-
-
-def test_at_most_three_toasts_are_shown_and_a_cleared_one_is_removed(js: Script) -> None:
-    shown = "shownAfter(shown, fresh).map(({id}) => id)"
-    four = [alert(n, f"rule{n}") for n in range(4)]
-    assert js(shown, shown=[], fresh=four) == [1, 2, 3]
-    cleared = [alert(9, "rule2", "cleared"), {"id": 10, "kind": "epoch"}]
-    assert js(shown, shown=four[1:], fresh=cleared) == [1, 3]
-    assert js(shown, shown=four[1:], fresh=[alert(11, "rule1")]) == [2, 3, 11]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +305,7 @@ def test_at_most_three_toasts_are_shown_and_a_cleared_one_is_removed(js: Script)
 def test_an_alert_is_in_the_events_with_its_level(
     js: Script, event: dict[str, Any], word: str, tone: str, label: str
 ) -> None:
-    found = "[rowsOf([event], 'failures')[0].word, toneOf(event),"
+    found = "[rowsOf([event])[0].word, toneOf(event),"
     found += " marksIn([event], 'step', [0, 9])[0].label]"
     assert js(found, event=event) == [word, tone, label]
 
@@ -355,7 +336,7 @@ IN_STEPS = {"zoom": [1, 201], "zoomAxis": "step"}
         (STEPPED, {}, "setLayout({axis: 'time'})", "time", [0, 10]),  # a recording
         (SAMPLED, IN_TIME, "ended", "time", [2, 4]),
         (STEPPED, IN_TIME, "ended", "step", [1, 401]),  # zoomed on the other axis
-        (BOTH, IN_STEPS, "chooseAxis('time')", "time", [6, 8]),
+        (BOTH, IN_STEPS, "chooseAxis('time')", "time", [0, 10]),
         (BOTH, {}, "chooseAxis('time')", "time", [0, 10]),
     ],
 )
