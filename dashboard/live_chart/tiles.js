@@ -114,7 +114,7 @@ export function sparkPath({ t, v }, metric, bridges) {
 
 export class TileRow {
   constructor() {
-    this.row = el("div", { class: "ss-kpis" });
+    this.row = el("div", { class: "ss-kpis ss-section" });
     this.absent = el("p", { class: "ss-muted ss-note", "data-testid": "absent", hidden: "" });
     this.node = el("div", {}, this.row, this.absent);
   }
