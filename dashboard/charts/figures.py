@@ -25,6 +25,12 @@ def shortened(text: str, length: int) -> str:
     return plain(text if len(text) <= length else f"{text[: length - 1]}…")
 
 
+def unit_of(most: float) -> tuple[str, float]:
+    """Return the unit for values up to `most` bytes, and its size in bytes."""
+    sizes = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 1024.0}
+    return next(((name, size) for name, size in sizes.items() if most >= size), ("B", 1.0))
+
+
 def layout(height: int, **others: Any) -> Json:
     """Return the layout of a chart with a legend above it."""
     legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 13}}

@@ -25,7 +25,7 @@ def history_figure(metric: str, readings: Mapping[int, Sequence[DeviceSample]], 
     }
     top = max((float(np.nanmax(values, initial=0.0)) for values in columns.values()), default=0.0)
     name, size = figures.unit_of(top) if unit is Unit.BYTES else (unit.value, 1.0)
-    lines = [
+    lines: list[Json] = [
         {
             "type": "scatter",
             "mode": "lines",
