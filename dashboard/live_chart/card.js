@@ -296,7 +296,7 @@ export class Card {
     this.drawnAt = performance.now();
     layout.datarevision = this.drawnAt;
     this.stage.style.height = `${layout.height}px`;
-    if (this.plotted) this.scene.Plotly.react(this.plot, data, layout, this.config());
+    if (this.plotted) this.scene.Plotly.react(this.plot, data, layout, this.config);
     else this.plotFirst(data, layout);
     const { mean = [] } = (this.lines.length && this.column(this.lines[0])) || {};
     setAttribute(this.node, "data-points", mean.filter((value) => value !== null).length);
@@ -320,7 +320,8 @@ export class Card {
     showText(this.none, columns.some(holds) ? "" : reason);
   }
 
-  config() {
+  // Another object would let Plotly build the whole plot again.
+  makeConfig() {
     const filename = `${this.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
     const image = { filename, width: 1200, height: 500, scale: 2 };
     const svg = {
@@ -342,7 +343,8 @@ export class Card {
   plotFirst(data, layout) {
     this.stage.classList.remove("ss-skeleton");
     this.plotted = true;
-    this.scene.Plotly.newPlot(this.plot, data, layout, this.config());
+    this.config = this.makeConfig();
+    this.scene.Plotly.newPlot(this.plot, data, layout, this.config);
     this.plot.on("plotly_relayout", (change) => {
       const range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       if (range.every(isNumber)) this.store.zoomTo(range);

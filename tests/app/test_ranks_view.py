@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.run_catalog import row
-from stepscope.distributed.stragglers.detect import StragglerKind, StragglerVerdict
+from stepscope.distributed.stragglers.detect import StragglerKind, StragglerFinding
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
 from tests.support.app_page import OpenPage, header
@@ -67,7 +67,7 @@ def test_the_ranks_are_a_table_and_a_heatmap_and_the_straggler_is_first(
         [1, 1, pytest.approx(float("nan"), nan_ok=True), pytest.approx(float("nan"), nan_ok=True)],
     ]
     assert json.loads(app.get("plotly_chart")[0].proto.spec)["data"][0]["type"] == "heatmap"
-    found = StragglerVerdict(StragglerKind.STRAGGLER, "Rank 1 is late.", ranks=(1,), next="Look.")
+    found = StragglerFinding(StragglerKind.STRAGGLER, "Rank 1 is late.", ranks=(1,), next="Look.")
     monkeypatch.setattr(server.stragglers, "of", lambda run: found)
     app.run()
     assert app.dataframe[0].value["Rank"].tolist() == [1, 0, 2, 3]
