@@ -223,17 +223,14 @@ export class Card {
       range: [...range], // Plotly writes into it while panning
       ...{ type: "linear", fixedrange: false, showgrid: false, showline: true, ticks: "outside" },
       ...{ linecolor: line, tickcolor: line, ticklen: 3, ticklabeloverflow: "hide past div" },
+      unifiedhovertitle: { text: axis === "step" ? "step %{x:,.0f}" : "%{x:,.1f} s" },
     };
     if (axis === "step") {
       const few = range[1] - range[0] < 7; // otherwise ticks of half steps repeat their labels
-      const title = { text: "step %{x:,.0f}" };
-      const ticks = few ? { dtick: 1 } : { nticks: 7 };
-      return { ...shared, ...ticks, tickformat: ",d", unifiedhovertitle: title };
+      return { ...shared, ...(few ? { dtick: 1 } : { nticks: 7 }), tickformat: ",d" };
     }
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
-    const title = { text: "%{x:,.1f} s" };
-    const places = { tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
-    return { ...shared, ...places, unifiedhovertitle: title };
+    return { ...shared, tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
   }
 
   // Returns the legend above the plot, and the space that it takes.

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.run_catalog import row
-from stepscope.distributed.stragglers.detect import StragglerKind, StragglerFinding
+from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
 from tests.support.app_page import OpenPage, header

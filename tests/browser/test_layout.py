@@ -56,8 +56,7 @@ def test_numbers_and_choices_are_whole(
     assert cut(page, "[data-testid=stSidebar] [role=combobox]") == []
     rows = page.get_by_test_id("events").locator("tbody tr")
     expect(rows).to_have_count(2)
-    rows.last.get_by_role("button", name="Epochs 1–40").click()
-    expect(rows).to_have_count(40)
+    expect(rows.last).to_contain_text("Epoch × 40")
     if width == 1400:
         tops = page.locator(".ss-kpi").evaluate_all("nodes => nodes.map((node) => node.offsetTop)")
         assert len(tops) > 5

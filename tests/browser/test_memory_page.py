@@ -37,7 +37,7 @@ def test_the_breakdown_of_a_cpu_run_live_and_afterwards(
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     open_memory(page)
-    assert table(page)["total"] > 0
+    wait_until(lambda: table(page).get("total", 0) > 0, page)
     assert run_folder(server).name in page.url
 
 
