@@ -142,19 +142,18 @@ export class Card {
     return top;
   }
 
-  // Returns the line of a trace for Plotly, after its band; none if the trace is empty. A hidden one
+  // Returns the line of a trace for Plotly, after its band. A hidden one, or one without a value here,
   // has its legend entry only.
   drawn(trace, { unit, factor }) {
-    if (!holds(this.column(trace))) return [];
+    const [held, hidden] = [holds(this.column(trace)), this.hidden(trace)];
+    if (!held && trace.optional) return [];
     const color = this.scene.theme.palette[trace.color];
     const label = plain(trace.label);
     const name = `${label} ${this.newest(trace)}`;
     const shared = { type: "scatter", name, meta: trace.label, yaxis: trace.axis };
     const style = { color, width: 1.5, dash: trace.dash };
-    if (this.hidden(trace))
-      return [
-        { ...shared, x: [null], y: [null], mode: "lines", line: style, visible: "legendonly" },
-      ];
+    const entry = { ...shared, x: [null], y: [null], mode: "lines", line: style };
+    if (hidden || !held) return [{ ...entry, visible: hidden ? "legendonly" : true }];
     const { band, x, y } = this.points(trace, factor);
     const dots = (trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1;
     const area = {
