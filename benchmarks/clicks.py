@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page
 
 from benchmarks.report import quantile, say
 from benchmarks.serving import VIEWPORT, Server, await_charts, start_run
-from stepscope.metrics import Stream
+from stepscope.common.metrics import Stream
 from stepscope.store import StoreReader
 
 ANSWERED_P95_MS = 40

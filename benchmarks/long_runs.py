@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.adapters import OURS, PROJECT
-from stepscope.metrics import Stream
+from stepscope.common.metrics import Stream
 from stepscope.run import RunStatus, process_identity, write_run_json
 from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter
 

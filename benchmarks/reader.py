@@ -29,7 +29,7 @@ from benchmarks.peers.adapters import OURS, PROJECT
 from benchmarks.peers.environment import Peers, prepare, without
 from benchmarks.report import at_most, say
 from dashboard.charts import series
-from stepscope.metrics import Stream
+from stepscope.common.metrics import Stream
 from stepscope.run import read_run
 from stepscope.store import StoreReader
 

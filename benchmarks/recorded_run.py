@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.metrics import METRICS, Stream
+from stepscope.common.metrics import METRICS, Stream
 from stepscope.run import RunStatus, process_identity, write_run_json
 from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter
 from stepscope.store.blocks import Event

@@ -28,9 +28,9 @@ from benchmarks import report
 from benchmarks.child import ChildError, call
 from benchmarks.peers.environment import SAMPLERS, Peers, prepare, without
 from benchmarks.report import at_most, say
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.session.sampler import Sampler
+from stepscope.store.recorder import Recorder
 from tests.simulator.nvml_library import INCLUDE, build
 
 OURS = "stepscope"

@@ -19,7 +19,7 @@ from benchmarks.pairs import AGAIN, BARE
 from benchmarks.peers.adapters import OURS
 from benchmarks.peers.environment import ROOT, environment, last_line
 from benchmarks.report import say
-from stepscope.metrics import Stream
+from stepscope.common.metrics import Stream
 from stepscope.store import StoreReader
 
 WATCH = "watch"

@@ -9,8 +9,8 @@ import threading
 from dashboard.run_index import RunIndex
 from stepscope.alerts.monitor import report_crash
 from stepscope.alerts.settings import AlertSettings, load
-from stepscope.recorder.recovery import ranks_with_unstored_rows, recover_ended
 from stepscope.run import RunInfo, RunStatus
+from stepscope.store.recovery import ranks_with_unstored_rows, recover_ended
 
 log = logging.getLogger(__name__)
 

@@ -28,12 +28,12 @@ from dashboard.run_index import MAX_READ, is_final, is_settled
 from stepscope.common.files import atomic_write, is_own_folder, modified_ns, read_regular_file
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
-from stepscope.recorder.final_values import final_values
 from stepscope.run import RunError, RunInfo, check_readable, is_run_id, read_metadata, read_run
 from stepscope.run.metadata import RunMetadata
 from stepscope.run.rank_info import now_of
 from stepscope.run.retention import folder_size
 from stepscope.store import STORE_NAME, StoreError
+from stepscope.store.final_values import final_values
 
 log = logging.getLogger(__name__)
 

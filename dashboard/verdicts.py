@@ -23,14 +23,14 @@ from stepscope.bottleneck.classify import (
 )
 from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
+from stepscope.common.metrics import Stream
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.stragglers.detect import StragglerFinding
-from stepscope.metrics import Stream
-from stepscope.recorder.final_values import last_value, read_newest
-from stepscope.recorder.rows import LOSS
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import StoreReader
+from stepscope.store.final_values import last_value, read_newest
 from stepscope.store.reader import EVERY
+from stepscope.store.step_blocks import LOSS
 
 EVERY_S = 3.0  # Between two diagnoses of a run until one is shown.
 HOLD_S = 10.0

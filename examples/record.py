@@ -29,10 +29,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import RUN_JSON, RunStatus, read_run, write_run_json
 from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import CommandName
 from trainer.config import LRSchedule, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.runners import start

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.metrics import Stream
-from stepscope.recorder.ring import RingError, abandoned
-from stepscope.recorder.rows import StepBlockBuilder
+from stepscope.common.metrics import Stream
 from stepscope.run import (
     RUN_JSON,
     RunError,
@@ -31,6 +29,8 @@ from stepscope.run.rank_info import numbers_with
 from stepscope.store import EventRow, SeriesBlock, StoreReader
 from stepscope.store.blocks import Floats, join
 from stepscope.store.reader import EVERY, StreamRows
+from stepscope.store.ring import RingError, abandoned
+from stepscope.store.step_blocks import StepBlockBuilder
 
 MIN_PART = 4  # characters of an id that name a run
 MAX_NAMED = 10  # runs in a message

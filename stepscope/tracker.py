@@ -25,13 +25,13 @@ from stepscope.common.secrets import with_hidden_secrets
 from stepscope.distributed.rendezvous import announce, find_place
 from stepscope.host.environment import in_notebook, running_folder, running_name
 from stepscope.profiling.phase_ranges import DATA, span
-from stepscope.recorder.recorder import MAX_NAME_CHARS, Recorder
-from stepscope.recorder.ring import WIDTH, RowLayout
-from stepscope.recorder.rows import RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
+from stepscope.store.recorder import MAX_NAME_CHARS, Recorder
+from stepscope.store.ring import WIDTH, RowLayout
+from stepscope.store.step_blocks import RATES, SAMPLES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -53,14 +53,14 @@ SLOW = {
         ),
     ),
     "agreement": Family(
-        paths=("stepscope/commands/", "stepscope/session/", "stepscope/distributed/"),
+        paths=("stepscope/session/", "stepscope/distributed/"),
         files=("integration/test_agreement.py",),
         core=(
             "integration/test_agreement.py::test_each_button_acts_on_all_ranks_at_the_same_step",
         ),
     ),
     "runners": Family(
-        paths=("trainer/runners/", "stepscope/distributed/", "stepscope/commands/"),
+        paths=("trainer/runners/", "stepscope/distributed/", "stepscope/session/"),
         files=("integration/test_torchrun_runner.py",),
         core=("integration/test_torchrun_runner.py::test_each_rank_records_and_the_job_finishes",),
     ),
@@ -193,7 +193,7 @@ CUDA = {
         core=_gpu("watch"),
     ),
     "cuda-jobs": Family(
-        paths=("simulator/", "stepscope/distributed/", "stepscope/commands/"),
+        paths=("simulator/", "stepscope/distributed/", "stepscope/session/"),
         files=(
             *_gpu("agreement", "communication", "hang", "stragglers"),
             "simulator/test_nccl.py",

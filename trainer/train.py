@@ -2,7 +2,7 @@
 
 `runners/training_run.py` opens the run, connects its ranks, and turns a failure into its reason.
 `training/` has a file for each technique. The loop does not wait for losses: they arrive later
-(`stepscope/recorder/cuda_readback.py`). It synchronizes with a GPU only at the end of an epoch, for
+(`stepscope/store/cuda_readback.py`). It synchronizes with a GPU only at the end of an epoch, for
 commands, and in `CudaAccelerator.pace`.
 """
 
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from stepscope.common.clock import clock
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
-from stepscope.recorder.cuda_readback import MetricRow
-from stepscope.recorder.recorder import Recorder
 from stepscope.session.command_server import CommandServer
 from stepscope.session.session import Session
+from stepscope.store.cuda_readback import MetricRow
+from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig, Strategy
 from trainer.config_validation import TrainDevice, epoch_problem
 from trainer.error_messages import NonFiniteLossError, RunFailedError

@@ -15,10 +15,10 @@ from dashboard.api.origin import NotAllowed
 from dashboard.controls.actions import END_NOW, can_end_now, refusal
 from stepscope.memory.snapshots import recording
 from stepscope.profiling import profile_command
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import read_run
 from stepscope.session.stop import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import CommandName
 
 MAX_BYTES = 4000
 BODY_TIMEOUT_S = 10.0

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from dashboard.charts.run_view import RunView, SampledGpu
-from stepscope.metrics import BY_KEY, Metric, Stream, Unit
+from stepscope.common.metrics import BY_KEY, Metric, Stream, Unit
 from stepscope.run import RunKind
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from dashboard.charts.chart_spec import (
     y_axis,
 )
 from dashboard.charts.run_view import RunView, optimizer_keys, rate_keys
-from stepscope.metrics import METRICS, Unit
+from stepscope.common.metrics import METRICS, Unit
 from stepscope.run import RunKind
 
 NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."

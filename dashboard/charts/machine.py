@@ -8,8 +8,8 @@ import numpy as np
 
 from dashboard.charts import figures
 from dashboard.charts.figures import Json
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
-from stepscope.metrics import BY_KEY, Unit
 
 # Distinct, with a contrast of at least 3:1 on the light and the dark background.
 COLORS = ("#8d5df8", "#8a9220", "#0b93b8", "#db3cfc", "#e0455a", "#a9701a", "#0a9a75", "#7a8490")

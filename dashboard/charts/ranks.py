@@ -8,7 +8,7 @@ import numpy as np
 
 from dashboard.charts import figures
 from dashboard.charts.figures import Json
-from stepscope.metrics import BY_KEY, Unit
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import Floats
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.charts.run_view import run_kind
-from stepscope.recorder.cuda_readback import SLOTS
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.rank_info import now_of
+from stepscope.store.cuda_readback import SLOTS
 
 STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
+from stepscope.common.metrics import BY_KEY
 from stepscope.gpu.nvml_device import NOT_BY_GPU
-from stepscope.metrics import BY_KEY
 from stepscope.run import RunInfo, RunKind
 
 NO_ALLOCATOR = (

@@ -23,11 +23,11 @@ from dashboard.charts.run_view import (
     run_kind,
 )
 from stepscope.common.formatting import number_name
-from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import merge
 from stepscope.store.reader import Axis
+from stepscope.store.step_blocks import RATE, STEP_TIME
 
 TARGET = 500  # buckets of a chart, at most
 MAX_NEW = 250  # new buckets; with more, a fresh overview is smaller

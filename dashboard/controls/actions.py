@@ -8,9 +8,9 @@ from typing import Any
 
 from dashboard.charts.run_view import run_kind
 from stepscope.common.config_issue import ConfigIssue
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, is_local, read_only_reason
 from stepscope.run.rank_info import now_of
+from stepscope.store.recorder import CommandName
 
 Json = dict[str, Any]
 

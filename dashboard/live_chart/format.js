@@ -1,4 +1,4 @@
-// Numbers to text, without DOM. Units are those of stepscope/metrics/ (bytes, seconds, percent).
+// Numbers to text, without DOM. Units as in stepscope/common/metrics.py (bytes, seconds, percent).
 
 export const MISSING = "n/a";
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepscope.common.formatting import format_bytes, format_duration, format_energy
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.gpu.device_events import throttle_text
 from stepscope.gpu.health import link
 from stepscope.gpu.machine_state import DeviceState, HostState, MachineState
 from stepscope.gpu.processes import GpuProcess
-from stepscope.metrics import BY_KEY, Unit
 
 Row = dict[str, Any]  # Values by column title.
 

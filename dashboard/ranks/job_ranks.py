@@ -13,7 +13,7 @@ from dashboard.charts.ranks import heatmap
 from dashboard.charts.series import fitting_bucket
 from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_member
 from stepscope.common.formatting import format_duration, printable
-from stepscope.metrics import Stream
+from stepscope.common.metrics import Stream
 from stepscope.run import RunInfo
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
 from stepscope.store import SeriesBlock, StoreError, StoreReader

@@ -21,7 +21,7 @@ from stepscope.common.files import modified_ns
 from stepscope.common.formatting import printable
 from stepscope.compare import comparison
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
-from stepscope.report.reports import run_report, scale_and_title
+from stepscope.compare.reports import run_report, scale_and_title
 from stepscope.run import RUN_JSON, RunError, RunInfo, read_run
 from stepscope.run.metadata import NOTES_JSON
 from stepscope.store import STORE_NAME, StoreError

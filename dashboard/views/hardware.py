@@ -19,9 +19,9 @@ from dashboard.machine.tables import (
 )
 from dashboard.services import Services
 from dashboard.views import parts
+from stepscope.common.metrics import BY_KEY
 from stepscope.gpu.machine_monitor import DRAWN
 from stepscope.gpu.machine_state import DeviceState, MachineState
-from stepscope.metrics import BY_KEY
 
 NO_GPU = (
     "Only the host is shown until there is a GPU; checked every 30 s. Training on the CPU needs no "

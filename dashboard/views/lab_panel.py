@@ -26,10 +26,10 @@ from dashboard.views.live_panel import APPLIED
 from dashboard.views.parts import download, number, plot, report_button, table, text
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.secrets import without_secrets
+from stepscope.compare.reports import sweep_report
 from stepscope.lab.folder import SweepError
 from stepscope.lab.report import to_csv
 from stepscope.lab.verdict_text import VariantVerdict
-from stepscope.report.reports import sweep_report
 from stepscope.run import RunError
 from trainer.config import RunConfig
 

@@ -16,8 +16,8 @@ from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.memory.snapshots.stacks import short, where
 from stepscope.memory.snapshots.summary import MAX_STACKS, SnapshotSummary, difference
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo
+from stepscope.store.recorder import CommandName
 
 CHOSEN = "snapshot_chosen"
 OTHER = "snapshot_other"

@@ -16,7 +16,7 @@ from dashboard.run_files import too_large_to_download
 from dashboard.services import Devices, Services
 from dashboard.sources import connection_problem, connection_text
 from stepscope.common.formatting import printable
-from stepscope.report.page import Report, ReportError
+from stepscope.compare.report_page import Report, ReportError
 from stepscope.run import RunInfo
 from trainer.runners.child_process import PROJECT
 

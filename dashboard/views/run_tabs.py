@@ -26,11 +26,11 @@ from dashboard.views.run_ranks import rank_overview
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.files import modified_ns
 from stepscope.common.formatting import format_bytes
+from stepscope.compare.reports import run_report
 from stepscope.profiling.summary import ProfileSummary
-from stepscope.recorder.recorder import CommandName
-from stepscope.report.reports import run_report
 from stepscope.run import RunInfo, RunKind, rank_file, read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers
+from stepscope.store.recorder import CommandName
 from trainer.config import RunConfig
 
 OUTPUT = "output.log"

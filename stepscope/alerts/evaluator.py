@@ -15,9 +15,9 @@ from operator import or_
 
 from stepscope.alerts.settings import ENDINGS, NO_STEP, AlertRule, AlertState
 from stepscope.common.formatting import format_bytes, format_duration
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.common.stall_detector import StepGap
 from stepscope.gpu.device_events import throttle_words
-from stepscope.metrics import BY_KEY, Unit
 
 RETRIED_S = 60.0  # time for which a retried allocation counts
 LOSSES = ("train/loss", "val/loss")

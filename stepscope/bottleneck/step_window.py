@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from stepscope.bottleneck.classify import MIN_STEPS, StepAverages
 from stepscope.bottleneck.recommendations import RunSetup
 from stepscope.common.json_values import dict_of
+from stepscope.common.metrics import Stream
 from stepscope.gpu.device_events import throttle_words
 from stepscope.gpu.source import is_simulated
-from stepscope.metrics import Stream
-from stepscope.recorder.final_values import highest
-from stepscope.recorder.rows import STEP_TIME
 from stepscope.run import RunKind
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
+from stepscope.store.final_values import highest
+from stepscope.store.step_blocks import STEP_TIME
 
 FIRST_STEPS = 5  # Number of excluded first steps: kernels load, caches and the allocator fill.
 WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of the store.

@@ -16,7 +16,7 @@ from stepscope.lab.folder import SweepError
 from stepscope.lab.gate import EXIT_CODES, markdown, parse_gate, worst
 from stepscope.lab.verdict_text import signed
 from stepscope.recorded_run import open_run
-from stepscope.recorder.recovery import recover_ended
+from stepscope.store.recovery import recover_ended
 
 EXAMPLES = (
     "stepscope compare BASE --to NEW",

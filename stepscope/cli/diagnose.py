@@ -17,10 +17,10 @@ from stepscope.common.formatting import printable
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.recorded_run import open_run
-from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunInfo, is_own, process_of
 from stepscope.run.rank_status import RankInfo, rank_states
 from stepscope.store import StoreError
+from stepscope.store.recovery import recover_ended
 
 RANKS = 4  # maximum number of ranks whose stacks are printed
 TIMEOUT_S = 20.0

@@ -31,9 +31,9 @@ from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.host.environment import SUPPORTED, installed_torch, unsupported
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
+from stepscope.store.recorder import Recorder
 
 NVML_TIMEOUT_S = 15.0
 BETWEEN_S = 0.15  # Between samples: rates need two, and a sleeping GPU may not answer the first.

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from stepscope.cli import CommandError, number_type
 from stepscope.common.formatting import printable
+from stepscope.common.metrics import Stream
 from stepscope.export.tables import export, export_all
-from stepscope.metrics import Stream
 from stepscope.recorded_run import open_run
-from stepscope.recorder.recovery import recover_ended
 from stepscope.store import StoreError
+from stepscope.store.recovery import recover_ended
 
 EXAMPLES = (
     "stepscope export RUN --format csv > steps.csv",

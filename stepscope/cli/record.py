@@ -14,12 +14,12 @@ from pathlib import Path
 
 from stepscope.cli import CommandError, number_type
 from stepscope.gpu.source import DeviceSource, open_source
-from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
 from stepscope.run.status import RunOutcome
 from stepscope.session.command_server import CommandServer
 from stepscope.session.session import Session, listed
 from stepscope.store import StoreError
+from stepscope.store.recorder import Command, CommandName
 
 POLL_S = 0.2  # Maximum delay of a signal: Python runs its handler only after the wait for a lock.
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from stepscope.cli import CommandError
 from stepscope.common.files import atomic_write
+from stepscope.compare.report_page import ReportError
+from stepscope.compare.reports import run_report, sweep_report
 from stepscope.lab.folder import SWEEP_JSON, SweepError, read_sweep
 from stepscope.recorded_run import open_run
-from stepscope.recorder.recovery import recover_ended
-from stepscope.report.page import ReportError
-from stepscope.report.reports import run_report, sweep_report
+from stepscope.store.recovery import recover_ended
 
 EXAMPLES = (
     "stepscope report RUN -o report.html",

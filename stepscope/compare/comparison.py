@@ -29,12 +29,12 @@ from stepscope.common.formatting import (
     three_digits,
 )
 from stepscope.common.json_values import dict_of, flattened
+from stepscope.common.metrics import BY_KEY
 from stepscope.compare.figures import PHASES, RunFigures
 from stepscope.lab.gate import METRICS, Gate, GateResult, GateVerdict, gate_result
 from stepscope.lab.statistics import MAX_VALUES, unpaired_interval, values_needed
 from stepscope.lab.verdict_text import signed
 from stepscope.memory.breakdown import CATEGORIES
-from stepscope.metrics import BY_KEY
 from stepscope.run import RunKind, RunStatus
 from stepscope.store.blocks import Floats
 

@@ -14,16 +14,15 @@ import numpy as np
 from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
+from stepscope.common.metrics import BY_KEY, Stream
 from stepscope.memory.breakdown_series import ledger_source, read_moments
-from stepscope.metrics import BY_KEY, Stream
-from stepscope.recorder import final_values
-from stepscope.recorder.final_values import reduced, typical
-from stepscope.recorder.rows import LOSS, STEP_TIME
 from stepscope.run import RunInfo, read_metadata
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
 from stepscope.run.rank_info import now_of
-from stepscope.store import StoreError, StoreReader
+from stepscope.store import StoreError, StoreReader, final_values
 from stepscope.store.blocks import Floats
+from stepscope.store.final_values import reduced, typical
+from stepscope.store.step_blocks import LOSS, STEP_TIME
 
 MEMORY_BUCKETS = 128  # moments of which the one with the most memory is compared
 MAX_METRICS = 50  # of the script's own metrics

@@ -21,12 +21,12 @@ import numpy as np
 
 from stepscope.common.files import atomic_replace
 from stepscope.common.formatting import number_name
-from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, check_readable, read_run, run_folders
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.blocks import Floats, missing
 from stepscope.store.reader import EVERY, StreamRows
+from stepscope.store.recovery import recover_ended
 
 T = TypeVar("T")
 ColumnType = Literal["float", "int", "text", "json"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.common.metrics import Stream
 from stepscope.memory.breakdown import TENSORS, CategoryBytes, MemoryDomain, divide
-from stepscope.metrics import Stream
-from stepscope.recorder.final_values import highest
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
+from stepscope.store.final_values import highest
 
 HOLD_S = 5.0  # Maximum age of a value: most are read once a second, and a tick may be late.
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)

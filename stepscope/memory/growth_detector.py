@@ -29,8 +29,8 @@ from stepscope.memory.growth import (
     find_trend,
     is_material,
 )
-from stepscope.recorder.recorder import Recorder
 from stepscope.store import EventRow
+from stepscope.store.recorder import Recorder
 
 EVENT = "memory_growth"  # Kind of the events about growth.
 SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}

@@ -21,7 +21,7 @@ from stepscope.common.json_values import first_line
 from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import summarize, to_json
 from stepscope.profiling.torch_profiler import ProfilerCapture, ProfilerUnavailableError, why_not
-from stepscope.recorder.recorder import Command, Recorder
+from stepscope.store.recorder import Command, Recorder
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from stepscope.common.formatting import format_bytes
 from stepscope.memory import allocator
 from stepscope.memory.snapshots.recording import SnapshotRecording, steps_refusal
 from stepscope.profiling.profile_command import ProfileCommand
-from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
 from stepscope.session.sampler import Sampler
+from stepscope.store.recorder import Command, CommandName, Recorder
 
 log = logging.getLogger(__name__)
 

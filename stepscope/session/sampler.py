@@ -21,7 +21,7 @@ from stepscope.gpu.xid import XidWatcher
 from stepscope.host.usage import HostSampler
 from stepscope.memory import allocator
 from stepscope.memory.model_states import ModelStateTracker
-from stepscope.recorder.recorder import Recorder
+from stepscope.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from stepscope.distributed.rendezvous import RankContext
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.source import DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.host.environment import warn_if_unsupported
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.code_state import CodeStateReader, imported_packages
 from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
 from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopEscalator, keep_stopped
+from stepscope.store.recorder import CommandName
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from typing import Any
 from stepscope.alerts import settings as alert_settings
 from stepscope.alerts.monitor import AlertMonitor
 from stepscope.bottleneck.step_window import setup_of
-from stepscope.commands.command import Command
-from stepscope.commands.job_commands import JobCommands
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.common.stall_detector import StallDetector
@@ -32,14 +30,16 @@ from stepscope.memory.oom.classify import OomCause, judge
 from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.reader import growth_told
 from stepscope.memory.oom.recommendations import Allowed
-from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.status import RunOutcome, with_case
 from stepscope.session.command_server import CommandHandler, CommandServer
+from stepscope.session.job_commands import JobCommands
 from stepscope.session.sampler import Sampler
 from stepscope.session.stop import handlers_wait
 from stepscope.store import StoreError
+from stepscope.store.commands import Command
+from stepscope.store.recorder import CommandName, Recorder
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,6 @@ from stepscope.common.files import read_json
 from stepscope.distributed.rendezvous import RESTARTS
 from stepscope.gpu.processes import program_of
 from stepscope.host.child_process import signal_all
-from stepscope.recorder.recorder import Command, CommandName, Recorder
-from stepscope.recorder.recovery import note_end
 from stepscope.run import (
     STALE_S,
     RunInfo,
@@ -37,6 +35,8 @@ from stepscope.run import (
 from stepscope.run.folder import not_signaled, recorder_of
 from stepscope.run.rank_info import BYTES_LIMIT, RankMetadata
 from stepscope.store import store_name
+from stepscope.store.recorder import Command, CommandName, Recorder
+from stepscope.store.recovery import note_end
 
 TERM_S = 5.0  # Time between SIGTERM and SIGKILL.
 KILL_S = 2.0  # Maximum wait for the exit of a killed process, which may be blocked in a driver.

@@ -24,8 +24,8 @@ from dashboard.views import lab_panel
 from stepscope.lab.folder import SweepError
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.lab.statistics import NO_SCIPY
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
+from stepscope.store.recorder import Recorder
 from tests.support.app_page import GPU, Machine, OpenPage, at_address, label, start_refused, text_of
 from tests.support.fake_sweep import BEST, sweep
 from tests.support.train_devices import SIMULATED

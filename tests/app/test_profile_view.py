@@ -8,8 +8,8 @@ from typing import Any
 from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.element_tree import Selectbox
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from stepscope.store.recorder import Recorder
 from tests.support.app_page import OpenPage, record
 from tests.support.profiles import write_profile
 

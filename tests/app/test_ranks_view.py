@@ -13,8 +13,8 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from dashboard.run_catalog import row
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.store.recorder import Recorder
 from tests.support.app_page import OpenPage, header
 
 

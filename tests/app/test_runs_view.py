@@ -16,9 +16,9 @@ from dashboard.charts.run_view import run_content
 from dashboard.format import escape_markdown
 from dashboard.run_catalog import disk_use, row, whole_metadata
 from stepscope.common.formatting import format_bytes
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_metadata, read_run
 from stepscope.run.metadata import FinalMetric, RunNotes, edit_notes, read_notes
+from stepscope.store.recorder import Recorder
 from tests.support.app_page import (
     OpenPage,
     at_address,

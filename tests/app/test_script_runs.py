@@ -11,8 +11,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.store.recorder import CommandName, Recorder
 from tests.support.app_page import (
     OpenPage,
     component,

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from playwright.sync_api import Page, Request, Route, expect
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import EventRow, StoreReader
+from stepscope.store.recorder import Recorder
 from tests.support.browser_page import (
     TRAINS_MS,
     OpenPage,

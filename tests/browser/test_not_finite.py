@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
+from stepscope.store.recorder import Recorder
 from tests.support.browser_page import OpenPage
 from tests.support.server import Server
 

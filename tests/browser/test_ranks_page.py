@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_info import rank_numbers, read_rank_file
+from stepscope.store.recorder import Recorder
 from tests.support.browser_page import (
     OpenPage,
     button,

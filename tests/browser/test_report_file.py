@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
-from stepscope.report.reports import run_report
+from stepscope.compare.reports import run_report
 from stepscope.run import read_run
 from tests.support.browser_page import OpenPage, button, open_tab, violations
 from tests.support.fake_sweep import sweep

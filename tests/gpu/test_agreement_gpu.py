@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import read_run
 from stepscope.session.stop import end_job
+from stepscope.store.recorder import CommandName
 from tests.support.jobs import PATIENCE_S, job, until
 
 pytestmark = pytest.mark.usefixtures("two_devices")

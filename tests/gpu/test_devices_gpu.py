@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from stepscope.common.metrics import Stream
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
 from stepscope.gpu.process_memory import OTHERS, OWN
 from stepscope.gpu.source import DeviceSource, open_source
-from stepscope.metrics import Stream
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.session import Session
 from stepscope.store.reader import StoreReader

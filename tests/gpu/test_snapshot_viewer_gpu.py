@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
-from stepscope.recorder.recorder import CommandName
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import CommandName
 from trainer.config import RunConfig
 from trainer.devices import list_devices
 from trainer.runners import start

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.recorder.cuda_readback import MetricRow
 from stepscope.run import RunStatus
+from stepscope.store.cuda_readback import MetricRow
 from stepscope.store.reader import send_command
 from tests.gpu.conftest import waiting_raises
 from tests.support.run_values import event_of, events, metric, run_json

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stepscope.recorder import cuda_readback
-from stepscope.recorder.cuda_readback import CELLS, CudaScalarReadback, MetricRow
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from stepscope.store import cuda_readback
+from stepscope.store.cuda_readback import CELLS, CudaScalarReadback, MetricRow
+from stepscope.store.recorder import Recorder
 from tests.gpu.conftest import simulator_only
 from tests.support.run_values import metric, run_json
 

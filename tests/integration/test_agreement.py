@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import read_run, run_folders
 from stepscope.session import stop
+from stepscope.store.recorder import CommandName
 from tests.support.child_process import has_signal
 from tests.support.jobs import PATIENCE_S, job, training, until
 from trainer.config import Strategy

@@ -22,14 +22,14 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from stepscope.cli import main
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.export import prometheus
 from stepscope.export.prometheus import GPU_METRICS, RUN_METRICS, ExporterCollector
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
-from stepscope.metrics import BY_KEY, Unit
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, rank_info, read_run
 from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store.recorder import Recorder
 from tests.support.fake_machine import BUSY, GIB, FakeClock, FakeSource, Gpu, divided, gpus, machine
 from tests.support.fake_machine import facts as facts_of
 from tests.support.fake_nvml import FakeNvml, install

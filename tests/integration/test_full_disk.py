@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.recovery import recover_ended
-from stepscope.recorder.ring import FILE_BYTES
-from stepscope.recorder.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.store.recorder import Recorder
+from stepscope.store.recovery import recover_ended
+from stepscope.store.ring import FILE_BYTES
+from stepscope.store.writer_thread import BALLAST
 from tests.support.run_values import events, steps_of
 from tests.support.waiting import wait_until
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.compare.reports import run_report
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.hangs.cases import HangCause
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.report.reports import run_report
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreReader
 from tests.support.hanging_job import NAMED_S, STARTS_S, hanging

@@ -15,10 +15,10 @@ import torch
 
 from stepscope import tracker
 from stepscope.distributed.rendezvous import find_place
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
+from stepscope.store.recorder import Recorder
 from stepscope.tracker import Tracker
 from tests.support.run_values import metric
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.compare.reports import run_report
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.host import usage
 from stepscope.memory.oom.classify import OomCause
 from stepscope.memory.oom.reader import judged
 from stepscope.memory.oom.record import MemoryKind, read_report
-from stepscope.report.reports import run_report
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.recorded_runs import write_run
 from tests.support.run_values import run_json

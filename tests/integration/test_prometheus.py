@@ -22,8 +22,8 @@ pytest.importorskip("prometheus_client")
 from stepscope.export.prometheus import ExporterCollector
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import open_source
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from stepscope.store.recorder import Recorder
 from tests.support.fake_nvml import FakeGpu, FakeNvml, install
 from tests.support.grafana import DASHBOARD, FOLDER, PANELS, targets
 from tests.support.prometheus_text import OPENMETRICS, get, running, serving

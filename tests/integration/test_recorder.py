@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder import writer_thread
-from stepscope.recorder.recorder import BoundaryRequest, Command, CommandName, Recorder
-from stepscope.recorder.writer_thread import BALLAST, WriterThread
 from stepscope.run import RunStatus, read_run
-from stepscope.store import STORE_NAME, StoreReader
+from stepscope.store import STORE_NAME, StoreReader, writer_thread
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import BoundaryRequest, Command, CommandName, Recorder
+from stepscope.store.writer_thread import BALLAST, WriterThread
 from tests.support.child_process import child
 from tests.support.run_values import steps_of
 from tests.support.waiting import wait_for, wait_until

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.recovery import recover, recover_ended
-from stepscope.recorder.ring import RingBuffer
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
+from stepscope.store.recorder import Recorder
+from stepscope.store.recovery import recover, recover_ended
+from stepscope.store.ring import RingBuffer
 from tests.support.killed_runs import killed_run
 from tests.support.run_folders import make_run
 from tests.support.run_values import block_of, steps_and_losses
@@ -52,7 +52,7 @@ TIMED_VICTIM = """
 import os, sys, time
 from pathlib import Path
 from stepscope.common import files
-from stepscope.recorder.recorder import Recorder
+from stepscope.store.recorder import Recorder
 from stepscope.run import RunStatus
 files.MOUNTS = Path(sys.argv[2])
 recorder = Recorder(Path(sys.argv[1]), name="victim")
@@ -126,7 +126,7 @@ def test_live_and_damaged_rings_are_kept(tmp_path: Path, caplog: pytest.LogCaptu
 FORKING = """
 import os, sys
 from pathlib import Path
-from stepscope.recorder.recorder import Recorder
+from stepscope.store.recorder import Recorder
 from stepscope.run import RunStatus
 recorder = Recorder(Path(sys.argv[1]), name="parent")
 recorder.set_status(RunStatus.RUNNING)

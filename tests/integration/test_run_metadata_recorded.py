@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_metadata, read_run
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, FinalMetric, GitState
 from stepscope.session.code_state import CodeStateReader
+from stepscope.store.recorder import Recorder
 from tests.support.child_process import is_running
 from tests.support.git_repository import commit, content, git
 from tests.support.waiting import wait_until

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreError, StoreReader
+from stepscope.store.recovery import recover_ended
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import small, start_worker
 from tests.support.waiting import wait_for, wait_until

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.common.metrics import Stream
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource
-from stepscope.metrics import Stream
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.session.sampler import Sampler
 from stepscope.store.reader import StoreReader
+from stepscope.store.recorder import Recorder
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 10.0

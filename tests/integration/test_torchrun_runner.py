@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import StoreReader
+from stepscope.store.recovery import recover_ended
 from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults

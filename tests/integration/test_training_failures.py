@@ -20,11 +20,11 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.recorder.cuda_readback import MetricRow, RowSink
 from stepscope.run import RUN_JSON, RunStatus
 from stepscope.run.rank_info import read_run_json
 from stepscope.session import session
 from stepscope.store import StoreReader
+from stepscope.store.cuda_readback import MetricRow, RowSink
 from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at, small

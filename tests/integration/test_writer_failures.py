@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from stepscope.recorder import writer_thread
-from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.recovery import recover_ended
-from stepscope.recorder.writer_thread import BALLAST, WriterThread
 from stepscope.run import RunStatus, read_run
-from stepscope.store import STORE_NAME, StoreError, StoreReader, schema
+from stepscope.store import STORE_NAME, StoreError, StoreReader, schema, writer_thread
 from stepscope.store.blocks import Sample
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import Recorder
+from stepscope.store.recovery import recover_ended
+from stepscope.store.writer_thread import BALLAST, WriterThread
 from tests.support.run_values import steps_and_losses
 from tests.support.waiting import wait_until
 

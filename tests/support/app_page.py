@@ -10,8 +10,8 @@ from typing import Any
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from stepscope.store.recorder import Recorder
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice

@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.store import STORE_NAME
+from stepscope.store.recorder import Recorder
 
 
 def live_run(folder: Path, **run_info: Any) -> Path:

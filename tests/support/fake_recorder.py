@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunStatus
+from stepscope.store.recorder import Command, CommandName
 
 
 @dataclass

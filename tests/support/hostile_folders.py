@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity
+from stepscope.store.recorder import Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, OTHER = "20261122-061500-victim-ab12", "20261122-061400-bystander-cd34"

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import run_folders
 from stepscope.run.rank_info import find_rank
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import CommandName
 from tests.support.server import free_port
 from trainer.config import Strategy
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VICTIM = """
 import os, sys, time
 from pathlib import Path
-from stepscope.recorder.recorder import Recorder
+from stepscope.store.recorder import Recorder
 from stepscope.run import RunStatus
 recorder = Recorder(Path(sys.argv[1]), name="victim")
 recorder.set_status(RunStatus.RUNNING)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from stepscope.store.recorder import Recorder
 from tests.support.server import Server
 
 GIB = 2**30

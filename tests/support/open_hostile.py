@@ -38,9 +38,9 @@ from stepscope.cli import main
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from stepscope.memory.snapshots.load import SnapshotError
-from stepscope.recorder.recovery import note_end, recover_ended
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
+from stepscope.store.recovery import note_end, recover_ended
 from tests.support.hostile_folders import OTHER, RUN, SWEEP
 from trainer.error_messages import RunFailedError
 from trainer.training.checkpoint import read_checkpoint

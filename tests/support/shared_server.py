@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunError, RunKind, read_run, run_folders
 from stepscope.store import StoreError
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import CommandName
 from tests.support.server import Server, start_server, stop_server
 from tests.support.waiting import wait_until
 

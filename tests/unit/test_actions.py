@@ -18,8 +18,8 @@ from dashboard.controls.actions import (
     start_refusal,
 )
 from stepscope.common.config_issue import ConfigIssue
-from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
+from stepscope.store.recorder import CommandName
 
 SCRIPT = [name for name in CommandName if name is not CommandName.SAVE_CHECKPOINT]
 WATCHED: dict[str, Any] = {"kind": "watch", "commands": [str(name) for name in SCRIPT]}

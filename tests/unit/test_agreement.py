@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import (
+from stepscope.session.consensus import (
     MAX_HOLD_FACTOR,
     VOTE_TIMEOUT_S,
     Coordinator,
@@ -18,6 +17,7 @@ from stepscope.commands.consensus import (
     Proposal,
     ProposalState,
 )
+from stepscope.store.commands import Command, CommandName
 
 LOOK_AFTER, LOOK_BEFORE = 1, 2
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from stepscope.common.metrics import BY_KEY
 from stepscope.memory import allocator
 from stepscope.memory.allocator import NO_SPLIT, VARIABLES, settings_of, split_reason
-from stepscope.metrics import BY_KEY
 
 # The layout of torch 2.13's memory_stats_as_nested_dict, cut to what is read and its neighbors.
 STATS: dict[str, Any] = {

@@ -12,8 +12,8 @@ from dashboard.charts.chart_spec import COLORS, GPU_COLORS
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
 from dashboard.charts.series import FOLDED
+from stepscope.common.metrics import BY_KEY, Stream
 from stepscope.distributed.collective_metrics import KEYS, NOT_BY_GLOO, SWITCHED_OFF
-from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
 CPU = RunView(

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from stepscope.common.clock import Clock
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
 from stepscope.run.folder import folder_name
 from stepscope.run.rank_info import now_of, read_rank_file
 from stepscope.store import StoreReader
+from stepscope.store.recorder import Recorder
 from tests.support.run_values import metric
 from trainer.config import Workload, defaults
 from trainer.runners.child_process import write_pending

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.common.metrics import BY_KEY
 from stepscope.distributed import collective_metrics
 from stepscope.distributed.collective_metrics import (
     KEYS,
@@ -17,7 +18,6 @@ from stepscope.distributed.collective_metrics import (
     algorithm_bytes,
     bus_factor,
 )
-from stepscope.metrics import BY_KEY
 from tests.support.fake_nvml import FakeClock
 from tests.support.flight_recorder import content, entry
 

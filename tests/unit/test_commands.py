@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.commands.command import parse_args
-from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
+from stepscope.store.commands import parse_args
+from stepscope.store.recorder import CommandName, Recorder
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator

@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 import torch
 
-from stepscope.recorder import cuda_readback
-from stepscope.recorder.cuda_readback import CudaEventTimerPool, MetricRow
+from stepscope.store import cuda_readback
+from stepscope.store.cuda_readback import CudaEventTimerPool, MetricRow
 from trainer.training import accelerator
 from trainer.training.accelerator import CudaStepTimer, TimedScalars
 

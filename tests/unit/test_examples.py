@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunStatus, read_only_reason, read_run
 from stepscope.store import STORE_NAME, StoreReader
+from stepscope.store.recovery import recover_ended
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUNS = {path.parent.name: path.parent for path in EXAMPLES.glob("*/run.json")}

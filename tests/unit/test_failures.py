@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from stepscope.memory.oom import observer
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.run.status import killed_worker, outcome
+from stepscope.store.recorder import Recorder
 from tests.support.train_devices import CPU_DEVICE, gpu
 from trainer.config import Precision, RunConfig, Runner, Workload, defaults
 from trainer.config_validation import TrainDevice

@@ -13,8 +13,8 @@ import pytest
 
 from stepscope.cli.diagnose import line
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
+from stepscope.store.recorder import Recorder
 from tests.support.command_line import diagnose
 from tests.support.recorded_runs import Row, recorded_run, write_run, write_slow_job
 from tests.support.train_devices import SIMULATED

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus, own_ranks, process_identity, read_run, write_run_json
 from stepscope.run.folder import SIGTERM_FILE, rank_file
 from stepscope.run.rank_info import RankExit, first_cause
+from stepscope.store.recorder import Recorder
 from tests.support.rank_folder import GONE_PID, RankFolder
 from trainer.runners.rank_worker import AFTER_PEER
 

@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.memory.growth_detector import GROUPS, GrowthMonitor, MemorySample, MinimumWindow
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
+from stepscope.store.recorder import Recorder
 from tests.support.fake_nvml import FakeClock
 
 MIB = 2.0**20

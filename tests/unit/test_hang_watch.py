@@ -26,8 +26,8 @@ from stepscope.distributed.hangs.record import (
     read_record,
 )
 from stepscope.distributed.hangs.watchdog import MIN_HANG_S, EventParts, HangWatchdog
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
+from stepscope.store.recorder import Recorder
 from tests.support.fake_live import FakeClock
 from tests.support.waiting import wait_until
 

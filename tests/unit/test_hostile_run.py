@@ -31,8 +31,6 @@ from stepscope.alerts import monitor
 from stepscope.alerts.monitor import report_crash
 from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
-from stepscope.commands.consensus import Proposal
-from stepscope.commands.job_commands import read_file
 from stepscope.lab.folder import (
     SweepError,
     only_one,
@@ -42,8 +40,6 @@ from stepscope.lab.folder import (
     sweep_folders,
 )
 from stepscope.recorded_run import Run
-from stepscope.recorder.recovery import note_end, recover_ended
-from stepscope.recorder.ring import RingBuffer
 from stepscope.run import (
     RunError,
     RunStatus,
@@ -54,7 +50,11 @@ from stepscope.run import (
     run_folders,
     write_run_json,
 )
+from stepscope.session.consensus import Proposal
+from stepscope.session.job_commands import read_file
 from stepscope.store import StoreWriter, store_name
+from stepscope.store.recovery import note_end, recover_ended
+from stepscope.store.ring import RingBuffer
 from tests.support.unprivileged import NOBODY, not_root, reachable_folder
 from trainer.config import checkpoints
 from trainer.runners.child_process import log_text

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recorder.final_values import highest
-from stepscope.recorder.recovery import recover
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
 from stepscope.store.blocks import Event, decode, encode
+from stepscope.store.final_values import highest
 from stepscope.store.reader import send_command
+from stepscope.store.recovery import recover
 from tests.support.run_folders import make_run
 
 ROWS = 1536

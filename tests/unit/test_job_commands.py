@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope.commands import job_commands
-from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import ProposalState
-from stepscope.commands.job_commands import JobCommands
-from stepscope.recorder.recorder import Recorder
+from stepscope.session import job_commands
+from stepscope.session.consensus import ProposalState
+from stepscope.session.job_commands import JobCommands
+from stepscope.store.commands import Command, CommandName
+from stepscope.store.recorder import Recorder
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 20.0

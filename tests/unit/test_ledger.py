@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.common.metrics import BY_KEY
 from stepscope.memory.breakdown import (
     CATEGORIES,
     NOT_RECORDED,
@@ -17,7 +18,6 @@ from stepscope.memory.breakdown import (
     divide,
     notes,
 )
-from stepscope.metrics import BY_KEY
 from tests.support.ledger_rows import CUDA
 
 MIB, GIB = 2**20, 2**30

@@ -1,11 +1,11 @@
-"""docs/metrics.md has the tables of stepscope/metrics/, and the source of each metric."""
+"""docs/metrics.md has the tables of stepscope/common/metrics.py, and the source of each metric."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from stepscope.metrics import METRICS
+from stepscope.common.metrics import METRICS
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 

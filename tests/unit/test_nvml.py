@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from stepscope.common.metrics import METRICS, Stream
 from stepscope.gpu import source as nvml
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
 from stepscope.gpu.nvml_device import (
@@ -23,7 +24,6 @@ from stepscope.gpu.nvml_queries import KEYS, QUERIES, SamplingTier
 from stepscope.gpu.nvml_reader import IMPLAUSIBLE, MAY_WRAP, ONE_READING
 from stepscope.gpu.process_memory import OTHERS
 from stepscope.gpu.source import NullSource, NvmlSource, open_source
-from stepscope.metrics import METRICS, Stream
 from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"

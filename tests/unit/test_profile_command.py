@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 from stepscope.profiling import phase_ranges, profile_command, torch_profiler
 from stepscope.profiling.summary import parse
 from stepscope.profiling.torch_profiler import ProfilerCapture
-from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
+from stepscope.store.recorder import Command, CommandName, Recorder
 from tests.support.fake_recorder import FakeRecorder, command
 
 Event = tuple[str, str, dict[str, Any]]

@@ -13,12 +13,12 @@ import pytest
 
 import stepscope
 from stepscope import RunError
-from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.recovery import recover
-from stepscope.recorder.ring import abandoned
 from stepscope.run import RunStatus
 from stepscope.store import StoreError
 from stepscope.store import reader as store_rows
+from stepscope.store.recorder import Recorder
+from stepscope.store.recovery import recover
+from stepscope.store.ring import abandoned
 from tests.support.killed_runs import killed_run
 from tests.support.run_folders import make_run
 from tests.support.waiting import wait_until

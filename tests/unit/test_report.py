@@ -18,12 +18,8 @@ import pytest
 
 from dashboard.views import parts
 from stepscope.cli import main
-from stepscope.diagnosis.findings import nothing_to_say, read_recorded
-from stepscope.distributed.flight_recorder import Collective
-from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name
-from stepscope.memory.oom.record import OomReport
-from stepscope.report.page import MAX_BYTES, ReportError
-from stepscope.report.reports import (
+from stepscope.compare.report_page import MAX_BYTES, ReportError
+from stepscope.compare.reports import (
     _CHARTS,
     MAX_COLUMNS,
     MAX_ROWS,
@@ -32,7 +28,11 @@ from stepscope.report.reports import (
     sweep_report,
     values_of,
 )
-from stepscope.report.scrubber import Scrubber
+from stepscope.compare.scrubber import Scrubber
+from stepscope.diagnosis.findings import nothing_to_say, read_recorded
+from stepscope.distributed.flight_recorder import Collective
+from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name
+from stepscope.memory.oom.record import OomReport
 from stepscope.run import RunError, process_identity, read_run, write_run_json
 from tests.support.fake_sweep import sweep
 from tests.support.oom_records import FULL

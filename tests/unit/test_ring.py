@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recorder import ring as ring_module
-from stepscope.recorder.ring import (
+from stepscope.store import ring as ring_module
+from stepscope.store.ring import (
     HEADER_BYTES,
     MAGIC,
     MARGIN,

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.recorder.recovery import note_end
 from stepscope.run import (
     RunError,
     RunStatus,
@@ -20,6 +19,7 @@ from stepscope.run import (
     runs_root,
     write_run_json,
 )
+from stepscope.store.recovery import note_end
 from tests.support.run_folders import make_run
 
 GONE = {"pid": 2**22 + 1}

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from stepscope.common.metrics import BY_KEY
 from stepscope.gpu.device_events import BACK_S, CALM_S, DeviceEventDetector
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.health import XidEvent
@@ -18,10 +19,9 @@ from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import NullSource
 from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from stepscope.memory import allocator
-from stepscope.metrics import BY_KEY
-from stepscope.recorder.recorder import Recorder
 from stepscope.session import sampler
 from stepscope.session.sampler import Sampler, next_deadline
+from stepscope.store.recorder import Recorder
 from tests.support.fake_machine import info, process
 from tests.support.fake_nvml import FakeClock
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.recorder import cuda_readback
-from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from stepscope.store import cuda_readback
+from stepscope.store.cuda_readback import CudaScalarReadback, MetricRow
+from stepscope.store.recorder import Recorder
 from tests.support.run_values import metric
 from trainer.training.accelerator import HostReader
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recorder.ring import RingBuffer
-from stepscope.recorder.rows import RESTART, StepBlockBuilder
 from stepscope.store import SeriesBlock
+from stepscope.store.ring import RingBuffer
+from stepscope.store.step_blocks import RESTART, StepBlockBuilder
 
 NAN = math.nan
 

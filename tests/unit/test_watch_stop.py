@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from stepscope.distributed.rendezvous import find_place
-from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import StopEscalator, handlers_wait, starts_ranks
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import Command, CommandName, Recorder
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.run_values import events
 from tests.support.waiting import wait_until

@@ -11,9 +11,9 @@ from typing import Any
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.lab.measurement import RunTooShortError, measured
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
+from stepscope.store.recorder import Recorder
 from trainer.config import LRSchedule, NanPolicy, RunConfig, Runner, limits_of
 from trainer.lab.plan import changed
 from trainer.runners.child_process import last_step, write_pending

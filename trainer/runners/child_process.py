@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.host.child_process import Child, ChildOutput, ChildProcess, ChildState, kill_group
-from stepscope.recorder.recorder import first_run_json
-from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunKind, RunStatus, read_run, write_run_json
+from stepscope.store.recorder import first_run_json
+from stepscope.store.recovery import note_end
 from trainer.config import RunConfig
 from trainer.lessons import Lesson
 

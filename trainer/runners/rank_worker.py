@@ -25,11 +25,11 @@ import psutil
 from stepscope.common.files import open_for_append
 from stepscope.distributed.rendezvous import LauncherEnv, launch
 from stepscope.host.process_limits import call_at_end_of
-from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
 from stepscope.run.rank_info import read_run_json
 from stepscope.store import StoreError
 from stepscope.store.reader import send_command
+from stepscope.store.recorder import CommandName, Recorder
 from trainer.config import RunConfig
 from trainer.runners.child_process import WORKER_LOG
 

@@ -18,10 +18,10 @@ import psutil
 from stepscope.distributed import ONE_MACHINE
 from stepscope.host.child_process import kill_tree, signal_all
 from stepscope.host.environment import granted_cores
-from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunStatus, own_ranks, read_run
 from stepscope.run.rank_info import rank_numbers
 from stepscope.session.stop import rank_processes
+from stepscope.store.recovery import note_end
 from trainer.config import RunConfig
 from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun, log_text, not_started
 

@@ -22,11 +22,11 @@ import torch.distributed as dist
 
 from stepscope.common.stack_phases import INPUT
 from stepscope.host.environment import granted_cores
-from stepscope.recorder.cuda_readback import keep_for_good
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RUN_JSON, RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.session import Session, traceback_text
+from stepscope.store.cuda_readback import keep_for_good
+from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.error_messages import RunFailedError, describe_failure

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from stepscope.memory.allocator import COUNTS, read
-from stepscope.recorder.cuda_readback import (
+from stepscope.run.status import shortage
+from stepscope.store.cuda_readback import (
     CudaEventPair,
     CudaEventTimerPool,
     CudaScalarReadback,
     MetricRow,
     RowSink,
 )
-from stepscope.run.status import shortage
 
 PAIRS_LIMIT = 8192  # two per micro-batch of the queued steps, with any accumulation
 RUN_AHEAD = 2

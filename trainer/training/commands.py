@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from stepscope.common.formatting import format_bytes
-from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.session.command_server import CommandHandler
+from stepscope.store.recorder import Command, CommandName, Recorder
 from trainer.training.state import TrainState, save
 
 

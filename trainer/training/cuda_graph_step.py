@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepscope.recorder.recorder import Recorder
+from stepscope.store.recorder import Recorder
 from trainer.error_messages import RunFailedError
 from trainer.training.activation_checkpointing import detect_rng_usage
 from trainer.training.state import TrainState

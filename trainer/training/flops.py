@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepscope.recorder.cuda_readback import MetricRow
+from stepscope.store.cuda_readback import MetricRow
 from trainer.config import Precision, RunConfig, Strategy
 from trainer.config_validation import TrainDevice
 from trainer.workloads.task import Task

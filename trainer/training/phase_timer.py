@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
-from stepscope.recorder.cuda_readback import MetricRow
+from stepscope.store.cuda_readback import MetricRow
 from stepscope.watch.hooks.patching import HookGuard
 
 

@@ -8,10 +8,10 @@ import time
 import weakref
 
 from stepscope.common.formatting import format_bytes
-from stepscope.recorder.cuda_readback import MetricRow
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.session.session import Session
+from stepscope.store.cuda_readback import MetricRow
+from stepscope.store.recorder import Recorder
 from trainer.config import NanPolicy, RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import NonFiniteLossError, nan_remedy

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepscope.common.formatting import format_bytes
-from stepscope.recorder.recorder import Recorder
+from stepscope.store.recorder import Recorder
 from trainer.config import CompileMode, RunConfig
 from trainer.training.accelerator import Accelerator
 from trainer.training.fsdp import local_shard, reshard

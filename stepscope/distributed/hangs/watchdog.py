@@ -24,9 +24,9 @@ from stepscope.distributed.debug_pipe import note_captures
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
 from stepscope.distributed.hangs.record import HangRecord, age_s, capture, hang_name
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import torch_rank
+from stepscope.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from stepscope.bottleneck.classify import BUSY_HOST
 from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, setup_of
+from stepscope.common.metrics import Stream
 from stepscope.distributed.stragglers.detect import MIN_STEPS, StragglerFinding, find_straggler
 from stepscope.distributed.stragglers.step_phases import KEYS, RankStepPhases, rank_times
-from stepscope.metrics import Stream
 from stepscope.run import RunInfo, run_json_of
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.store import StoreError, StoreReader, store_name

@@ -24,6 +24,7 @@ import psutil
 
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
+from stepscope.common.metrics import Stream
 from stepscope.common.stack_phases import BACKWARD, FORWARD, frame_phase, stack_phase
 from stepscope.gpu.process_memory import OTHERS, OWN, OWN_NOT_LISTED, shares
 from stepscope.gpu.processes import GpuProcess
@@ -39,8 +40,7 @@ from stepscope.memory.oom.record import (
     ProcessMemory,
     RecentSamples,
 )
-from stepscope.metrics import Stream
-from stepscope.recorder.recorder import Recorder
+from stepscope.store.recorder import Recorder
 
 MAX_ROWS = 300  # Maximum number of samples in a record, the newest.
 MAX_MESSAGE_CHARS, MAX_TEXT_CHARS, MAX_NAME_CHARS = 1500, 300, 80

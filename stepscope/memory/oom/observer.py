@@ -27,9 +27,9 @@ from stepscope.host.usage import kills_since
 from stepscope.memory.oom import capture
 from stepscope.memory.oom.classify import judge
 from stepscope.memory.oom.record import MemoryKind, OomRecord, OomReport, oom_name
-from stepscope.recorder.recorder import Recorder
 from stepscope.run.folder import write_run_json
 from stepscope.run.status import RunOutcome, killed_worker, shortage, with_lost_worker
+from stepscope.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.common.files import atomic_replace
 from stepscope.profiling import phase_ranges
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER
-from stepscope.recorder.recorder import Command
+from stepscope.store.recorder import Command
 
 log = logging.getLogger(__name__)
 

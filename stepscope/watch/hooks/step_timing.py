@@ -10,8 +10,8 @@ from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
-from stepscope.recorder.cuda_readback import CudaEventPair, CudaEventTimerPool
-from stepscope.recorder.rows import RATES, SAMPLES
+from stepscope.store.cuda_readback import CudaEventPair, CudaEventTimerPool
+from stepscope.store.step_blocks import RATES, SAMPLES
 from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace_bound, replace_call
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import math
 import sys
 from pathlib import Path
 
-from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus
+from stepscope.store.recorder import Command, CommandName, Recorder
 
 COMMANDS = [
     CommandName.PAUSE,

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.metrics import Stream
-from stepscope.recorder.rows import LOSS, RATE, STEP_TIME
+from stepscope.common.metrics import Stream
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats, join
+from stepscope.store.step_blocks import LOSS, RATE, STEP_TIME
 
 MAX_BUCKETS = 512  # of a reduced read: one to two frames of the store
 MAX_METRICS = 64  # of one run

@@ -15,15 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import (
-    VOTE_TIMEOUT_S,
-    Coordinator,
-    Participant,
-    Proposal,
-    ProposalState,
-    RankReport,
-)
 from stepscope.common.clock import clock
 from stepscope.common.files import (
     REPLACED,
@@ -35,9 +26,18 @@ from stepscope.common.files import (
 from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
 from stepscope.run.rank_info import find_rank
+from stepscope.session.consensus import (
+    VOTE_TIMEOUT_S,
+    Coordinator,
+    Participant,
+    Proposal,
+    ProposalState,
+    RankReport,
+)
+from stepscope.store.commands import Command, CommandName
 
 if TYPE_CHECKING:
-    from stepscope.recorder.recorder import Recorder
+    from stepscope.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.common.json_values import first_line
-from stepscope.recorder.ring import WIDTH
+from stepscope.store.ring import WIDTH
 
 log = logging.getLogger(__name__)
 

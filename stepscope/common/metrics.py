@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepscope.metrics import tables
+from stepscope.common import metric_tables as tables
 
 
 class Stream(StrEnum):

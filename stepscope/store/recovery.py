@@ -12,13 +12,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from stepscope.common.files import is_own_folder
-from stepscope.metrics import Stream
-from stepscope.recorder.ring import RingError, abandoned
-from stepscope.recorder.rows import StepBlockBuilder
+from stepscope.common.metrics import Stream
 from stepscope.run import RunInfo, RunStatus, is_own, rank_json, write_run_json
 from stepscope.run.folder import recorder_of
 from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
+from stepscope.store.ring import RingError, abandoned
+from stepscope.store.step_blocks import StepBlockBuilder
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from stepscope.common.clock import MIN_OFFSET_S, clock
 from stepscope.common.files import WakeableSleep, atomic_write, open_regular_file
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
-from stepscope.metrics import BY_KEY, Stream
-from stepscope.recorder.final_values import final_values
-from stepscope.recorder.ring import PendingRows, RingBuffer
-from stepscope.recorder.rows import StepBlockBuilder
+from stepscope.common.metrics import BY_KEY, Stream
 from stepscope.run import HEARTBEAT_S, RUN_JSON, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, schema, store_name
 from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, join
+from stepscope.store.final_values import final_values
+from stepscope.store.ring import PendingRows, RingBuffer
+from stepscope.store.step_blocks import StepBlockBuilder
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from stepscope.commands.command import Command, CommandName
+from stepscope.store.commands import Command, CommandName
 
 VOTE_TIMEOUT_S = 5.0  # Votes usually arrive within milliseconds.
 MAX_HOLD_FACTOR = 4.0

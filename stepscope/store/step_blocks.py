@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.recorder.cuda_readback import MetricRow
-from stepscope.recorder.ring import Slots
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import Event, Floats, missing, recorded
+from stepscope.store.cuda_readback import MetricRow
+from stepscope.store.ring import Slots
 
 STEP_TIME = "perf/step_time"
 SAMPLES = "perf/samples"

@@ -15,16 +15,10 @@ from stepscope.common import formatting
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import format_bytes, format_duration, format_short_time, printable
 from stepscope.common.json_values import dict_of
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, compare_runs
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
-from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
-from stepscope.distributed.hangs.record import read_record
-from stepscope.lab.report import HEADINGS, closing, ordered
-from stepscope.lab.report import rows as verdict_rows
-from stepscope.memory.oom.reader import judged
-from stepscope.metrics import BY_KEY, Unit
-from stepscope.recorder.final_values import MAX_BUCKETS
-from stepscope.report.page import (
+from stepscope.compare.report_page import (
     COLORS,
     MAX_BLOCK,
     MAX_BYTES,
@@ -33,9 +27,15 @@ from stepscope.report.page import (
     line_chart,
     untrusted_content,
 )
-from stepscope.report.scrubber import scrubber_of
+from stepscope.compare.scrubber import scrubber_of
+from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
+from stepscope.distributed.hangs.record import read_record
+from stepscope.lab.report import HEADINGS, closing, ordered
+from stepscope.lab.report import rows as verdict_rows
+from stepscope.memory.oom.reader import judged
 from stepscope.run import RunInfo, rank_file
 from stepscope.store.blocks import Floats
+from stepscope.store.final_values import MAX_BUCKETS
 
 MAX_EVENTS, MAX_RANKS, MAX_ENTRIES, MAX_ROWS = 200, 16, 30, 300
 MAX_COLUMNS = 8  # runs of a table, for the width of a page

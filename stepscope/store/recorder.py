@@ -19,19 +19,19 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from stepscope.commands.command import Command as Command
-from stepscope.commands.command import CommandName as CommandName
-from stepscope.commands.command import CommandQueue, LocalCommandQueue, parse_args
 from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import first_line, to_json, to_text
-from stepscope.metrics import Stream
-from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow, keep_for_good
-from stepscope.recorder.ring import WIDTH, RowLayout
-from stepscope.recorder.rows import RESTART, TimedRow
-from stepscope.recorder.writer_thread import Look, Saw, WriterThread
+from stepscope.common.metrics import Stream
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.run.rank_info import RUN_VERSION
 from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
+from stepscope.store.commands import Command as Command
+from stepscope.store.commands import CommandName as CommandName
+from stepscope.store.commands import CommandQueue, LocalCommandQueue, parse_args
+from stepscope.store.cuda_readback import CudaScalarReadback, MetricRow, keep_for_good
+from stepscope.store.ring import WIDTH, RowLayout
+from stepscope.store.step_blocks import RESTART, TimedRow
+from stepscope.store.writer_thread import Look, Saw, WriterThread
 
 log = logging.getLogger(__name__)
 
