@@ -31,7 +31,7 @@ from benchmarks import gate_truth_script
 from benchmarks.report import at_least, at_most, report, say
 from benchmarks.tune_scripts import SCRIPTS, unpack
 from stepscope.lab.folder import Trial, read_samples
-from stepscope.lab.gate import Gate, GateVerdict, judge_gates
+from stepscope.lab.gate import Gate, GateVerdict, check_gates
 from stepscope.lab.plan import Variant
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
@@ -100,7 +100,7 @@ def sweep(part: str, words: Sequence[str], folder: Path, seed: int) -> dict[str,
     if found["status"] != "finished" or failed:
         raise SystemExit(f"{folder}: the sweep {found['status']}: {found['reason'] or failed}")
     samples = read_samples(folder)
-    results = judge_gates(plan, samples, [Gate("step_time", LIMIT)])
+    results = check_gates(plan, samples, [Gate("step_time", LIMIT)])
     different = t_tests(folder, samples)
     return {
         "seconds": time.monotonic() - began,

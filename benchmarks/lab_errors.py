@@ -23,7 +23,7 @@ from scipy.stats import binomtest
 
 from benchmarks.report import at_most, report, say
 from stepscope.lab.plan import LOOKS
-from stepscope.lab.statistics import EffectEstimate, Rules, Side, judge, judge_loss
+from stepscope.lab.statistics import EffectEstimate, Rules, Side, estimate_effects, estimate_loss
 from stepscope.lab.sweep_state import rules_of
 from trainer.config import RunConfig
 from trainer.lab.plan import WorkloadPlan
@@ -97,14 +97,14 @@ def sweeps(world: World, rules: Rules, count: int) -> Iterator[dict[int, EffectE
         ratios = world.log_ratios(random)
         last: dict[int, EffectEstimate] = {}
         until = dict.fromkeys(variants, LOOKS[0])
-        for look in rules.judged_after:
+        for look in rules.decision_rounds:
             still = [
                 variant
                 for variant in variants
                 if variant not in last or last[variant].side is Side.OPEN
             ]
             until |= dict.fromkeys(still, look)
-            found = judge(
+            found = estimate_effects(
                 {str(variant): ratios[: until[variant], variant] for variant in variants}, rules
             )
             last |= {variant: found[str(variant)] for variant in still}
@@ -156,7 +156,7 @@ def half_widths(variants: int, count: int) -> dict[str, float]:
         widths: list[float] = []
         for _ in range(count):
             ratios = world.log_ratios(random)[: LOOKS[0]]
-            results = judge(
+            results = estimate_effects(
                 {str(variant): ratios[:, variant] for variant in range(variants)}, RULES
             )
             widths += [np.log1p(one.high) - np.log1p(one.low) for one in results.values()]
@@ -167,7 +167,7 @@ def half_widths(variants: int, count: int) -> dict[str, float]:
 def losses(effect: float, count: int, spread: float = 0.02, rounds: int = 5) -> dict[str, float]:
     """Return how often a loss with this true difference gets which verdict after `rounds`."""
     values = np.random.default_rng(0).normal(math.log1p(effect), spread, (count, rounds))
-    sides = [judge_loss(one, RULES).side for one in values]
+    sides = [estimate_loss(one, RULES).side for one in values]
     return {side.value: sides.count(side) / count for side in Side}
 
 

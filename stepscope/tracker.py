@@ -114,7 +114,7 @@ class Tracker:
         if self.session and not self._closed:
             recorder = self.session.recorder
             with self._guarded():
-                recorder.signs += 1
+                recorder.activity += 1
                 given = _named(values, metrics)
                 _count(recorder, given)
                 if recorder.counts:
@@ -145,7 +145,7 @@ class Tracker:
             with self._guarded():
                 self._samples += batch_length(batch) or 0
                 if self.session is not None:
-                    self.session.recorder.signs += 1
+                    self.session.recorder.activity += 1
                     self.session.readings.look()
             yield batch
             if count:

@@ -369,7 +369,7 @@ class TrainLoop:
                 correct += (outputs[:counted].argmax(dim=1) == targets[:counted]).sum()
             self.training.compute.pace()
             if ranks.several:
-                self.recorder.signs += 1  # no commands: the ranks are at different batches
+                self.recorder.activity += 1  # no commands: the ranks are at different batches
             else:
                 self.commands.serve(self.reader.flush)
         model.train()

@@ -16,7 +16,7 @@ from dashboard.controls.actions import END_NOW, can_end_now, refusal
 from stepscope.memory.snapshots import recording
 from stepscope.profiling import profile_command
 from stepscope.run import read_run
-from stepscope.session.stop import SIGNALS, kill_unheard
+from stepscope.session.stop import SIGNALS, kill_unresponsive
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import CommandName
 
@@ -76,7 +76,7 @@ def send(body: bytes) -> dict[str, Any]:
     said = None
     if name is CommandName.STOP:
         _stops[run.id] += 1
-        said = kill_unheard(run) if _stops[run.id] >= len(SIGNALS) else None
+        said = kill_unresponsive(run) if _stops[run.id] >= len(SIGNALS) else None
     if said is None:
         send_command(run.folder, name, args, asked.id)
     return {"said": said}

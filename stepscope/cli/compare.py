@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
             raise ValueError(f"The runs are not comparable. Use --force to compare.\n{reasons}")
         base, new = figures[: len(options.base)], figures[len(options.base) :]
         rows = comparison.compare_sides(base, new)
-        results = comparison.judge_runs(base, new, gates)
+        results = comparison.check_runs(base, new, gates)
     except (ValueError, SweepError) as error:
         raise CommandError(str(error), 2) from error
     verdict = worst(results) if results else None

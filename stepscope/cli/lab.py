@@ -95,7 +95,9 @@ def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tri
     code = command.close(options, sweep, again, gates=bool(gates))
     if not gates or code != command.FINISHED:
         return code
-    return _judge(folder, plan, sweep, gates, sys.stderr if options.json == "-" else sys.stdout)
+    return _report_gates(
+        folder, plan, sweep, gates, sys.stderr if options.json == "-" else sys.stdout
+    )
 
 
 def command_of(
@@ -144,7 +146,7 @@ def _gates(texts: Sequence[str]) -> list[Gate]:
         raise UsageError(str(error)) from error
 
 
-def _judge(
+def _report_gates(
     folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequence[Gate], out: TextIO
 ) -> int:
     """Write the results of the gates as Markdown to `out`; return the exit code."""
@@ -161,7 +163,7 @@ def _judge(
     if missing:
         print_error(f"{', '.join(missing)} was not measured. Remove this gate.")
         return command.FAILED
-    results = gate.judge_gates(plan, trials, gates)
+    results = gate.check_gates(plan, trials, gates)
     verdict = gate.worst(results)
     code = gate.EXIT_CODES[verdict]
     out.write(f"\n{gate.markdown(results)}\nResult: **{verdict}** (exit code {code}).\n")

@@ -250,7 +250,7 @@ def runs_needed(
     )
 
 
-def judge_runs(
+def check_runs(
     base: Sequence[RunFigures], new: Sequence[RunFigures], gates: Sequence[Gate]
 ) -> list[GateResult]:
     """Return the result of each gate. Raises ValueError for a metric that runs did not record."""

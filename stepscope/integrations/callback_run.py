@@ -76,7 +76,7 @@ class CallbackRun:
     def work(self) -> None:
         """Record work without a step, such as a validation batch."""
         if self._tracker is not None and self._tracker.session is not None:
-            self._tracker.session.recorder.signs += 1
+            self._tracker.session.recorder.activity += 1
 
     def end(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
         """End the run, unless it belongs to the script."""

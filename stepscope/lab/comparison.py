@@ -14,8 +14,8 @@ from stepscope.lab.statistics import (
     EffectEstimate,
     Rules,
     Side,
-    judge,
-    judge_loss,
+    estimate_effects,
+    estimate_loss,
     log_ratios,
     loss_differences,
 )
@@ -116,14 +116,14 @@ def replay_comparison(
         if state.next is not None or comparison.reference in state.failed:
             break
         remaining = [name for name in remaining if name not in state.failed]
-        if number in rules.judged_after:
-            _judge(state, _pairs(comparison, taken, number), remaining, rules, decides=True)
+        if number in rules.decision_rounds:
+            _estimate(state, _pairs(comparison, taken, number), remaining, rules, decides=True)
             remaining = [name for name in remaining if name not in state.decided]
         if not remaining:
             break
     pairs = _pairs(comparison, taken, rules.max_rounds)
     still_open = [name for name in remaining if name not in state.failed]
-    _judge(state, pairs, still_open, rules, decides=False)
+    _estimate(state, pairs, still_open, rules, decides=False)
     for name in state.speed:
         if (mean := _mean_effect(pairs[name])) is not None:
             state.mean_effect[name] = mean
@@ -178,7 +178,7 @@ def _mean_effect(pairs: Pairs) -> float | None:
     return math.expm1(statistics.fmean(log_ratios(rates)))
 
 
-def _judge(
+def _estimate(
     state: ComparisonState,
     pairs: Mapping[str, Pairs],
     names: Sequence[str],
@@ -190,7 +190,7 @@ def _judge(
     ratios = {
         name: log_ratios([(a[RATE], b[RATE]) for a, b in found]) for name, found in pairs.items()
     }
-    speed = judge(ratios, rules)
+    speed = estimate_effects(ratios, rules)
     for name in names:
         state.speed[name] = speed[name] if decides else replace(speed[name], side=Side.OPEN)
         if state.speed[name].side is not Side.OPEN:
@@ -198,7 +198,7 @@ def _judge(
         losses = [(_loss(a), _loss(b)) for a, b in pairs[name]]
         finite = [(a, b) for a, b in losses if a is not None and b is not None]
         values, are_logs = loss_differences(finite)
-        state.loss[name] = judge_loss(values, rules, are_logs=are_logs)
+        state.loss[name] = estimate_loss(values, rules, are_logs=are_logs)
         state.broken[name] = sum(
             a is not None and b is None and not metrics["loss_finite"]
             for (a, b), (_, metrics) in zip(losses, pairs[name], strict=True)

@@ -82,7 +82,7 @@ def parse_gate(text: str) -> Gate:
     return Gate(found[1], float(found[2]) / 100)
 
 
-def judge_gates(
+def check_gates(
     plan: SweepPlan, trials: Sequence[Trial], gates: Sequence[Gate]
 ) -> list[GateResult]:
     """Return the result of each gate for each variant; all share `plan.alpha` (Bonferroni)."""
@@ -91,13 +91,13 @@ def judge_gates(
     measured = [trial for trial in of_contest(trials, VARIANTS) if trial.ok]
     references = VariantComparison(VARIANTS, BASELINE, (), plan.baselines).references
     return [
-        _judge(gate, name, _pairs(measured, references, name, gate.metric), level)
+        _check_gate(gate, name, _pairs(measured, references, name, gate.metric), level)
         for gate in gates
         for name in variants
     ]
 
 
-def _judge(
+def _check_gate(
     gate: Gate, variant: str, pairs: Sequence[tuple[float, float]], level: float
 ) -> GateResult:
     if len(pairs) < 2:

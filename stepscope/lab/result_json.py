@@ -80,7 +80,7 @@ def _medians(trials: Iterable[Trial], *names: str) -> dict[str, float | None]:
 def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> dict[str, Any]:
     """Return the progress; the seconds left are the maximum."""
     left = state.state.left if state.next is not None else 0
-    decides = plan.find_best and bool(rules_of(plan).judged_after)
+    decides = plan.find_best and bool(rules_of(plan).decision_rounds)
     if state.next is not None and decides and state.phase is not SweepPhase.CONFIRMING:
         left += 2 * plan.max_rounds  # of the confirmation; the combination search is unknown
     each = [one.seconds for one in trials[-20:] if one.ok]

@@ -47,10 +47,10 @@ class Rules:
     same: float
 
     @property
-    def judged_after(self) -> tuple[int, ...]:
+    def decision_rounds(self) -> tuple[int, ...]:
         """The rounds of the looks; the last round too, if it is after the first look.
 
-        >>> Rules(looks=(5, 8, 12), max_rounds=10, alpha=.05, margin=.01, same=.03).judged_after
+        >>> Rules(looks=(5, 8, 12), max_rounds=10, alpha=.05, margin=.01, same=.03).decision_rounds
         (5, 8, 10)
         """
         within = [look for look in self.looks if look < self.max_rounds]
@@ -67,7 +67,7 @@ class Rules:
         doi:10.1093/biomet/64.2.191).
         """
         alpha = -math.expm1(math.log1p(-self.alpha) / max(1, variants))
-        return _level_of_look(self.judged_after, alpha)
+        return _level_of_look(self.decision_rounds, alpha)
 
 
 @cache
@@ -144,7 +144,9 @@ class EffectEstimate:
         return max(abs(self.low - center), abs(self.high - center))
 
 
-def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str, EffectEstimate]:
+def estimate_effects(
+    differences: Mapping[str, Sequence[float]], rules: Rules
+) -> dict[str, EffectEstimate]:
     """Estimate the effects of all variants at one look, decided ones with their rounds.
 
     Each interval has the level of its verdict: it is beyond the minimum effect exactly if the
@@ -167,7 +169,7 @@ def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str,
     return findings
 
 
-def judge_loss(
+def estimate_loss(
     differences: Sequence[float], rules: Rules, *, are_logs: bool = True
 ) -> EffectEstimate:
     """Estimate the difference in loss of one variant: ABOVE, BELOW, or SAME if shown equal.

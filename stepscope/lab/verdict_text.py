@@ -61,7 +61,7 @@ def verdict_json(state: ComparisonState, name: str, rules: Rules, *, over: bool)
         text = f"{'inconclusive' if over else 'measuring,'} after {_rounds(estimate.rounds)}"
         if estimate.effect is not None:
             text += f": {signed(estimate.effect)} {_interval(estimate)}"
-        if over and estimate.rounds < min(rules.judged_after, default=estimate.rounds + 1):
+        if over and estimate.rounds < min(rules.decision_rounds, default=estimate.rounds + 1):
             reason = (
                 f"Only {_rounds(estimate.rounds)}: results are evaluated from round "
                 f"{min(rules.looks)} on."

@@ -105,7 +105,7 @@ class CommandServer:
         `flush` records the pending steps before a marker. Returns after a pause, and after the
         ranks of a job have agreed. Raises only errors of the handler of STOP and of `check`.
         """
-        self._recorder.signs += 1
+        self._recorder.activity += 1
         if self._snapshot is not None:
             self._snapshot.labels.begin_step()
         profiling, took_s = self.profiling, 0.0

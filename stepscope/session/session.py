@@ -228,7 +228,7 @@ class Session:
             time.monotonic(),
             step,
             due=is_training and not self._is_busy(),
-            work=self.recorder.signs,
+            work=self.recorder.activity,
         )
         hang_events = self._hangs.check(run_json, step, gap)
         hang = self._hangs.hang

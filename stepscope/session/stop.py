@@ -2,7 +2,7 @@
 
 The first Stop acts as Ctrl-C at the next step boundary (in a job, at the same step of all ranks),
 or after GRACE_S. Each further Stop sends the next signal at once. The run folder records a signal
-before it is sent. If a hung GPU call keeps the GIL, the page's process calls `kill_unheard`.
+before it is sent. If a hung GPU call keeps the GIL, the page's process calls `kill_unresponsive`.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class StopEscalator:
             time.sleep(0.01)
 
 
-def kill_unheard(run: RunInfo) -> str | None:
+def kill_unresponsive(run: RunInfo) -> str | None:
     """End a script, or a job's ranks, with a stale heartbeat; return a message. Takes up to 7 s.
 
     Returns None, and does nothing, unless the process is a script of this host and user. A built-in

@@ -88,7 +88,7 @@ class Recorder:
         run_json = first_run_json(name, kind, config, rank)
         if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
-        self.signs = 0  # rises with work other than steps, such as a validation batch
+        self.activity = 0  # rises with work other than steps, such as a validation batch
         self.boundary_requests: set[BoundaryRequest] = set()
         self.take_commands_from(LocalCommandQueue(self.request_command, on_command))
         self.recent: deque[Sample] = deque()

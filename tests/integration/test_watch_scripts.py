@@ -264,15 +264,15 @@ def test_a_script_that_hears_nothing_is_ended_from_the_page(
     script = Endless(tmp_path, "--hold-gil")
     with contextlib.suppress(StoreError):  # its writer thread may have stopped in a transaction
         send_command(script.folder, "stop", {})
-    assert stop.kill_unheard(read_run(script.folder)) is None  # it may only be slow
+    assert stop.kill_unresponsive(read_run(script.folder)) is None  # it may only be slow
     monkeypatch.setattr(stop, "STALE_S", 2.0)
     wait_until(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
     assert script.process.poll() is None  # no thread of its own heard the Stop
-    assert stop.kill_unheard(read_run(script.folder)) is not None
+    assert stop.kill_unresponsive(read_run(script.folder)) is not None
     script.end()
     found = read_run(script.folder)
     assert found.status is RunStatus.STOPPED
-    assert stop.kill_unheard(found) is None
+    assert stop.kill_unresponsive(found) is None
 
 
 def test_updates_by_hand_are_steps(tmp_path: Path) -> None:

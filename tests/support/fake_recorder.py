@@ -30,7 +30,7 @@ class FakeRecorder:
     asked: list[Command] = field(default_factory=list)
     while_paused: list[Command] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
-    signs: int = 0
+    activity: int = 0
 
     def log(self, step: int, values: Mapping[str, float | None], ts: float | None = None) -> None:
         self.step = step

@@ -15,10 +15,10 @@ from stepscope.compare.comparison import (
     HALF_WIDTH,
     MAX_CHARS,
     MAX_ROWS,
+    check_runs,
     compare_runs,
     compare_sides,
     differences,
-    judge_runs,
     obstacles,
     runs_needed,
 )
@@ -250,7 +250,7 @@ def test_one_run_a_side_has_numbers_and_no_interval() -> None:
     (row,) = compare_sides([made(step_time=1.0)], [made(step_time=1.5), made(step_time=1.5)])
     assert (row.base, row.new, row.low, row.is_different) == (1.0, 1.5, None, None)
     assert row.change == pytest.approx(0.5)
-    (gate,) = judge_runs([made(step_time=1.0)], [made(step_time=9.0)], [Gate("step_time", 0.03)])
+    (gate,) = check_runs([made(step_time=1.0)], [made(step_time=9.0)], [Gate("step_time", 0.03)])
     assert gate.verdict is GateVerdict.INCONCLUSIVE
 
 
@@ -289,7 +289,7 @@ def test_only_equal_peak_memory_decides_a_gate_without_a_spread(
     metric: str, key: str, runs: int, new: float, verdict: str
 ) -> None:
     sides = [[made(**{key: value})] * runs for value in (1.0, new)]
-    (result,) = judge_runs(*sides, [Gate(metric, 0.03)])
+    (result,) = check_runs(*sides, [Gate(metric, 0.03)])
     assert (result.verdict, result.change) == (verdict, new - 1)
     assert (result.low, result.high) == (None, None)
 
@@ -340,10 +340,10 @@ def test_differences_beyond_the_limit_are_counted() -> None:
 def test_gates_judge_by_the_interval_over_runs(slower: float, verdict: str) -> None:
     random = np.random.default_rng(3)
     base, new = drawn(random, 12), drawn(random, 12, slower)
-    (result,) = judge_runs(base, new, [Gate("step_time", 0.03)])
+    (result,) = check_runs(base, new, [Gate("step_time", 0.03)])
     assert result.verdict == verdict
     with pytest.raises(ValueError, match="peak_memory"):
-        judge_runs([made(step_time=1.0)] * 2, base, [Gate("peak_memory", 0.03)])
+        check_runs([made(step_time=1.0)] * 2, base, [Gate("peak_memory", 0.03)])
 
 
 def test_recorded_runs_of_two_machines_compare() -> None:

@@ -24,9 +24,9 @@ from stepscope.lab.gate import (
     EXIT_CODES,
     Gate,
     GateVerdict,
+    check_gates,
     expected_resolution,
     gate_result,
-    judge_gates,
     markdown,
     metric_key,
     parse_gate,
@@ -91,7 +91,7 @@ def test_of_200_sweeps_with_a_limit_of_3_percent(
     slower: float, verdict: GateVerdict, least: int
 ) -> None:
     made, gates = plan("new: --new"), [Gate("step_time", 0.03)]
-    found = [judge_gates(made, sweep(made, slower, seed), gates)[0].verdict for seed in range(200)]
+    found = [check_gates(made, sweep(made, slower, seed), gates)[0].verdict for seed in range(200)]
     assert found.count(verdict) >= least
     if slower < 0.03:
         assert GateVerdict.REGRESSION not in found
@@ -100,7 +100,7 @@ def test_of_200_sweeps_with_a_limit_of_3_percent(
 def test_the_expected_resolution_is_the_half_width_that_follows() -> None:
     made = plan("new: --new")
     results = [
-        judge_gates(made, sweep(made, 0.0, seed), [Gate("step_time", 0.03)])[0]
+        check_gates(made, sweep(made, 0.0, seed), [Gate("step_time", 0.03)])[0]
         for seed in range(300)
     ]
     widths = [(one.high or 0) - (one.low or 0) for one in results]
@@ -111,11 +111,11 @@ def test_equal_memory_passes_and_one_round_or_no_value_is_inconclusive() -> None
     made = plan("new: --new", "old: --old")
     trials = sweep(made, 0.0, 1)
     gates = [Gate("peak_memory", 0.05), Gate("energy", 0.05)]
-    memory, _, energy, _ = judge_gates(made, trials, gates)
+    memory, _, energy, _ = check_gates(made, trials, gates)
     assert (memory.verdict, memory.low, memory.high) == (GateVerdict.PASSED, 0.0, 0.0)
     assert (energy.verdict, energy.rounds, energy.change) == (GateVerdict.INCONCLUSIVE, 0, None)
     one_round = [trial for trial in trials if trial.round == 1]
-    assert judge_gates(made, one_round, gates)[0].verdict is GateVerdict.INCONCLUSIVE
+    assert check_gates(made, one_round, gates)[0].verdict is GateVerdict.INCONCLUSIVE
     assert worst([memory, energy]) is GateVerdict.INCONCLUSIVE
     assert [EXIT_CODES[verdict] for verdict in GateVerdict] == [0, 3, 4]
     assert markdown([memory, energy]).count("\n") == 4
@@ -167,7 +167,7 @@ def test_memory_of_one_kind_is_compared() -> None:
         for trial in sweep(made, 0.0, 1)
     ]
     assert metric_key(trials, "peak_memory") == "peak_process"
-    (found,) = judge_gates(made, trials, [Gate("peak_memory", 0.05)])
+    (found,) = check_gates(made, trials, [Gate("peak_memory", 0.05)])
     assert (found.rounds, found.change) == (12, 0.0)
 
 
@@ -190,7 +190,7 @@ def test_a_metric_without_values_is_an_error(
     made = plan("new: --new")
     monkeypatch.setattr(lab, "read_samples", lambda _: sweep(made, 0.0, 1))
     found = {
-        metric: lab._judge(tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout)
+        metric: lab._check_gate(tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout)
         for metric in ("energy", "step_time")
     }
     assert found == {"energy": 1, "step_time": 0}

@@ -17,8 +17,8 @@ from stepscope.lab.statistics import (
     Rules,
     Side,
     drift,
-    judge,
-    judge_loss,
+    estimate_effects,
+    estimate_loss,
     log_ratios,
     loss_differences,
     moderated,
@@ -33,7 +33,7 @@ def test_one_variant_at_one_look_has_the_width_of_students_table() -> None:
     # NIST/SEMATECH e-Handbook, table 1.3.6.7.2: critical values of Student's t.
     for rounds, quantile in ((2, 12.706), (5, 2.776), (12, 2.201)):
         rules = replace(ONE_LOOK, looks=(rounds,), max_rounds=rounds)
-        low, high = ends(judge({"a": spread(0.1, 0.02, rounds)}, rules)["a"])
+        low, high = ends(estimate_effects({"a": spread(0.1, 0.02, rounds)}, rules)["a"])
         assert (high - 0.1) / 0.02 == pytest.approx(quantile, abs=6e-4)
         assert (0.1 - low) / 0.02 == pytest.approx(quantile, abs=6e-4)
 
@@ -52,14 +52,14 @@ LIMIT = math.log1p(0.01) + 2.7764451 * 0.02
     ],
 )
 def test_the_side_of_an_interval(mean: float, error: float, side: Side) -> None:
-    assert judge({"a": spread(mean, error)}, ONE_LOOK)["a"].side is side
+    assert estimate_effects({"a": spread(mean, error)}, ONE_LOOK)["a"].side is side
 
 
 def test_rules_judge_at_the_looks_that_take_place() -> None:
-    assert RULES.judged_after == (5, 8, 12)
+    assert RULES.decision_rounds == (5, 8, 12)
     few = replace(RULES, max_rounds=4)
-    assert (few.judged_after, few.level(1)) == ((), 0.05)
-    assert replace(RULES, looks=(5, 8), max_rounds=20).judged_after == (5, 8, 20)
+    assert (few.decision_rounds, few.level(1)) == ((), 0.05)
+    assert replace(RULES, looks=(5, 8), max_rounds=20).decision_rounds == (5, 8, 20)
 
 
 def test_the_level_of_a_look_is_that_of_pocock_for_many_rounds() -> None:
@@ -122,29 +122,29 @@ def ends(finding: EffectEstimate) -> tuple[float, float]:
 
 def test_variants_share_their_variance_and_all_have_one_level() -> None:
     variants = {name: spread(0.05, 0.01) for name in "abcd"}
-    together = ends(judge(variants, ONE_LOOK)["a"])
+    together = ends(estimate_effects(variants, ONE_LOOK)["a"])
     level = 1 - 0.95 ** (1 / 4)
     assert (together[1] - together[0]) / 2 == pytest.approx(0.01 * student.isf(level / 2, 4 + 3))
-    noisy = ends(judge({**variants, "a": spread(0.05, 0.03)}, ONE_LOOK)["a"])
+    noisy = ends(estimate_effects({**variants, "a": spread(0.05, 0.03)}, ONE_LOOK)["a"])
     # A variant that is noisier than the pool keeps its own variance.
     assert (noisy[1] - noisy[0]) / 2 == pytest.approx(0.03 * student.isf(level / 2, 4 + 3))
 
 
 def test_estimates_are_fractions_with_a_margin_of_error() -> None:
     values = spread(math.log(1.12), 0.004)
-    found = judge({"a": values}, ONE_LOOK)["a"]
+    found = estimate_effects({"a": values}, ONE_LOOK)["a"]
     assert (found.side, found.effect) == (Side.ABOVE, pytest.approx(0.12))
     low, high = map(math.expm1, ends(found))
     assert low < 0.12 < high
     assert found.resolution == pytest.approx(max(0.12 - low, high - 0.12))
-    slower = judge({"a": [-value for value in values]}, ONE_LOOK)["a"]
+    slower = estimate_effects({"a": [-value for value in values]}, ONE_LOOK)["a"]
     assert (slower.side, slower.effect) == (Side.BELOW, pytest.approx(1 / 1.12 - 1))
     for error, side in ((0.003, Side.SAME), (0.03, Side.OPEN)):
-        found = judge({"a": spread(0.002, error)}, ONE_LOOK)["a"]
+        found = estimate_effects({"a": spread(0.002, error)}, ONE_LOOK)["a"]
         assert (found.side, found.resolution) == (side, pytest.approx(found.high))
-    equal = judge({"a": [0.0] * 5}, ONE_LOOK)["a"]
+    equal = estimate_effects({"a": [0.0] * 5}, ONE_LOOK)["a"]
     assert (equal.side, equal.low, equal.high, equal.resolution) == (Side.SAME, 0.0, 0.0, 0.0)
-    one_round = judge({"a": [0.3], "b": []}, ONE_LOOK)
+    one_round = estimate_effects({"a": [0.3], "b": []}, ONE_LOOK)
     assert one_round == {"a": EffectEstimate(Side.OPEN, 1), "b": EffectEstimate(Side.OPEN, 0)}
     assert one_round["a"].resolution is None
 
@@ -171,7 +171,7 @@ def test_losses_are_compared_by_ratio_and_by_difference_where_one_is_not_above_0
 def test_differences_of_losses_that_are_not_above_0_are_fractions(
     mean: float, error: float, side: Side
 ) -> None:
-    found = judge_loss(spread(mean, error), RULES, are_logs=False)
+    found = estimate_loss(spread(mean, error), RULES, are_logs=False)
     half = error * student.isf(0.025, 4)
     assert (found.side, found.effect) == (side, pytest.approx(mean))
     assert (found.low, found.high) == (pytest.approx(mean - half), pytest.approx(mean + half))
@@ -206,12 +206,12 @@ def test_a_drift_has_no_size_that_contradicts_its_direction() -> None:
 
 def test_a_loss_is_equal_only_if_its_interval_lies_within_the_margin() -> None:
     for error, side in ((0.005, Side.SAME), (0.02, Side.OPEN)):
-        assert judge_loss(spread(0.001, error), RULES).side is side
-    assert judge_loss(spread(0.06, 0.01), RULES).side is Side.ABOVE
-    assert judge_loss(spread(-0.06, 0.01), RULES).side is Side.BELOW
-    assert judge_loss(spread(0.024, 0.004), RULES).side is Side.ABOVE  # within 3 % or not
-    assert judge_loss([0.0] * 5, RULES).side is Side.SAME
-    assert judge_loss([0.1], RULES) == EffectEstimate(Side.OPEN, 1)
+        assert estimate_loss(spread(0.001, error), RULES).side is side
+    assert estimate_loss(spread(0.06, 0.01), RULES).side is Side.ABOVE
+    assert estimate_loss(spread(-0.06, 0.01), RULES).side is Side.BELOW
+    assert estimate_loss(spread(0.024, 0.004), RULES).side is Side.ABOVE  # within 3 % or not
+    assert estimate_loss([0.0] * 5, RULES).side is Side.SAME
+    assert estimate_loss([0.1], RULES) == EffectEstimate(Side.OPEN, 1)
 
 
 def test_a_loss_that_differs_by_the_margin_is_seldom_called_equal() -> None:

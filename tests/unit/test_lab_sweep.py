@@ -27,7 +27,7 @@ from stepscope.lab.folder import (
 )
 from stepscope.lab.plan import Variant, write_plan
 from stepscope.lab.report import closing, progress_line, table, to_csv
-from stepscope.lab.statistics import judge
+from stepscope.lab.statistics import estimate_effects
 from stepscope.lab.sweep_runner import SweepRunner, seed_of, with_steps
 from stepscope.lab.sweep_state import confirming_rules, rules_of
 from trainer.config import RunConfig, Workload
@@ -242,7 +242,7 @@ def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> 
     phases = [one["phase"] for one in found["rounds"]]
     assert phases == sorted(phases, key=["measuring", "combining", "confirming"].index)
     rules = confirming_rules(plan(), [], "confirm")
-    assert (rules.judged_after, rules.level(1)) == ((12,), pytest.approx(0.05))
+    assert (rules.decision_rounds, rules.level(1)) == ((12,), pytest.approx(0.05))
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_a_decided_variant_keeps_its_share_and_its_variance() -> None:
     assert state.decided == {"same"}
     assert state.speed["same"].rounds == 5
     ratios = [math.log(one.metrics["samples_per_sec"] / 1000) for one in samples[2::3]]
-    kept = judge({"same": [0.0] * 8, "open": ratios}, rules)["open"]
+    kept = estimate_effects({"same": [0.0] * 8, "open": ratios}, rules)["open"]
     found = state.speed["open"]
     assert (found.low, found.high) == (pytest.approx(kept.low), pytest.approx(kept.high))
 

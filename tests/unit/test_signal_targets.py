@@ -18,7 +18,7 @@ from stepscope.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError
 from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_run_json
 from stepscope.run.folder import recorder_of
 from stepscope.session import stop
-from stepscope.session.stop import end_job, kill_unheard
+from stepscope.session.stop import end_job, kill_unresponsive
 from tests.support.child_process import holding
 from tests.support.fake_sweep import sweep
 
@@ -66,7 +66,7 @@ def make_sweep(root: Path, process: subprocess.Popen[bytes]) -> Path:
 
 def test_a_silent_script_is_killed(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
     folder = run_that_names(tmp_path, **facts_of(script))
-    said = kill_unheard(read_run(folder))
+    said = kill_unresponsive(read_run(folder))
     script.wait(10)
     assert said is not None
     assert said.startswith("Force stop: 1 process has ended (SIGTERM")
@@ -84,7 +84,7 @@ def test_no_process_is_killed_that_may_be_another_or_alive(
     for other in others:
         folder = run_that_names(tmp_path, **(facts_of(script) | other))
         before = read_run(folder).run_json
-        assert kill_unheard(read_run(folder)) is None, other
+        assert kill_unresponsive(read_run(folder)) is None, other
         assert script.poll() is None
         assert read_run(folder).run_json == before
 
@@ -97,7 +97,7 @@ def test_a_copied_folder_that_names_another_process_signals_nothing(
     folder = run_that_names(tmp_path, **facts_of(innocent), world_size=ranks)
     (folder / "rank0.sqlite").write_bytes(b"")
     before = read_run(folder).run_json
-    for said in (kill_unheard(read_run(folder)), end_job(read_run(folder))):
+    for said in (kill_unresponsive(read_run(folder)), end_job(read_run(folder))):
         assert said is not None
         assert f"kill -9 {innocent.pid}" in said  # what the user can do
     assert innocent.poll() is None

@@ -31,7 +31,7 @@ def validated(ranks: TrainerRank, split: TensorSplit, batch_size: int) -> float:
     config, compute = RunConfig(batch_size=batch_size), CpuAccelerator()
     loop: Any = SimpleNamespace(
         reader=SimpleNamespace(flush=lambda: None),
-        recorder=SimpleNamespace(signs=0),
+        recorder=SimpleNamespace(activity=0),
         task=SimpleNamespace(validation=split, classifies=False),
         training=SimpleNamespace(
             model=torch.nn.Linear(1, 1), ranks=ranks, compute=compute, config=config

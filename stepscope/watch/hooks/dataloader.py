@@ -67,7 +67,7 @@ class DataLoaderHook:
 
     def _fetched(self, iterator: Any, batch: Any, began_s: float) -> None:
         state, number, current = self._state, iterator._num_yielded, self._pass
-        state.recorder.signs += 1
+        state.recorder.activity += 1
         state.session.readings.look()
         # The workers' iterator may continue with the next pass after a `break`.
         if current is None or id(iterator) != self._last or number == 1 or number > current.until:
