@@ -34,6 +34,7 @@ from tests.support.app_page import (
 )
 from tests.support.train_devices import SIMULATED
 from tests.support.waiting import wait_until
+from trainer.config import SETTINGS
 
 BADGE = "are simulated"
 
@@ -105,7 +106,7 @@ def test_a_hostile_link_is_reported_and_replaced(page: OpenPage) -> None:
     assert start_refused(app) is not None, "a GPU of another machine"
     warnings = " ".join(str(warning.value) for warning in app.warning)
     for name in ("epochs", "batch_size", "workload"):
-        assert f"{name}:" in warnings
+        assert f"{SETTINGS[name].label} must be" in warnings
     assert label(app, "number_input", "Seed").value == 7
 
 

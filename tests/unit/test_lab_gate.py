@@ -190,7 +190,9 @@ def test_a_metric_without_values_is_an_error(
     made = plan("new: --new")
     monkeypatch.setattr(lab, "read_samples", lambda _: sweep(made, 0.0, 1))
     found = {
-        metric: lab._check_gate(tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout)
+        metric: lab._report_gates(
+            tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout
+        )
         for metric in ("energy", "step_time")
     }
     assert found == {"energy": 1, "step_time": 0}
