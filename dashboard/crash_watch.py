@@ -38,7 +38,7 @@ class CrashWatch:
         if self._thread.ident is not None:
             self._thread.join(1.0)
 
-    def look(self) -> list[str]:
+    def check_runs(self) -> list[str]:
         """Alert runs that crashed since the last call; return the ids of alerted runs.
 
         Also stores the last rows of ended runs. What fails is tried again by the next call.
@@ -85,6 +85,6 @@ class CrashWatch:
     def _work(self) -> None:
         while not self._closing.wait(PERIOD_S):
             try:
-                self.look()
+                self.check_runs()
             except Exception:
                 log.exception("could not check for crashed runs")

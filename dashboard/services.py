@@ -28,10 +28,10 @@ import streamlit as st
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.ranks.job_ranks import read_job
+from dashboard.run_analyzer import RunAnalyzer
 from dashboard.run_catalog import RunCatalog, RunRow
 from dashboard.run_files import SnapshotLibrary
 from dashboard.run_index import RunIndex
-from dashboard.run_look import RunLook
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.common.json_values import dict_of
@@ -160,10 +160,10 @@ class Services:
         self._catalogs = [RunCatalog(root, is_mirror=root in mirrors) for root in self.roots]
         self.lessons: ChildRuns[LessonRun] = ChildRuns()
         self.probes: ChildRuns[MemoryProbeRun] = ChildRuns()
-        self.stragglers = RunLook(straggler_of, "the ranks cannot be compared")
-        self.ranks = RunLook(read_job, "the ranks cannot be read")
+        self.stragglers = RunAnalyzer(straggler_of, "the ranks cannot be compared")
+        self.ranks = RunAnalyzer(read_job, "the ranks cannot be read")
         self.verdicts = Verdicts(self.stragglers)
-        self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
+        self.hangs = RunAnalyzer(hang_of, "why it makes no step is unknown", keep=False)
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = SnapshotLibrary(runs)
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))

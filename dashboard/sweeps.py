@@ -54,12 +54,12 @@ EXAMPLE = "This is a recorded example: read-only."
 
 @dataclass(frozen=True, slots=True)
 class StoredSweep:
-    """A sweep at one moment; `look_only` is why this page cannot stop, resume or delete it."""
+    """A sweep at one moment, and why this page cannot stop, resume or delete it, or None."""
 
     folder: Path
     json: dict[str, Any]
     content: SweepContent
-    look_only: str | None
+    read_only_reason: str | None
 
     @property
     def id(self) -> str:
@@ -127,7 +127,7 @@ class Sweeps:
         """Continue a sweep that was stopped or whose process was killed."""
         with self._lock:
             sweep = self.read(sweep_id)
-            reason = sweep.look_only or self.not_resumable(sweep)
+            reason = sweep.read_only_reason or self.not_resumable(sweep)
             if reason is not None:
                 raise SweepError(f"Resume: {reason}")
             self._launch(sweep.folder)
@@ -168,8 +168,8 @@ class Sweeps:
 
     def _changeable(self, action: str, sweep_id: str) -> StoredSweep:
         sweep = self.read(sweep_id)
-        if sweep.look_only is not None:
-            raise SweepError(f"{action}: {sweep.look_only}")
+        if sweep.read_only_reason is not None:
+            raise SweepError(f"{action}: {sweep.read_only_reason}")
         return sweep
 
     def not_resumable(self, sweep: StoredSweep) -> str | None:
@@ -218,7 +218,7 @@ class Sweeps:
             content = self._current(folder, to_content(json), modified)
         except (ValueError, OverflowError) as error:
             raise SweepError(f"{folder.name}: {error}") from error
-        sweep = StoredSweep(folder, json, content, self._look_only(folder, json))
+        sweep = StoredSweep(folder, json, content, self._read_only_reason(folder, json))
         if not sweep.live:
             self._ended[folder] = (modified, sweep)
         return sweep
@@ -237,7 +237,7 @@ class Sweeps:
             return replace(content, status=SweepStatus.STOPPED, reason=reason)
         return content
 
-    def _look_only(self, folder: Path, content: dict[str, Any]) -> str | None:
+    def _read_only_reason(self, folder: Path, content: dict[str, Any]) -> str | None:
         if folder.is_relative_to(self._examples):
             return EXAMPLE
         for name, here in (("host", socket.gethostname()), ("user", user_name())):

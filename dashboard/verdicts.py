@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dashboard.run_analyzer import RunAnalyzer, recent
 from dashboard.run_index import is_final
-from dashboard.run_look import RunLook, recent
 from stepscope.bottleneck.classify import (
     BottleneckDiagnosis,
     BottleneckKind,
@@ -49,7 +49,7 @@ class Verdicts:
     """The diagnoses of a server's runs. Thread-safe."""
 
     def __init__(
-        self, stragglers: RunLook[StragglerFinding], clock: Callable[[], float] = time.monotonic
+        self, stragglers: RunAnalyzer[StragglerFinding], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._stragglers = stragglers

@@ -27,7 +27,7 @@ from dashboard.charts.run_state import state
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.out_of_memory import as_verdict
-from dashboard.run_look import RunLook
+from dashboard.run_analyzer import RunAnalyzer
 from dashboard.sources import source_state
 from dashboard.verdicts import as_json, rank_verdict
 from stepscope.distributed.hangs.cases import Hang
@@ -68,7 +68,7 @@ def _answering(handler: Callable[[T], Answer]) -> Callable[[T], Response]:
     return respond
 
 
-_RANK_EVENTS = RunLook(read_rank_events, "the events of the ranks cannot be read")
+_RANK_EVENTS = RunAnalyzer(read_rank_events, "the events of the ranks cannot be read")
 
 
 @_answering

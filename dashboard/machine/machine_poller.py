@@ -49,7 +49,7 @@ class MachinePoller:
         self._error: str | None = None
         self._asked_at = self._seen_at = 0.0
 
-    def look(self, wait_s: float = FIRST_TIMEOUT_S) -> MachineReading:
+    def read(self, wait_s: float = FIRST_TIMEOUT_S) -> MachineReading:
         """Return the newest reading and keep the thread running; waits for its first reading."""
         with self._changed:
             self._asked_at = self._clock()

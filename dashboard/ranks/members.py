@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dashboard.charts.run_view import run_content, run_kind, training_device
-from dashboard.run_look import RunLook
+from dashboard.run_analyzer import RunAnalyzer
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
 from stepscope.run import RunInfo, RunKind
@@ -55,7 +55,7 @@ def _rank_devices(run: RunInfo) -> set[str | None]:
     return {read_member(run.folder, number).device for number in numbers}
 
 
-DEVICES = RunLook(_rank_devices, "the GPUs of the ranks cannot be read")
+DEVICES = RunAnalyzer(_rank_devices, "the GPUs of the ranks cannot be read")
 
 
 def used_gpus(run: RunInfo) -> frozenset[str]:

@@ -55,7 +55,7 @@ COLUMNS = {
 @st.fragment(run_every="2s")
 def machine_section(server: Services) -> None:
     """Draw the host, a row per GPU, one chart, and on request everything on one GPU."""
-    seen = server.machine.look()
+    seen = server.machine.read()
     if seen.trouble is not None:
         parts.warning(seen.trouble)
     if seen.view is None:
@@ -123,7 +123,7 @@ def _torch_name(server: Services, device: DeviceState) -> str:
 server = services.get()
 keep_settings()
 with st.spinner("Reading the GPUs of this machine…", show_time=True):
-    server.machine.look()
+    server.machine.read()
 machine_section(server)
 st.caption(
     "Updated every 2 s while the page is open; nothing is recorded. In a terminal: "

@@ -95,7 +95,7 @@ def picked_sweep(server: Services) -> str | None:
     """
     state, sweeps = st.session_state, server.sweeps.list_sweeps()
     known = {sweep.id: sweep for sweep in sweeps}
-    own = [sweep.id for sweep in sweeps if sweep.look_only != EXAMPLE]
+    own = [sweep.id for sweep in sweeps if sweep.read_only_reason != EXAMPLE]
     first = next((sweep.id for sweep in sweeps if sweep.live), own[0] if own else None)
     asked = state.pop(_NEXT, None) or state.get(SWEEP) or st.query_params.get("sweep")
     if asked and asked not in known:
@@ -130,7 +130,7 @@ def label(sweep: StoredSweep) -> str:
     # The same text until the sweep ends, so that the list is not redrawn with each trial.
     status = "running" if sweep.live else str(content.status)
     name = workload_and_device(content)
-    if sweep.look_only == EXAMPLE:
+    if sweep.read_only_reason == EXAMPLE:
         name = f"Example: {name}"
     return " · ".join([name, when, status, f"{count} setting{'' if count == 1 else 's'}"])
 
@@ -206,7 +206,7 @@ def progress_words(content: SweepContent) -> str:
 
 
 def _actions(server: Services, sweep: StoredSweep) -> None:
-    sweeps, refused = server.sweeps, sweep.look_only
+    sweeps, refused = server.sweeps, sweep.read_only_reason
     if sweep.live:
         about = "Stop now. Measurements are kept; Resume continues from there."
         if button("Stop", "stop_circle", f"lab_stop_{sweep.id}", about, refused):
@@ -221,7 +221,7 @@ def _actions(server: Services, sweep: StoredSweep) -> None:
                 "The sweep could not be resumed",
                 lambda: server.begin(ServerActivity.SWEEP, lambda: sweeps.resume(sweep.id)),
             )
-    if sweep.look_only is None:
+    if sweep.read_only_reason is None:
         with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
             st.markdown("Delete this sweep and all its measurements?")
             # The key has the sweep's id: a press on an outdated page must not delete another one.

@@ -16,7 +16,10 @@ from stepscope.run import RunError
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 from trainer.runners.child_process import LessonRun
 
-LOOK, LOOK_AGAIN = "500ms", "5s"  # Refresh of the output while a lesson runs, and while none does.
+REFRESH, IDLE_REFRESH = (
+    "500ms",
+    "5s",
+)  # Refresh of the output while a lesson runs, and while none does.
 
 
 def cuda_note(lesson: Lesson) -> None:
@@ -107,6 +110,6 @@ st.markdown(f"### {shown.title}")
 st.container(width=READING_WIDTH).markdown(shown.text)
 cuda_note(shown)
 running = server.lessons.running() is not None
-st.fragment(result, run_every=LOOK if running else LOOK_AGAIN)(shown, running)
+st.fragment(result, run_every=REFRESH if running else IDLE_REFRESH)(shown, running)
 st.caption(f"`{shown.command}`")
 st.code(shown.path.read_text(encoding="utf-8"), language="python", wrap_lines=True)

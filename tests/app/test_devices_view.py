@@ -77,7 +77,7 @@ def test_a_driver_that_fails_is_named_and_the_page_stays(
     page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = MachineReading(None, "The NVIDIA driver does not respond.")
-    monkeypatch.setattr(server.machine, "look", lambda: silent)
+    monkeypatch.setattr(server.machine, "read", lambda: silent)
     app = at_address(page, "hardware")
     assert not app.exception
     assert "does not respond" in app.warning[0].value

@@ -404,15 +404,15 @@ def test_the_server_reports_a_killed_run_once(tmp_path: Path, file: File) -> Non
     file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n')
     with killed(tmp_path) as folder:
         watch = CrashWatch(RunIndex(folder.parent))
-        wait_until(lambda: watch.look() == [folder.name])
+        wait_until(lambda: watch.check_runs() == [folder.name])
         (event,) = alerts(folder)
         assert event.data["rule"] == "run_failed"
         assert event.text.startswith(f"At {event.step}: ")
         assert steps_of(folder) >= event.step  # the process's last rows are stored, before it
         wait_until(lambda: len(file.lines()) == 1)
         # Neither another look nor another server reports it again.
-        assert watch.look() == []
-        assert CrashWatch(RunIndex(folder.parent)).look() == []
+        assert watch.check_runs() == []
+        assert CrashWatch(RunIndex(folder.parent)).check_runs() == []
         assert len(alerts(folder)) == 1
         assert file.lines()[0]["run"] == folder.name
 
@@ -433,12 +433,12 @@ def test_an_old_a_foreign_and_a_disabled_crash_is_not_reported(tmp_path: Path, f
             run_json = json.loads(original) | change
             path.write_text(json.dumps(run_json))
             os.utime(path, (run_json["heartbeat"],) * 2)
-            assert CrashWatch(RunIndex(folder.parent)).look() == []
+            assert CrashWatch(RunIndex(folder.parent)).check_runs() == []
             assert not (folder / MARKER).exists()
         file.write("")
         path.write_text(original)
         os.utime(path)
-        assert CrashWatch(RunIndex(folder.parent)).look() == [folder.name]
+        assert CrashWatch(RunIndex(folder.parent)).check_runs() == [folder.name]
 
 
 def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
@@ -456,7 +456,7 @@ def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
 
     monkeypatch.setattr(crash_watch, "PERIOD_S", 0.01)
     watch = CrashWatch(RunIndex(tmp_path))
-    monkeypatch.setattr(watch, "look", look)
+    monkeypatch.setattr(watch, "check_runs", look)
     watch.start()
     assert twice.wait(30)
     watch.close()

@@ -48,7 +48,7 @@ def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
     source = FakeSource(gpus(1))
     watch = watching(source, period_s=3600.0)
     assert threads() == source.reads == [], "nothing runs where nobody looks"
-    tabs = [threading.Thread(target=watch.look) for _ in range(16)]
+    tabs = [threading.Thread(target=watch.read) for _ in range(16)]
     for tab in tabs:
         tab.start()
     for tab in tabs:
@@ -60,25 +60,25 @@ def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
 def test_it_ends_when_nobody_has_asked_for_a_while_and_begins_anew(watching: Make) -> None:
     source = FakeSource(gpus(1))
     watch = watching(source, idle_s=0.1)
-    watch.look()
+    watch.read()
     assert source.armed is True
     wait_until(lambda: threads() == [])
     assert source.armed is False
     assert [errors.stopped for errors in FakeErrors.begun] == [True]
     source.gpus[0].values["gpu/util"] = 5.0
-    view = watch.look().view
+    view = watch.read().view
     assert view is not None
     assert view.devices[0].values["gpu/util"] == 5.0, "a fresh look, not what was seen before"
 
 
 def test_errors_of_the_driver_are_watched_where_there_are_gpus(watching: Make) -> None:
     watch = watching(FakeSource(gpus(1)))
-    wait_until(lambda: bool(watch.look().view.devices[0].xids))  # type: ignore[union-attr]
+    wait_until(lambda: bool(watch.read().view.devices[0].xids))  # type: ignore[union-attr]
     assert len(FakeErrors.begun) == 1
     kept = watch.history(info().uuid)
     assert kept is not None
     assert len(kept.since(0.0)) >= 2, "it looks by itself"
-    watching(NullSource("The NVIDIA driver is not loaded.")).look()
+    watching(NullSource("The NVIDIA driver is not loaded.")).read()
     assert len(FakeErrors.begun) == 1
 
 
@@ -87,23 +87,23 @@ def test_a_driver_that_does_not_answer_or_falls_silent_holds_nobody_up(watching:
     source.before_read = lambda: release.wait(60) and None
     clock: Any = lambda: time.monotonic() + late[0]  # noqa: E731
     watch = watching(source, clock=clock, idle_s=3600.0)
-    seen = watch.look(wait_s=0.05)
+    seen = watch.read(wait_s=0.05)
     assert seen.view is None
     assert seen.trouble is not None
     answered: list[object] = []
-    second = threading.Thread(target=lambda: answered.append(watch.look(wait_s=3600.0)))
+    second = threading.Thread(target=lambda: answered.append(watch.read(wait_s=3600.0)))
     second.start()
     second.join(20)
     assert answered, "the second question does not wait again"
     release.set()
-    wait_until(lambda: watch.look().view is not None)
-    assert watch.look().trouble is None
+    wait_until(lambda: watch.read().view is not None)
+    assert watch.read().trouble is None
     called = threading.Event()
     release.clear()
     source.before_read = lambda: called.set() or (release.wait(20) and None)
     assert called.wait(20)
     late[0] = 30.0
-    seen = watch.look()
+    seen = watch.read()
     release.set()
     assert seen.view is not None, "what was seen last"
     assert "30 s" in str(seen.trouble)
@@ -117,9 +117,9 @@ def test_a_look_that_fails_is_told_and_the_next_may_succeed(watching: Make) -> N
 
     source.before_read = fail
     watch = watching(source)
-    assert "RuntimeError: broken" in str(watch.look().trouble)
+    assert "RuntimeError: broken" in str(watch.read().trouble)
     source.before_read = lambda: None
-    wait_until(lambda: watch.look().trouble is None)
+    wait_until(lambda: watch.read().trouble is None)
     watch.close()
-    watch.look()
+    watch.read()
     assert threads() == [], "after the end nothing begins again"

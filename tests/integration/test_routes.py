@@ -115,7 +115,7 @@ def test_the_server_stores_the_last_rows_of_a_killed_run_and_no_answer_writes(
     before = files()
     body = client.get("/api/series", params={"run": "killed"}).json()
     assert (body["status"], files()) == ("crashed", before)
-    CrashWatch(RunIndex(runs)).look()
+    CrashWatch(RunIndex(runs)).check_runs()
     body = client.get("/api/series", params={"run": "killed"}).json()
     assert body["progress"]["step"] >= told
     assert body["series"]["steps"]["end"] == body["progress"]["step"]

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dashboard.run_look import RunLook
+from dashboard.run_analyzer import RunAnalyzer
 from dashboard.services import Services
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.record import hang_name, read_record
@@ -69,7 +69,7 @@ def test_a_job_that_hangs_says_so_while_it_does(server: Services, tmp_path: Path
         assert record is not None
         record = replace(record, since=now - 9, seen=now)
         (folder / hang_name(number)).write_text(json.dumps(asdict(record)))
-    server.hangs = RunLook(
+    server.hangs = RunAnalyzer(
         hang_of, "", start=lambda look: look()
     )  # else in a thread: a poll does not wait for it
     told = poll("job")["verdict"]

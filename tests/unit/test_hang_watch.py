@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.run_look import EVERY_S, REST, RunLook
+from dashboard.run_analyzer import EVERY_S, REST, RunAnalyzer
 from stepscope.common.stall_detector import StallDetector, StepGap
 from stepscope.distributed import flight_recorder
 from stepscope.distributed.flight_recorder import Collective
@@ -227,7 +227,7 @@ def test_a_poll_waits_for_no_look(recorder: Recorder) -> None:
         return found
 
     aside: list[Callable[[], None]] = []
-    hangs = RunLook(slow, "", clock, aside.append)
+    hangs = RunAnalyzer(slow, "", clock, aside.append)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
     assert hangs.of(run) is None
     assert hangs.of(run) is None
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
         return "found"
 
     clock = FakeClock(now=0.0)
-    hangs = RunLook(fail, "it cannot be said", clock, at_once)
+    hangs = RunAnalyzer(fail, "it cannot be said", clock, at_once)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
     for second in range(4):
         clock.now = second * EVERY_S

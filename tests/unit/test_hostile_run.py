@@ -299,12 +299,12 @@ def test_a_crash_whose_alert_fails_hides_no_other_and_is_tried_again(
 
     monkeypatch.setattr(crash_watch, "report_crash", tell)
     watch = CrashWatch(RunIndex(tmp_path))
-    assert sorted(watch.look()) == ["one", "three"]
-    assert watch.look() == []
+    assert sorted(watch.check_runs()) == ["one", "three"]
+    assert watch.check_runs() == []
     assert len(caplog.records) == 1
     failing.clear()
-    assert watch.look() == ["two"]
-    assert watch.look() == []
+    assert watch.check_runs() == ["two"]
+    assert watch.check_runs() == []
 
 
 def test_a_crash_is_alerted_after_errors_of_its_settings_and_of_its_values(
@@ -330,7 +330,7 @@ def test_a_crash_is_alerted_after_errors_of_its_settings_and_of_its_values(
     monkeypatch.setattr(monitor, "make_alert", make_once_refused)
     watch = CrashWatch(RunIndex(tmp_path))
     with pytest.raises(OSError, match="an error of the disk"):
-        watch.look()
-    assert watch.look() == []
-    assert watch.look() == ["run"]
-    assert watch.look() == []
+        watch.check_runs()
+    assert watch.check_runs() == []
+    assert watch.check_runs() == ["run"]
+    assert watch.check_runs() == []

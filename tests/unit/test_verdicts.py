@@ -12,7 +12,7 @@ import pytest
 
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
-from dashboard.run_look import RunLook
+from dashboard.run_analyzer import RunAnalyzer
 from dashboard.verdicts import EVERY_S, HOLD_S, Verdicts, as_json
 from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
 from stepscope.bottleneck.recommendations import RunSetup
@@ -44,7 +44,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 def ask(clock: FakeClock) -> Ask:
     """Return the function that returns the diagnosis of a run, live by default."""
-    verdicts = Verdicts(RunLook(straggler_of, "", clock), clock)
+    verdicts = Verdicts(RunAnalyzer(straggler_of, "", clock), clock)
 
     def of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
         run: RunInfo = replace(read_run(folder), status=status)

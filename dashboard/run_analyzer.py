@@ -39,7 +39,7 @@ def recent(entries: OrderedDict[K, T], key: K, make: Callable[[], T], limit: int
 
 
 def _in_thread(search: Callable[[], None]) -> None:
-    threading.Thread(target=search, name="stepscope-look", daemon=True).start()
+    threading.Thread(target=search, name="stepscope-analysis", daemon=True).start()
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Entry(Generic[T]):
     logged: bool = False
 
 
-class RunLook(Generic[T]):
+class RunAnalyzer(Generic[T]):
     """The latest results of `find` for distributed runs. Thread-safe.
 
     Failures are logged as `problem`; with `keep` the result before stays. `start` runs a search.
