@@ -10,7 +10,7 @@ from typing import Any
 from dashboard.charts.run_view import run_kind
 from dashboard.controls.config_widgets import is_possible
 from stepscope.common.config_issue import ConfigError, ConfigIssue
-from stepscope.memory.oom.reader import OomAnalysis, judged
+from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.memory.oom.recommendations import batch_divisor
 from stepscope.memory.oom.record import MemoryKind, oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
@@ -30,12 +30,12 @@ def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis |
     """
     if not os.path.lexists(run.folder / oom_name(run.cause)):
         # A process that the kernel killed leaves no record.
-        return judged(run) if run.status is RunStatus.CRASHED else None
+        return diagnose_run(run) if run.status is RunStatus.CRASHED else None
     config = run.run_json.get("config")
     allowed: Callable[[str, Any], bool] | None = None
     if devices and config is not None:
         allowed = functools.partial(is_possible, config=config, devices=devices)
-    return judged(run, run.cause, allowed)
+    return diagnose_run(run, run.cause, allowed)
 
 
 def _ended_by(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis | None:
@@ -85,7 +85,7 @@ def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] |
     found = _ended_by(run, devices)
     if found is None:
         return None
-    steps = found.verdict.next
+    steps = found.finding.recommendations
     # The header's reason may already contain the suggestion.
     words = steps[0].text if steps and steps[0].text not in (run.reason or "") else ""
     return {"kind": "out-of-memory", "text": found.sentence, "words": words, "tab": "memory"}

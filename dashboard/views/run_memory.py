@@ -154,18 +154,18 @@ def oom_section(run: RunInfo) -> None:
         return
     if found is None:
         return
-    verdict, record = found.verdict, found.report.last
+    finding, record = found.finding, found.report.last
     ended = "Out of memory" if found.report.ended else "Allocation failed, script continued"
     with st.container(border=True, key="oom"):
-        st.markdown(f"#### {ended}: {escape_markdown(verdict.case.value)}")
-        st.markdown(escape_markdown(verdict.text))
+        st.markdown(f"#### {ended}: {escape_markdown(finding.cause.value)}")
+        st.markdown(escape_markdown(finding.text))
         st.caption(escape_markdown(_when(found)))
         left, right = st.columns([2, 3], gap="large")
         with left:
-            st.markdown(evidence_table(verdict.evidence))
+            st.markdown(evidence_table(finding.evidence))
         with right:
             st.markdown("##### What to try, best first")
-            for position, step in enumerate(verdict.next, start=1):
+            for position, step in enumerate(finding.recommendations, start=1):
                 st.markdown(f"{position}. {escape_markdown(step.text)}")
                 if step.code is not None:
                     st.code(step.code, language="python" if "\n" in step.code else None)

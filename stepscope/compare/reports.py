@@ -32,7 +32,7 @@ from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to
 from stepscope.distributed.hangs.record import read_record
 from stepscope.lab.report import HEADINGS, closing, ordered
 from stepscope.lab.report import rows as verdict_rows
-from stepscope.memory.oom.reader import judged
+from stepscope.memory.oom.reader import diagnose_run
 from stepscope.run import RunInfo, rank_file
 from stepscope.store.blocks import Floats
 from stepscope.store.final_values import MAX_BUCKETS
@@ -202,16 +202,16 @@ def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
 
 def _add_out_of_memory(report: Report, run: RunInfo, rank: RankData) -> None:
     try:
-        short = judged(run, rank.number)
+        short = diagnose_run(run, rank.number)
     except (OSError, ValueError) as error:
         report.paragraph(f"The record of failed allocations cannot be read: {error}", "note")
         return
     if short is not None:
-        report.table("Out of memory", ("evidence", "value"), short.verdict.evidence.items())
-        for step in short.verdict.next:
+        report.table("Out of memory", ("evidence", "value"), short.finding.evidence.items())
+        for step in short.finding.recommendations:
             report.paragraph(f"{step.text} {step.code or ''}")
         last = short.report.last
-        texts = (*last.inputs, *last.stack[:MAX_ENTRIES], last.message or "")
+        texts = (*last.stack[:MAX_ENTRIES], last.message or "")
         report.block("\n".join(texts), "Failed allocation")
 
 

@@ -15,8 +15,8 @@ from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
 from stepscope.distributed.stragglers.reader import in_job, recent_times, straggler_among
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
-from stepscope.memory.growth_detector import told_growth
-from stepscope.memory.oom.reader import OomAnalysis, judged
+from stepscope.memory.growth_detector import newest_growth
+from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file, was_terminated
 from stepscope.run.rank_info import rank_numbers, torch_rank
@@ -201,7 +201,7 @@ def broken_losses(recorded: RunData) -> Iterator[Finding]:
 def growing_memory(recorded: RunData) -> Iterator[Finding]:
     """Yield the newest growth event of each rank."""
     for rank in recorded.ranks:
-        found = told_growth(rank.events)
+        found = newest_growth(rank.events)
         if found is not None:
             yield Finding(
                 kind="memory-growth", rank=_torch_rank(rank), text=found[0], next=found[1]
@@ -230,7 +230,7 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
 def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
     """Return the analysis of a rank's failed allocations; None without a valid file."""
     try:
-        return judged(recorded.run, rank.number)
+        return diagnose_run(recorded.run, rank.number)
     except (OSError, ValueError):
         return None
 
@@ -240,9 +240,9 @@ def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
         kind=FAILURES["oom"],
         rank=rank,
         phase=short.report.last.phase,
-        share=short.verdict.share,
+        share=short.finding.share,
         text=short.sentence,
-        **_advice(next(iter(short.verdict.next), None)),
+        **_advice(next(iter(short.finding.recommendations), None)),
     )
 
 

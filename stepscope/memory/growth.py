@@ -36,6 +36,15 @@ MIN_FILLING_FRACTION = 0.25  # Of a process in its first epoch, when a data set'
 MIN_BATCH_GROWTH = 0.5  # Of a step's temporary memory, as a fraction of the floor's growth.
 
 
+@dataclass(frozen=True, slots=True)
+class AllocatedGrowth:
+    """Growth of allocated memory: bytes per step, number of steps, and bytes in total."""
+
+    bytes_per_step: float
+    steps: int
+    grown: int
+
+
 class GrowthSource(StrEnum):
     """What grows: torch's allocated memory, this process, or its children."""
 

@@ -113,10 +113,10 @@ def out_of_memory(short: MemoryShortage, error: BaseException, remedy: str) -> R
     return RunOutcome(RunStatus.FAILED, f"{short}{size}. {remedy}", failure="oom")
 
 
-def with_case(ended: RunOutcome, case: str | None, remedy: str | None = None) -> RunOutcome:
+def with_cause(ended: RunOutcome, cause: str | None, remedy: str | None = None) -> RunOutcome:
     """Add an OOM cause to the reason of `out_of_memory`, and its remedy if any."""
     first, _, rest = (ended.reason or "").partition(". ")
-    named = f"{first}: {case}" if case else first
+    named = f"{first}: {cause}" if cause else first
     return replace(ended, reason=f"{named}. {remedy or rest}")
 
 

@@ -94,7 +94,6 @@ class ScriptSession(Session):
         gpus = map(listed, visible_gpus(whole, os.environ))
         self.sample(source, gpus, host=first_here, start=sample)
         self.readings = self.sampler.readings
-        self.sampler.observers.append(self.oom.look_for_torch)
         self.parts = self.readings.parts
         self.parts.search()
         self._commands = self.answer({CommandName.STOP: self._stopper.at_boundary})
@@ -158,7 +157,7 @@ class ScriptSession(Session):
         """Record the exception that ended the script; return the outcome, with any OOM cause."""
         if outcome.failure is None or os.getpid() != self._pid:
             return outcome
-        outcome = self.told_case(outcome, error)
+        outcome = self.record_memory_failure(outcome, error)
         # Before the script's cleanup, which may notify other ranks, or take long.
         self.recorder.describe(failure={"ts": clock.now(), "reason": outcome.reason})
         memory: dict[str, float] = {}

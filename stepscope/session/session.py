@@ -26,13 +26,12 @@ from stepscope.gpu.source import DeviceSource, is_simulated
 from stepscope.host.environment import environment, torch_versions
 from stepscope.host.usage import first_count
 from stepscope.memory.growth_detector import GrowthMonitor
-from stepscope.memory.oom.classify import OomCause, judge
+from stepscope.memory.oom.classify import OomCause, diagnose
 from stepscope.memory.oom.observer import OomObserver
-from stepscope.memory.oom.reader import growth_told
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.run import RunStatus, rank_file
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signals_recorded
-from stepscope.run.status import RunOutcome, with_case
+from stepscope.run.status import RunOutcome, with_cause
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.job_commands import JobCommands
 from stepscope.session.sampler import Sampler
@@ -94,7 +93,9 @@ class Session:
         self._rank = rank
         self._at_close = ExitStack()
         self._at_close.enter_context(fatal_signals_recorded(folder, rank))
-        self.oom = OomObserver(self.recorder, rank, first_count())
+        self._growth = GrowthMonitor(self.recorder)
+        growth = self._growth.allocated_growth
+        self.oom = OomObserver(self.recorder, growth, rank, first_count())
         self.recorder.describe(oom_kills=self.oom.first_kills)
         self._at_close.callback(self.oom.close)
 
@@ -122,7 +123,7 @@ class Session:
         gpus, self._source = list(gpus), source
         uuids = [gpu["uuid"] for gpu in gpus]
         self.sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, **options)
-        self.sampler.observers.append(GrowthMonitor(self.recorder).observe)
+        self.sampler.observers += [self._growth.observe, self.oom.observe]
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)
         self._at_close.callback(self.sampler.stop)
@@ -172,7 +173,7 @@ class Session:
         self._is_busy = lambda: (found := alive()) is not None and found.busy
         return server
 
-    def told_case(
+    def record_memory_failure(
         self, outcome: RunOutcome, error: BaseException, allowed: Allowed | None = None
     ) -> RunOutcome:
         """Record a memory failure with its stack; return the outcome with the OOM cause."""
@@ -181,14 +182,15 @@ class Session:
         if report is None:
             return outcome
         setup = setup_of(self.recorder.run_json)
-        growth = growth_told(self.recorder.folder, self._rank)
-        verdict = judge(report.last, setup, growth=growth, allowed=allowed)
-        if verdict.case is OomCause.UNKNOWN or (verdict.case is OomCause.HOST and setup.own):
+        finding = diagnose(report.last, setup, allowed=allowed)
+        remedy = finding.recommendations[0].text if finding.recommendations else None
+        if finding.cause is OomCause.HOST and not setup.own:
+            return with_cause(outcome, None, remedy)
+        if finding.cause in (OomCause.UNKNOWN, OomCause.HOST):
             return outcome  # unknown, or the outcome's reason already contains it
-        if verdict.case is OomCause.HOST:
-            return with_case(outcome, None, verdict.next[0].text)
-        has_text = verdict.case is not OomCause.TOO_BIG and verdict.next
-        return with_case(outcome, verdict.case.lower(), verdict.next[0].text if has_text else None)
+        if finding.cause is OomCause.TOO_LARGE:
+            remedy = None  # the reason has one
+        return with_cause(outcome, finding.cause.lower(), remedy)
 
     def note_failure(
         self, outcome: RunOutcome, trace: str | None, **memory: Mapping[str, float]

@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from pathlib import Path
@@ -37,7 +36,6 @@ log = logging.getLogger(__name__)
 
 MAX_NAME_CHARS = 500  # of a metric
 STEP_LIMIT = 2**53  # larger steps are inexact in the store, which has 64-bit floats
-RECENT_S = 30.0  # maximum age of samples kept in memory, for the analysis of a failure
 SLURM = {
     "job_id": "SLURM_JOB_ID",
     "array_job_id": "SLURM_ARRAY_JOB_ID",
@@ -91,8 +89,6 @@ class Recorder:
         self.activity = 0  # rises with work other than steps, such as a validation batch
         self.boundary_requests: set[BoundaryRequest] = set()
         self.take_commands_from(LocalCommandQueue(self.request_command, on_command))
-        self.recent: deque[Sample] = deque()
-        """Samples of the last RECENT_S seconds, oldest first; copy before iterating."""
         self.counts: dict[str, Any] = {}
         """Samples and tokens of the current step by key; see `count`."""
         self.also_dropped: Callable[[], int] = int
@@ -346,12 +342,7 @@ class Recorder:
                     self._add_value(to_text(key), value, row)
         except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
             self._refuse("sample", error)
-        sample = Sample(stream, source, clock.now(), self.step, row)
-        self._put(sample)
-        recent = self.recent
-        recent.append(sample)
-        while recent[0].ts < sample.ts - RECENT_S:
-            recent.popleft()
+        self._put(Sample(stream, source, clock.now(), self.step, row))
 
     def _put(self, item: QueueItem) -> None:
         if not self._closed:

@@ -31,7 +31,7 @@ def short_of_memory(
     """A run that memory has ended, or, not `ended`, one whose script went on."""
     status = RunStatus.FAILED if ended else RunStatus.FINISHED
     folder = record(root, "short", status, config=config.to_dict(), **more)
-    report = OomReport(first=last, last=last, seen=3, ended=ended)
+    report = OomReport(last=last, seen=3, ended=ended)
     (folder / "oom.json").write_text(json.dumps(report.to_json()))
     return folder
 
@@ -49,15 +49,15 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
 def test_a_caught_failure_with_markup_is_told_and_cannot_be_retried(
     page: OpenPage, tmp_path: Path
 ) -> None:
-    odd = replace(FULL, inputs=("<img> | [x](http://a)",), phase="**bold**")
+    odd = replace(FULL, allocator="<img> | [x](http://a)", phase="**bold**")
     folder = short_of_memory(tmp_path, odd, ended=False)
     app = page(run="short", tab="memory")
     assert r"\<img\> \| \[x\](http\:" in text_of(app)
     assert r"\*\*bold\*\*" in text_of(app)
     assert header(app)["retry"] is None
-    (folder / "oom.json").write_text('{"schema": 1, "first": {"ts": "<b>*x*"}}')
+    (folder / "oom.json").write_text('{"schema": 1, "last": {"ts": "<b>*x*"}}')
     app = page(run="short", tab="memory")
-    assert any("report.first.ts" in warning.value for warning in app.warning)
+    assert any("report.last.ts" in warning.value for warning in app.warning)
     record(tmp_path, "other")
     assert not page(run="other", tab="memory").warning
 

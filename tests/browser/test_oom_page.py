@@ -32,7 +32,7 @@ def short_of_memory(server: Server) -> None:
     folder = write_run(server.runs / "short", told, steps=rows(0.001))
     frames = ("/lib/site-packages/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
     record = replace(PIECES, stack=frames)
-    report = OomReport(first=record, last=record, ended=True)
+    report = OomReport(last=record, ended=True)
     (folder / "oom.json").write_text(json.dumps(report.to_json()))
 
 

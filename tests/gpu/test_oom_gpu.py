@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.memory.oom.classify import OomCause, judge
+from stepscope.memory.oom.classify import OomCause, diagnose
 from stepscope.memory.oom.record import OomReport, parse
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
@@ -39,7 +39,7 @@ def training(width=256, batch=64, steps=12, pause=0.06):
         time.sleep(pause)
     return net, optimizer
 """
-TOO_BIG = """
+TOO_LARGE = """
 net = nn.Linear(1024, 1024).cuda()
 inputs = torch.empty(int(0.6 * free / 4096), 1024, device="cuda")
 net(inputs)
@@ -105,13 +105,13 @@ weights = torch.ones(4, device="cuda", requires_grad=True)
 Hungry.apply(weights).sum().backward()
 """
 CASES = {
-    "too big": (TOO_BIG, OomCause.TOO_BIG, "forward"),
+    "too big": (TOO_LARGE, OomCause.TOO_LARGE, "forward"),
     "pieces": (PIECES, OomCause.FRAGMENTATION, None),
     "another process": (OTHER_PROCESS, OomCause.OTHER_PROCESS, None),
     "growth": (GROWTH, OomCause.GROWTH, None),
-    "long batch": (LONG_BATCH, OomCause.TOO_BIG, "forward"),
-    "optimizer": (OPTIMIZER, OomCause.OPTIMIZER, "optimizer"),
-    "backward": (BACKWARD, OomCause.TOO_BIG, "backward"),
+    "long batch": (LONG_BATCH, OomCause.TOO_LARGE, "forward"),
+    "optimizer": (OPTIMIZER, OomCause.TOO_LARGE, "optimizer"),
+    "backward": (BACKWARD, OomCause.TOO_LARGE, "backward"),
 }
 
 
@@ -138,19 +138,19 @@ def report_of(run: Path) -> OomReport:
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_is_named_in_a_watched_script(name: str, tmp_path: Path) -> None:
-    script, case, phase = CASES[name]
+    script, cause, phase = CASES[name]
     run, said = watched(tmp_path, HEAD + script)
     assert "torch.OutOfMemoryError" in said  # it ends as it would bare
     report = report_of(run)
-    verdict = judge(report.last)
-    assert (verdict.case, report.last.phase) == (case, phase), verdict.text
+    finding = diagnose(report.last)
+    assert (finding.cause, report.last.phase) == (cause, phase), finding.text
     assert report.ended
     assert report.seen == 1
     assert report.last.incomplete is None
     assert str(report.last.message).startswith("CUDA out of memory. Tried to allocate")
     assert any("train.py" in frame for frame in report.last.stack)
     reason = run_json(run)["reason"]
-    assert f": {case.lower()}. " in reason
+    assert f": {cause.lower()}. " in reason
     assert [event.kind for event in events(run) if "oom" in event.kind] == ["oom"]
 
 
@@ -165,26 +165,9 @@ def test_the_figures_are_those_of_the_allocator_before_it_unwound(tmp_path: Path
     assert last.reserved is not None
     assert last.reserved >= last.allocated
     assert last.steps_done == 12
-    assert last.grad is True
-    assert last.training is True
-    assert last.inputs[0].endswith("× 256")
-    assert len(last.readings.ts) > 3
+    assert last.peak_allocated is not None
+    assert last.peak_allocated >= last.allocated
     assert "Tried to allocate" in said
-
-
-AUTOCAST = """
-net = nn.Linear(1024, 1024).cuda()
-inputs = torch.empty(int(0.6 * free / 4096), 1024, device="cuda")
-with torch.autocast("cuda", torch.bfloat16):
-    net(net(inputs))
-"""
-
-
-def test_autocast_that_is_on_is_recorded_and_not_recommended(tmp_path: Path) -> None:
-    run, _ = watched(tmp_path, HEAD + AUTOCAST)
-    last = report_of(run).last
-    assert (last.phase, last.autocast) == ("forward", True)
-    assert not any("autocast" in step.text for step in judge(last).next)
 
 
 CAUGHT = """
@@ -205,9 +188,7 @@ def test_a_caught_failure_is_an_event_and_fails_no_run(tmp_path: Path, init: boo
     assert run_json(run)["status"] == "finished"
     report = report_of(run)
     assert (report.seen, report.ended) == (3, False)
-    assert report.first.requested is not None
-    assert report.last.requested is not None
-    assert report.last.requested > report.first.requested
+    assert report.last.requested == 4 * torch.cuda.get_device_properties(0).total_memory
     (event,) = [event for event in events(run) if event.kind == "oom_caught"]
     assert "failed and the script went on, 3 times: Too large to fit" in event.text
     assert event.data["seen"] == 3
@@ -272,7 +253,7 @@ print("joined")
 def test_failures_in_several_threads_neither_hang_nor_raise(tmp_path: Path) -> None:
     run, said = watched(tmp_path, HEAD + IN_THREADS)
     assert "joined" in said
-    assert "could not be described" not in said
+    assert "cannot describe" not in said
     report = report_of(run)
     assert 1 < report.seen <= 80
     assert not report.ended

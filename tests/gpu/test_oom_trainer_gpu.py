@@ -15,7 +15,7 @@ import torch
 
 from stepscope.bottleneck.step_window import setup_of
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.memory.oom.classify import OomCause, OomVerdict, judge
+from stepscope.memory.oom.classify import OomCause, OomFinding, diagnose
 from stepscope.memory.oom.record import OomReport, parse
 from stepscope.run import RunStatus, read_run
 from tests.support.run_values import run_json
@@ -62,27 +62,30 @@ def limit(gpu: TrainDevice, size: float) -> None:
     )
 
 
-def failed(config: RunConfig, folder: Path) -> tuple[OomReport, OomVerdict]:
-    """Train until memory runs out; return what was captured and the verdict on it."""
+def failed(config: RunConfig, folder: Path) -> tuple[OomReport, OomFinding]:
+    """Train until memory runs out; return what was captured and the finding."""
     folder.mkdir(exist_ok=True)
     assert train(config, folder) is RunStatus.FAILED
     report = parse((folder / "oom.json").read_bytes())
-    return report, judge(report.last, setup_of(run_json(folder)))
+    return report, diagnose(report.last, setup_of(run_json(folder)))
 
 
 def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
     gpu: TrainDevice, tmp_path: Path
 ) -> None:
     limit(gpu, 400 * MIB)
-    report, verdict = failed(hungry(gpu, batch_size=256), tmp_path / "r")
-    assert verdict.case is OomCause.TOO_BIG, verdict.text
+    report, found = failed(hungry(gpu, batch_size=256), tmp_path / "r")
+    assert found.cause is OomCause.TOO_LARGE, found.text
     assert report.ended
     assert report.last.steps_done == 0
     assert report.last.phase in ("forward", "input")
-    assert [step.name for step in verdict.next][:2] == ["batch_size", "activation_checkpointing"]
+    assert [step.name for step in found.recommendations][:2] == [
+        "batch_size",
+        "activation_checkpointing",
+    ]
     reason = run_json(tmp_path / "r")["reason"]
     assert reason.startswith("The GPU ran out of memory (tried to allocate")
-    assert ": too large to fit. Lower batch_size" in reason
+    assert ": too large to fit. Lower " in reason
     (finding,) = findings(read_recorded(read_run(tmp_path / "r")))
     assert (finding.kind, finding.phase) == ("out-of-memory", report.last.phase)
     assert report.last.requested is not None
@@ -112,11 +115,11 @@ def another_process(size: float) -> Iterator[int]:
 def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path) -> None:
     with another_process(max(0.7 * free_now(), free_now() - 3 * 2**30)) as pid:
         batch = 512 if gpu.memory_total > 8 * 2**30 else 128  # 4 MiB of activations a sample
-        report, verdict = failed(hungry(gpu, batch_size=batch), tmp_path / "r")
-    assert verdict.case is OomCause.OTHER_PROCESS, verdict.text
-    assert f"Process {pid}" in verdict.text
+        report, found = failed(hungry(gpu, batch_size=batch), tmp_path / "r")
+    assert found.cause is OomCause.OTHER_PROCESS, found.text
+    assert f"Process {pid}" in found.text
     assert [one.pid for one in report.last.processes] == [pid]
-    assert "End the other process" in verdict.next[0].text
+    assert "End the other process" in found.recommendations[0].text
 
 
 def test_pieces_before_the_first_step_is_complete_are_a_remark(
@@ -128,9 +131,9 @@ def test_pieces_before_the_first_step_is_complete_are_a_remark(
              for _ in range(count)]  # fmt: skip
     kept = [pair[0] for pair in pairs]
     del pairs
-    _, verdict = failed(hungry(gpu), tmp_path / "r")
+    _, found = failed(hungry(gpu), tmp_path / "r")
     del kept
-    assert verdict.case is OomCause.TOO_BIG, verdict.text
-    assert "Fragmentation may add to it" in verdict.text
-    assert verdict.next[0].name == "batch_size"
-    assert "ALLOC_CONF" in str(verdict.next[1].code)
+    assert found.cause is OomCause.TOO_LARGE, found.text
+    assert "Fragmentation may add to it" in found.text
+    assert found.recommendations[0].name == "batch_size"
+    assert "ALLOC_CONF" in str(found.recommendations[1].code)

@@ -16,7 +16,7 @@ from stepscope.compare.reports import run_report
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.host import usage
 from stepscope.memory.oom.classify import OomCause
-from stepscope.memory.oom.reader import judged
+from stepscope.memory.oom.reader import diagnose_run
 from stepscope.memory.oom.record import MemoryKind, read_report
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.recorded_runs import write_run
@@ -71,9 +71,9 @@ def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_
     assert any("train.py" in frame for frame in last.stack)
     if name == "torch":
         assert "load" in last.stack[0]
-    found = judged(read_run(run))
+    found = diagnose_run(read_run(run))
     assert found is not None
-    assert found.verdict.case is OomCause.HOST
+    assert found.finding.cause is OomCause.HOST
     (finding,) = findings(read_recorded(read_run(run)))
     assert finding.kind == "out-of-memory"
     assert finding.text.startswith("Host memory")
@@ -105,11 +105,11 @@ def test_a_run_of_ours_on_the_cpu_is_told_so_too(
     fail_with(monkeypatch, error)
     config = small(Workload.DIGITS_MLP, batch_size=64)
     assert training_run.run(config, tmp_path) is RunStatus.FAILED
-    found = judged(read_run(tmp_path))
+    found = diagnose_run(read_run(tmp_path))
     assert found is not None
     assert found.report.last.requested == 640_000
-    assert found.verdict.case is OomCause.HOST
-    assert (found.verdict.next[0].name, found.verdict.next[0].value) == ("batch_size", 32)
+    assert found.finding.cause is OomCause.HOST
+    assert [(one.name, one.value) for one in found.finding.recommendations][0] == ("batch_size", 32)
 
 
 KILLED_WORKER = """
@@ -179,7 +179,7 @@ def test_a_run_that_the_kernel_killed_is_told_by_the_counter(
     cgroup(tmp_path, 3)
     (finding,) = findings(read_recorded(read_run(run)))
     assert finding.kind == "out-of-memory"
-    report = judged(read_run(run))
+    report = diagnose_run(read_run(run))
     assert report is not None
     assert report.report.last.ts == pytest.approx(long_ago)  # at each look the same
     for heartbeat, host, kind in (

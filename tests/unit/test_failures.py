@@ -185,7 +185,7 @@ def test_a_killed_worker_is_connected_with_the_hosts_memory(
     error = RuntimeError("DataLoader worker (pid 9) is killed by signal: Killed. ")
     recorder = Recorder(tmp_path, name="killed")
     try:
-        ended = observer.OomObserver(recorder).with_lost_worker(error, outcome(error))
+        ended = observer.OomObserver(recorder, lambda: None).with_lost_worker(error, outcome(error))
     finally:
         recorder.close(RunStatus.FAILED)
     assert ended.failure == failure

@@ -146,6 +146,40 @@ def test_without_steps_or_values_there_is_no_event(bench: Bench) -> None:
     assert bench.events == []
 
 
+@pytest.mark.parametrize(
+    ("level", "steps", "grown"),
+    [
+        (leak(10 * MIB), 60, 560 * MIB),
+        (lambda step: (200 + 4 * step + 400 * (step * 7919 % 101 < 30)) * MIB, 300, 1180 * MIB),
+        (lambda step: (200 + 300 * (step % 2)) * MIB, 100, None),
+        (lambda step: (200 + step % 17) * MIB, 100, None),
+        (lambda step: (200 + 9 * step * (step % 3 != 1)) * MIB, 100, None),
+        (lambda step: (200 + 3 * step + 20 * (step * 7919 % 101)) * MIB, 100, None),
+        (lambda step: 900 * MIB - step, 100, None),
+        (leak(MIB), 6, None),
+    ],
+)
+def test_growth_of_the_newest_samples(
+    bench: Bench, level: Level, steps: int, grown: float | None
+) -> None:
+    """Before there is an event, as of a script that fails at once. 0.1 s a step."""
+    bench.run(range(1, steps + 1), step_s=0.1001, allocated=level)
+    found = bench.monitor.allocated_growth()
+    assert (found is None) is (grown is None)
+    assert found is None or found.grown == pytest.approx(grown, rel=0.1)
+
+
+def test_growth_since_an_event_counts_until_it_ends(bench: Bench) -> None:
+    rise = leak(0.1 * MIB)
+    bench.run(range(1, 1900), allocated=rise)
+    found = bench.monitor.allocated_growth()
+    assert found is not None
+    assert found.bytes_per_step == pytest.approx(0.1 * MIB, rel=0.05)
+    assert found.grown > 150 * MIB, "also before the newest samples, and after the event"
+    bench.run(range(1900, 2900), allocated=lambda step: rise(1900))
+    assert bench.monitor.allocated_growth() is None
+
+
 def test_the_number_of_groups_is_bounded() -> None:
     scale = MinimumWindow(1.0)
     for step in range(10_000):

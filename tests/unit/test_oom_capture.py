@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,11 @@ from stepscope.gpu.process_memory import HIDDEN, NO_MEMORY, OWN_NOT_LISTED
 from stepscope.gpu.processes import GpuProcess, ProcessState
 from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
-from stepscope.memory.oom.capture import bytes_in, shared_out
+from stepscope.memory.oom.capture import requested_bytes
 from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.record import MemoryKind, OomRecord, ProcessMemory, read_report
 from stepscope.run import RunStatus
-from stepscope.run.status import RunOutcome, failed, outcome, with_case
+from stepscope.run.status import RunOutcome, failed, outcome, with_cause
 from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
 from tests.support.fake_recorder import FakeRecorder
 
@@ -41,14 +42,18 @@ MESSAGE = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total cap
     ],
 )
 def test_the_requested_size_in_a_message_is_read(message: str, size: int | None) -> None:
-    assert bytes_in(message) == size
+    assert requested_bytes(message) == size
 
 
 # --- the stack ------------------------------------------------------------------------------------
 
 
-def here(*args: Any, **kwargs: Any) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**capture.stack_here(*args, **kwargs))
+def here(own_parts: dict[str, str] | None = None) -> OomRecord:
+    """Return the stack of the caller as it is recorded."""
+    record = OomRecord(ts=0.0)
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(0))]
+    capture.read_stack(record, frames, own_parts or {})
+    return record
 
 
 class Probe(nn.Module):
@@ -63,38 +68,13 @@ class Probe(nn.Module):
         return inputs
 
 
-def test_a_forward_pass_is_known_with_its_inputs_and_mode() -> None:
+def test_a_forward_pass_is_known() -> None:
     model = nn.Sequential(Probe(here))
     model(torch.zeros(8, 3))
     place = model[0].found
-    assert (place.phase, place.training, place.inputs) == ("forward", True, ("8 × 3",))
-    assert place.grad is True
+    assert place.phase == "forward"
     assert "forward" in place.stack[1]
     assert any("test_oom_capture.py" in frame for frame in place.stack)
-
-
-def test_autocast_is_known_in_a_forward_pass() -> None:
-    model = Probe(here)
-    with torch.autocast("cuda", enabled=False), torch.autocast("cpu"):
-        model(torch.zeros(1))
-    assert model.found.autocast is False
-    context = torch.autocast("cuda", enabled=False)
-    context._enabled = True  # as with a GPU
-    model(torch.zeros(1))
-    assert model.found.autocast is False, "it is not entered"
-    with torch.autocast("cpu"):
-        model(torch.zeros(1))
-    assert model.found.autocast is True
-
-
-def test_the_mode_is_that_of_the_outermost_model() -> None:
-    model = nn.Sequential(Probe(here)).eval()
-    model(torch.zeros(1))
-    assert (model[0].found.phase, model[0].found.training) == ("forward", False)
-    model.train()
-    model[0].eval()  # a frozen part of a model that trains
-    model(torch.zeros(1))
-    assert model[0].found.training is True
 
 
 def test_the_optimizers_step_is_known() -> None:
@@ -108,7 +88,7 @@ def test_the_optimizers_step_is_known() -> None:
 
 
 def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None:
-    found: list[types.SimpleNamespace] = []
+    found: list[OomRecord] = []
 
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -152,14 +132,15 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
     def fail() -> None:
         raise MemoryError
 
+    place = OomRecord(ts=0.0)
     try:
         nn.Sequential(Probe(fail))(torch.zeros(2))
     except MemoryError as error:
-        place = types.SimpleNamespace(**capture.stack_of(error.__traceback__))
+        capture.read_traceback(place, error.__traceback__, {})
     assert place.phase == "forward"
-    assert place.inputs == ("2",)
     assert place.stack[0].endswith(" fail")
-    assert not any(capture.stack_of(None).values())
+    capture.read_traceback(place, None, {})
+    assert (place.phase, place.stack) == (None, ())
 
 
 # --- the device -----------------------------------------------------------------------------------
@@ -170,18 +151,22 @@ def process(pid: int, memory: int | None, state: ProcessState = "running") -> Gp
     return GpuProcess(pid=pid, memory=memory, yours=True, state=state, **told)
 
 
-def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
-    mine = process(7, 5)
-    alone = {"others": 0, "others_reason": None, "processes": ()}
-    memory = {"used": 5, "total": 80 * GIB}
-    assert shared_out([mine], 7, **memory) == alone
-    both = shared_out([mine, process(8, 3, "gone")], 7, **memory)
-    assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3),))
-    assert shared_out([process(1, 5)], 7, **memory) == {"others_reason": OWN_NOT_LISTED}
-    no_memory = shared_out([mine, process(1, None)], 7, **memory)
-    assert (no_memory["others"], no_memory["others_reason"]) == (None, NO_MEMORY)
-    hidden = shared_out([mine], 7, used=47 * GIB, total=80 * GIB)  # by another container
-    assert (hidden["others"], hidden["others_reason"]) == (None, HIDDEN)
+@pytest.mark.parametrize(
+    ("others", "own", "used", "expected"),
+    [
+        ([], 5, 5, (0, None, ())),
+        ([process(8, 3, "gone")], 5, 5, (3, None, (ProcessMemory(pid=8, memory=3),))),
+        ([process(1, 5)], None, 5, (None, OWN_NOT_LISTED, ())),
+        ([process(1, None)], 5, 5, (None, NO_MEMORY, ())),
+        ([], 5, 47 * GIB, (None, HIDDEN, ())),  # by another container
+    ],
+)
+def test_the_memory_of_others_is_known_only_with_a_complete_list(
+    others: list[GpuProcess], own: int | None, used: int, expected: tuple[Any, ...]
+) -> None:
+    record = OomRecord(ts=0.0, total=80 * GIB, free=80 * GIB - used)
+    capture.add_processes(record, [*others, *([] if own is None else [process(7, own)])], 7)
+    assert (record.others, record.others_reason, record.processes) == expected
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -230,14 +215,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
 @pytest.fixture
 def recorder(tmp_path: Path) -> Any:
     made: Any = FakeRecorder(folder=tmp_path)
-    made.recent = []
     made.run_json, made.samples = {}, []
     made.sample = made.samples.append
     return made
 
 
 def attached(fake: FakeSource, recorder: Any) -> OomObserver:
-    watch = OomObserver(recorder)
+    watch = OomObserver(recorder, lambda: None)
     watch.attach()
     fake.start()
     return watch
@@ -250,7 +234,7 @@ class OutOfMemoryError(RuntimeError):
 def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     fake: FakeSource, recorder: Any
 ) -> None:
-    first, second = OomObserver(recorder), OomObserver(recorder)
+    first, second = OomObserver(recorder, lambda: None), OomObserver(recorder, lambda: None)
     first.attach()
     first.attach()
     second.attach()
@@ -260,11 +244,16 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     observer(0, 300, 2048, 10)
     assert not first.pending
     assert second.pending  # the run that began last
-    [sample] = recorder.samples
+    second.observe({"memory/peak_allocated": 990.0})  # reset since: torch's own is 950
+    observer(0, 300, 2048, 10)
+    report = read_report(recorder.folder)
+    assert report is not None
+    assert report.last.peak_allocated == 990
+    sample = recorder.samples[0]
     assert sample.keys() >= {"memory/allocated", "memory/reserved"}
     recorder.run_json["device"] = "another GPU"
     observer(0, 300, 2048, 10)
-    assert len(recorder.samples) == 1
+    assert len(recorder.samples) == 2
     second.close()
     observer(0, 300, 2048, 10)
     assert first.pending
@@ -298,17 +287,17 @@ def test_the_driver_lists_who_holds_the_gpu(
 def test_torch_that_is_imported_later_is_found_by_the_sampler(
     fake: FakeSource, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = OomObserver(recorder)
+    watch = OomObserver(recorder, lambda: None)
     monkeypatch.delitem(sys.modules, "torch")
     watch.attach()
-    watch.look_for_torch()
+    watch.observe({})
     monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
     fake.cuda._initialized = True  # too late for the sampler's thread
-    watch.look_for_torch()
+    watch.observe({})
     assert fake.queued == []
     fake.cuda._initialized = False
-    watch.look_for_torch()
-    watch.look_for_torch()
+    watch.observe({})
+    watch.observe({})
     assert len(fake.queued) == 1
 
 
@@ -349,7 +338,7 @@ def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: An
     assert report.seen == 1
 
 
-def test_first_and_last_are_kept_and_the_rest_counted(
+def test_the_last_is_kept_and_all_are_counted(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
     watch = attached(fake, recorder)
@@ -359,7 +348,7 @@ def test_first_and_last_are_kept_and_the_rest_counted(
     watch.settle()
     report = read_report(tmp_path)
     assert report is not None
-    assert (report.first.requested, report.last.requested, report.seen) == (1, 7, 7)
+    assert (report.last.requested, report.seen) == (7, 7)
     assert not report.ended
     assert [kind for kind, *_ in recorder.events] == ["oom_caught"]
     fake.observers[0](0, 9, 2048, 10)
@@ -387,7 +376,7 @@ def test_without_an_observer_the_size_is_that_of_the_message(
     fake: FakeSource, recorder: Any
 ) -> None:
     error = OutOfMemoryError(MESSAGE)
-    report = OomObserver(recorder).failed(error, outcome(error))
+    report = OomObserver(recorder, lambda: None).failed(error, outcome(error))
     assert report is not None
     assert (report.last.memory, report.last.requested) == (MemoryKind.GPU, 3 * GIB // 2)
 
@@ -395,7 +384,7 @@ def test_without_an_observer_the_size_is_that_of_the_message(
 def test_an_error_about_another_thing_is_no_failure_of_memory(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
-    watch = OomObserver(recorder)
+    watch = OomObserver(recorder, lambda: None)
     assert watch.failed(KeyError("x"), failed("KeyError")) is None
     assert watch.failed(KeyError("x"), RunOutcome(RunStatus.STOPPED)) is None
     assert read_report(tmp_path) is None
@@ -410,12 +399,12 @@ def test_a_forked_child_captures_nothing(
     assert not watch.pending
 
 
-def test_the_case_is_named_in_the_reason() -> None:
+def test_the_cause_is_named_in_the_reason() -> None:
     short = RunOutcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Lower x.")
-    assert with_case(short, "fragmentation", "Do this.").reason == (
+    assert with_cause(short, "fragmentation", "Do this.").reason == (
         "The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this."
     )
-    assert str(with_case(short, "growth").reason).endswith(": growth. Lower x.")
+    assert str(with_cause(short, "growth").reason).endswith(": growth. Lower x.")
 
 
 def test_a_report_in_a_link_or_too_large_is_refused(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_failed_allocation_is_explained(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "r", {"status": "failed"}, samples=[(1.0, 1, {"memory/allocated": 2.0**30})]
     )
-    (run / "oom.json").write_text(json.dumps(OomReport(first=FULL, last=FULL).to_json()))
+    (run / "oom.json").write_text(json.dumps(OomReport(last=FULL).to_json()))
     html = run_report([read_run(run)])
     assert "Out of memory" in html
     assert "memory/allocated" in html  # last readings

@@ -166,7 +166,7 @@ def _train(context: TrainContext) -> RunOutcome:
         lost = lost_device_reason(device.cuda_index)
         outcome = describe_failure(error, context.config, device, lost)
         if not outcome.fatal:
-            outcome = context.session.told_case(
+            outcome = context.session.record_memory_failure(
                 outcome,
                 error,
                 lambda field, value: choice_problem(field, value, context.config, [device]) is None,

@@ -1,9 +1,9 @@
 """Build the record of a failed allocation, of GPU or host memory.
 
-The record is built at the allocation itself, or else from its error. Each part is read separately:
-if one fails, its fields are missing and the record has the reason. Reading allocates no GPU memory
-and calls no CUDA function: counters and settings are those of torch's allocator. Of the stack only
-local variables of torch's frames are read, never those of the script, and no frame is kept.
+The record is built at the allocation itself, or else from its error. Each group of values is read
+separately: if reading one fails, its values are missing and the record has the reason. Reading
+allocates no GPU memory and calls no CUDA function: counters and settings are those of torch's
+allocator. No frame of the stack is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,33 +24,26 @@ import psutil
 
 from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
-from stepscope.common.metrics import Stream
-from stepscope.common.stack_phases import BACKWARD, FORWARD, frame_phase, stack_phase
+from stepscope.common.stack_phases import BACKWARD, frame_phase, stack_phase
 from stepscope.gpu.process_memory import OTHERS, OWN, OWN_NOT_LISTED, shares
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
-from stepscope.memory.model_states import instances_of, with_subclasses
-from stepscope.memory.oom.record import (
-    AllocatorSettings,
-    HostMemory,
-    MemoryKind,
-    OomRecord,
-    ProcessMemory,
-    RecentSamples,
-)
-from stepscope.store.recorder import Recorder
+from stepscope.memory.growth import AllocatedGrowth
+from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
 
-MAX_ROWS = 300  # Maximum number of samples in a record, the newest.
-MAX_MESSAGE_CHARS, MAX_TEXT_CHARS, MAX_NAME_CHARS = 1500, 300, 80
+MAX_MESSAGE_CHARS = 1500
+MAX_TEXT_CHARS = 300
+MAX_NAME_CHARS = 80
 MAX_PROCESSES = 20
+MAX_FRAMES = 40  # Maximum number of frames in a record, the innermost.
+MAX_DEPTH = 400  # Maximum number of frames that are read.
 MAX_BYTES = 2**62  # Maximum size that is read from a message.
 COUNTERS = ("allocated", "reserved", "peak_allocated")
-METRICS = ("memory/allocated", "memory/peak_allocated")  # A verdict needs their samples.
-Fields = dict[str, Any]  # Values of a record by the names of its fields.
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _REQUEST = re.compile(r"[Tt]ried to allocate ([0-9]{1,20}(?:\.[0-9]+)?) (bytes|[KMGT]iB)")
+_PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -58,114 +51,123 @@ class FailureContext:
     """State of a run at its failures.
 
     `step` returns the last completed optimizer step. `own_parts` maps the end of a file's path to
-    the part of a step, for a training loop without torch's classes. `first_kills` is the kernel's
-    kill counter at the start, as in run.json.
+    the phase of a step, for a training loop without torch's classes. `first_kills` is the kernel's
+    kill counter at the start, as in run.json. `growth` returns that of allocated memory.
     """
 
-    recorder: Recorder
     step: Callable[[], int]
+    growth: Callable[[], AllocatedGrowth | None] = lambda: None
     first_step: int = 0
     own_parts: Mapping[str, str] = field(default_factory=dict)
     first_kills: Any = None
 
 
-class _RecordBuilder:
-    """Reads the fields of a record part by part; a part that fails is listed and skipped."""
-
-    def __init__(self, run: FailureContext, **fields: Any) -> None:
-        step = run.step()
-        done = max(0, step - run.first_step)
-        self.fields: Fields = fields | {"ts": clock.now(), "step": step, "steps_done": done}
-        self._failed: list[str] = []
-
-    def read(self, part: str, call: Callable[..., Fields], *args: Any) -> None:
-        try:
-            self.fields |= call(*args)
-        except Exception as error:  # noqa: BLE001 - of torch, NVML or the script's own objects
-            self._failed.append(f"{part}: {type(error).__name__}: {to_text(error)[:100]}")
-
-    def record(self) -> OomRecord:
-        return OomRecord(**self.fields, incomplete="; ".join(self._failed) or None)
-
-
 def at_allocation(
-    run: FailureContext, device: int, requested: int, allowed: int, free: int
+    context: FailureContext, device: int, requested: int, allowed: int, free: int
 ) -> OomRecord:
     """Return the record of an allocation that fails now; sizes in bytes."""
-    builder = _RecordBuilder(
-        run, device=device, requested=int(requested), allowed=int(allowed), free=int(free)
+    record = _record(context)
+    record.device = device
+    record.requested = int(requested)
+    record.allowed = int(allowed)
+    record.free = int(free)
+    stack_of_call = _frames(sys._getframe(1))
+    _read_values(
+        record,
+        {
+            "counters": lambda: _read_counters(record, device),
+            "device": lambda: _read_device(record, device),
+            "settings": lambda: _read_settings(record),
+            "stack": lambda: read_stack(record, stack_of_call, context.own_parts),
+            "processes": lambda: _read_processes(record),
+            "growth": lambda: setattr(record, "growth", context.growth()),
+        },
     )
-    builder.read("counters", _counters, device)
-    builder.read("device", _device, device)
-    builder.read("settings", _settings)
-    builder.read("stack", stack_here, run.own_parts)
-    builder.read("processes", _holders, builder.fields)
-    builder.read("samples", _samples, run)
-    return builder.record()
+    return record
 
 
-def at_error(run: FailureContext, error: BaseException, memory: MemoryKind) -> OomRecord:
+def at_error(context: FailureContext, error: BaseException, memory: MemoryKind) -> OomRecord:
     """Return the record of a failure from its exception: the stack has unwound since."""
-    message = to_text(error)[:MAX_MESSAGE_CHARS]
-    builder = _RecordBuilder(run, memory=memory, message=message, requested=bytes_in(message))
-    builder.read("stack", stack_of, error.__traceback__, run.own_parts)
+    record = _record(context)
+    record.memory = memory
+    record.message = to_text(error)[:MAX_MESSAGE_CHARS]
+    record.requested = requested_bytes(record.message)
+    readers = {"stack": lambda: read_traceback(record, error.__traceback__, context.own_parts)}
     if memory is not MemoryKind.GPU:
-        builder.read("host", _host, run)
-    return builder.record()
+        readers["host"] = lambda: _read_host(record, context.first_kills)
+    _read_values(record, readers)
+    return record
 
 
-def bytes_in(message: str) -> int | None:
+def requested_bytes(message: str) -> int | None:
     """Return the requested size in torch's message; None without one.
 
-    >>> bytes_in("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    >>> requested_bytes("CUDA out of memory. Tried to allocate 2.00 GiB.")
     2147483648
     """
     match = _REQUEST.search(message)
     return None if match is None else min(int(float(match[1]) * _UNITS[match[2]]), MAX_BYTES)
 
 
-def _counters(device: int) -> Fields:
+def _record(context: FailureContext) -> OomRecord:
+    step = context.step()
+    return OomRecord(ts=clock.now(), step=step, steps_done=max(0, step - context.first_step))
+
+
+def _read_values(record: OomRecord, readers: Mapping[str, Callable[[], None]]) -> None:
+    failed = []
+    for name, read in readers.items():
+        try:
+            read()
+        except Exception as error:  # noqa: BLE001 - of torch, NVML or the script's own objects
+            failed.append(f"{name}: {type(error).__name__}: {to_text(error)[:100]}")
+    record.incomplete = "; ".join(failed) or None
+
+
+def _read_counters(record: OomRecord, device: int) -> None:
     counters = allocator.read(device)
-    return {key: int(counters[f"memory/{key}"]) for key in COUNTERS if f"memory/{key}" in counters}
+    for name in COUNTERS:
+        value = counters.get(f"memory/{name}")
+        setattr(record, name, None if value is None else int(value))
 
 
-def _device(device: int) -> Fields:
+def _read_device(record: OomRecord, device: int) -> None:
     found = sys.modules["torch"].cuda.get_device_properties(device)
-    return {"total": int(found.total_memory), "uuid": nvml_uuid(str(found.uuid), found.name)}
+    record.total = int(found.total_memory)
+    record.uuid = nvml_uuid(str(found.uuid), found.name)
 
 
-def _settings() -> Fields:
-    in_force = allocator.in_force()
-    text = allocator.environment_text() or ",".join(f"{k}:{v}" for k, v in in_force.items())
-    settings = AllocatorSettings(
-        backend=str(sys.modules["torch"].cuda.memory.get_allocator_backend()),
-        text=to_text(text)[:MAX_TEXT_CHARS],
-        expandable_segments=allocator.expandable_segments(in_force),
-    )
-    return {"settings": settings}
+def _read_settings(record: OomRecord) -> None:
+    settings = ",".join(f"{name}:{value}" for name, value in allocator.in_force().items())
+    record.allocator = to_text(settings)[:MAX_TEXT_CHARS]
 
 
-def _holders(fields: Fields) -> Fields:
-    """Return the GPU memory of all other processes, by the driver."""
-    uuid = fields.get("uuid")
-    if uuid is None:
-        return {}
+def _read_processes(record: OomRecord) -> None:
+    if record.uuid is None:
+        return
     source = open_source(reader="out of memory")
-    processes = source.processes(uuid)
+    processes = source.processes(record.uuid)
     if processes is None:
-        reason = source.reason or source.lost(uuid) or source.reasons(uuid).get("processes")
-        return {"others_reason": reason or OWN_NOT_LISTED}
-    used, total = fields["total"] - fields["free"], fields["total"]
-    return shared_out(processes, os.getpid(), used=used, total=total)
+        reason = source.reason or source.lost(record.uuid)
+        reason = reason or source.reasons(record.uuid).get("processes")
+        record.others_reason = reason or OWN_NOT_LISTED
+    else:
+        add_processes(record, processes, os.getpid())
 
 
-def shared_out(processes: Iterable[GpuProcess], own_pid: int, *, used: int, total: int) -> Fields:
-    """Return the memory of all other processes; missing if the list is incomplete."""
+def add_processes(record: OomRecord, processes: Sequence[GpuProcess], own_pid: int) -> None:
+    """Add the memory of all other processes; a reason if the list is incomplete."""
+    used = None
+    if record.total is not None and record.free is not None:
+        used = record.total - record.free
+    _, others, reasons = shares(processes, own_pid, used=used, total=record.total)
+    if own_pid not in [process.pid for process in processes]:
+        record.others_reason = reasons[OWN]
+        return
+    record.others = others
+    record.others_reason = reasons.get(OTHERS)
     listed = sorted(processes, key=lambda process: -(process.memory or 0))
-    _, others, reasons = shares(listed, own_pid, used=used, total=total)
-    if own_pid not in [process.pid for process in listed]:
-        return {"others_reason": reasons[OWN]}
-    holders = tuple(
+    record.processes = tuple(
         ProcessMemory(
             pid=process.pid,
             name="" if process.state == "gone" else to_text(process.name)[:MAX_NAME_CHARS],
@@ -173,90 +175,57 @@ def shared_out(processes: Iterable[GpuProcess], own_pid: int, *, used: int, tota
         )
         for process in listed
         if process.pid not in (0, 1, own_pid)  # 1 is the init process, or the container's own
-    )
-    reason = reasons.get(OTHERS)
-    return {"others": others, "others_reason": reason, "processes": holders[:MAX_PROCESSES]}
+    )[:MAX_PROCESSES]
 
 
-def _samples(run: FailureContext) -> Fields:
-    """Return the recorder's samples of the last seconds, by the loop's step."""
-    ahead = max(0, run.step() - run.recorder.step)  # The recorder may be some steps behind.
-    rows = [row for row in list(run.recorder.recent) if row.stream == Stream.SAMPLES][-MAX_ROWS:]
-    samples = RecentSamples(
-        ts=tuple(row.ts for row in rows),
-        steps=tuple(row.step + ahead for row in rows),
-        columns={key: tuple(row.values.get(key) for row in rows) for key in METRICS},
-    )
-    return {"readings": samples}
-
-
-def _host(run: FailureContext) -> Fields:
-    memory, cgroup = psutil.virtual_memory(), container()
-    host = HostMemory(
+def _read_host(record: OomRecord, first_kills: Any) -> None:
+    memory = psutil.virtual_memory()
+    cgroup = container()
+    record.host = HostMemory(
         total=int(memory.total),
         available=int(memory.available),
         process=int(psutil.Process().memory_info().rss),
         children=resident(),
         limit=cgroup.limit,
         limit_used=cgroup.used,
-        kills=kills_since(run.first_kills),
+        kills=kills_since(first_kills),
     )
-    return {"host": host}
 
 
-MAX_FRAMES = 40  # Maximum number of frames in a record, the innermost.
-MAX_DEPTH = 400  # Maximum number of frames that are read.
-MAX_INPUTS = 8
-_PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
+def read_stack(
+    record: OomRecord, frames: Sequence[FrameType], own_parts: Mapping[str, str]
+) -> None:
+    """Add stack and phase from the frames of the calling thread, the innermost first.
 
-
-def stack_here(own_parts: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the stack fields of a record for the calling thread.
-
-    In a thread of autograd the stack continues with the thread that waits in `backward()`. There
-    autocast is unknown: its state is that of the thread, not of the forward pass.
+    In a thread of autograd the stack continues with the thread that waits in `backward()`.
     """
-    frames = _frames(sys._getframe(1))
     if _is_python_thread():
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return _place(frames, own_parts)
-        modes = {"grad": torch.is_grad_enabled(), "autocast": _is_in_autocast(torch)}
-        return _place(frames, own_parts) | modes
-    return _place([*frames, *_waiting_in_backward()], own_parts) | {"phase": BACKWARD}
+        _add_frames(record, frames, own_parts)
+    else:
+        _add_frames(record, [*frames, *_waiting_in_backward()], own_parts)
+        record.phase = BACKWARD
 
 
-def _is_in_autocast(torch: Any) -> bool:
-    """Return True in `torch.autocast` for CUDA; torch itself returns False in a cast operator."""
-    torch.autocast_increment_nesting()
-    if torch.autocast_decrement_nesting() == 0:  # the usual case: nothing is searched
-        return False
-    contexts = instances_of(with_subclasses("torch.amp.autocast_mode", "autocast"))
-    return any(context._enabled and context.device == "cuda" for context in contexts)
-
-
-def stack_of(
-    trace: TracebackType | None, own_parts: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return the stack fields of a record for the origin of an exception."""
+def read_traceback(
+    record: OomRecord, trace: TracebackType | None, own_parts: Mapping[str, str]
+) -> None:
+    """Add stack and phase of the origin of an exception."""
     frames = [frame for frame, _ in islice(traceback.walk_tb(trace), MAX_DEPTH)]
-    return _place(frames[::-1], own_parts)
+    _add_frames(record, frames[::-1], own_parts)
 
 
-def _place(frames: Sequence[FrameType], own_parts: Mapping[str, str] | None) -> dict[str, Any]:
+def _add_frames(
+    record: OomRecord, frames: Sequence[FrameType], own_parts: Mapping[str, str]
+) -> None:
     # Without frames of this package, and of Python's start of a program.
     shown = [frame for frame in frames if not _file(frame).startswith((_PACKAGE, "<frozen "))]
-    calls = [frame.f_locals for frame in shown if _frame_phase(frame) == FORWARD]
-    training = getattr(calls[-1].get("self"), "training", None) if calls else None
-    return {
-        "phase": stack_phase(((_file(one), one.f_code.co_name) for one in shown), own_parts),
-        "training": training if isinstance(training, bool) else None,
-        "inputs": tuple(_shapes(calls[-1])) if calls else (),
-        "stack": tuple(
-            to_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")[-300:]
-            for frame in shown[:MAX_FRAMES]
-        ),
-    }
+    record.phase = stack_phase(((_file(one), one.f_code.co_name) for one in shown), own_parts)
+    record.stack = tuple(
+        to_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")[
+            -MAX_TEXT_CHARS:
+        ]
+        for frame in shown[:MAX_FRAMES]
+    )
 
 
 def _frames(frame: FrameType) -> list[FrameType]:
@@ -273,24 +242,10 @@ def _waiting_in_backward() -> list[FrameType]:
     """Return the stack of another thread that waits in `backward()`; [] without one."""
     for thread, frame in sys._current_frames().items():
         frames = _frames(frame)
-        if thread != threading.get_ident() and any(_frame_phase(one) == BACKWARD for one in frames):
+        phases = [frame_phase(_file(one), one.f_code.co_name) for one in frames]
+        if thread != threading.get_ident() and BACKWARD in phases:
             return frames
     return []
-
-
-def _frame_phase(frame: FrameType) -> str | None:
-    return frame_phase(_file(frame), frame.f_code.co_name)
-
-
-def _shapes(call: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the shapes of a module's input tensors, from the local variables of its call."""
-    args, kwargs = call.get("args"), call.get("kwargs")
-    values = list(args) if isinstance(args, tuple | list) else []
-    values += kwargs.values() if isinstance(kwargs, dict) else ()
-    for value in values[:MAX_INPUTS]:
-        shape = getattr(value, "shape", None)
-        if isinstance(shape, tuple):  # as torch.Size is
-            yield " × ".join(str(int(length)) for length in shape) or "scalar"
 
 
 def _file(frame: FrameType) -> str:

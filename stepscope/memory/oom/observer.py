@@ -17,15 +17,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from stepscope.common.formatting import format_bytes
 from stepscope.common.json_values import to_text
 from stepscope.host.usage import kills_since
+from stepscope.memory.growth import AllocatedGrowth
 from stepscope.memory.oom import capture
-from stepscope.memory.oom.classify import judge
+from stepscope.memory.oom.classify import diagnose
 from stepscope.memory.oom.record import MemoryKind, OomRecord, OomReport, oom_name
 from stepscope.run.folder import write_run_json
 from stepscope.run.status import RunOutcome, killed_worker, shortage, with_lost_worker
@@ -35,13 +36,21 @@ log = logging.getLogger(__name__)
 
 EVENT_INTERVAL_S = 5.0  # Minimum interval between two events of caught failures.
 _UNDESCRIBED = "cannot describe the failed allocation"
+_NOT_ATTACHED = "failed allocations are described by their message only"
 
 
 class OomObserver(capture.FailureContext):
     """The failed allocations of one run, created with its session."""
 
-    def __init__(self, recorder: Recorder, rank: int = 0, first_kills: Any = None) -> None:
-        super().__init__(recorder=recorder, step=lambda: recorder.step, first_kills=first_kills)
+    def __init__(
+        self,
+        recorder: Recorder,
+        growth: Callable[[], AllocatedGrowth | None],
+        rank: int = 0,
+        first_kills: Any = None,
+    ) -> None:
+        super().__init__(step=lambda: recorder.step, growth=growth, first_kills=first_kills)
+        self.recorder = recorder
         self.pending = False  # True after a failure, until the run ends or completes another step.
         self._name = oom_name(rank)
         self._pid = os.getpid()
@@ -49,6 +58,7 @@ class OomObserver(capture.FailureContext):
         self._report: OomReport | None = None
         self._event_at = -EVENT_INTERVAL_S
         self._counted = 0
+        self._peak = 0.0  # Bytes: the script may reset torch's peak.
 
     def attach(self) -> None:
         """Receive failed allocations from the start of CUDA on; call it after torch's import."""
@@ -61,34 +71,37 @@ class OomObserver(capture.FailureContext):
             return
         _attached.add(os.getpid())
 
-        @_logs_errors("failed allocations are described by their message only")
+        @_logs_errors(_NOT_ATTACHED)
         def try_to_attach() -> None:
             attach(_on_failed_allocation)
 
         # Torch keeps it until something starts CUDA, or calls it now if that has happened.
-        with _logs_errors("failed allocations are described by their message only"):
+        with _logs_errors(_NOT_ATTACHED):
             call_at_start(try_to_attach)
 
-    def look_for_torch(self, values: Mapping[str, float] | None = None) -> None:
-        """Attach once torch is imported; called by the sampler's thread with its `values`.
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Add the sampler's values, in its thread; attach once torch is imported.
 
-        Does nothing once CUDA runs: torch takes the observer without a lock, and the training
+        Attaches nothing once CUDA runs: torch takes the observer without a lock, and the training
         thread may be failing at that moment. The next step attaches it then.
         """
+        self._peak = max(self._peak, values.get("memory/peak_allocated", 0.0))
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if self in _observers and not getattr(cuda, "_initialized", True):
             self.attach()
 
-    def captured(self, device: int, requested: int, allowed: int, free: int) -> None:
+    def add_failed_allocation(self, device: int, requested: int, allowed: int, free: int) -> None:
         """Add a record; the arguments are those of torch's observer, sizes in bytes."""
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
             return
         try:
             record = capture.at_allocation(self, device, requested, allowed, free)
-            self._keep(record)
+            self._record_counters(record)
+            if record.peak_allocated is not None:
+                record.peak_allocated = max(record.peak_allocated, int(self._peak))
+            self._add(record)
             self.pending = True
             self._write()
-            self._sample(record)
         finally:
             self._lock.release()
 
@@ -100,7 +113,7 @@ class OomObserver(capture.FailureContext):
         now = time.monotonic()
         if now - self._event_at >= EVENT_INTERVAL_S:
             self._event_at = now
-            self._add_event()
+            self._record_event()
 
     def with_lost_worker(self, error: BaseException, outcome: RunOutcome) -> RunOutcome:
         """Return the outcome as one of host memory if the kernel has killed a worker for it."""
@@ -120,11 +133,10 @@ class OomObserver(capture.FailureContext):
         with _logs_errors(_UNDESCRIBED):
             observed = self.pending and type(error).__name__ == "OutOfMemoryError"
             if observed and self._report is not None and memory is MemoryKind.GPU:
-                message = to_text(error)[: capture.MAX_MESSAGE_CHARS]
-                last = replace(self._report.last, message=message)
-                self._report = replace(self._report, last=last, ended=True)
+                self._report.last.message = to_text(error)[: capture.MAX_MESSAGE_CHARS]
+                self._report = replace(self._report, ended=True)
             else:
-                self._keep(capture.at_error(self, error, memory), ended=True)
+                self._add(capture.at_error(self, error, memory), ended=True)
             self.pending = False
             self._write()
         return self._report
@@ -132,35 +144,37 @@ class OomObserver(capture.FailureContext):
     def close(self) -> None:
         """Record the last caught failures; other runs of this process may follow."""
         self.settle()
-        self._add_event()
+        self._record_event()
         if self in _observers:
             _observers.remove(self)
 
-    def _keep(self, record: OomRecord, *, ended: bool = False) -> None:
-        before = self._report or OomReport(first=record, last=record, seen=0)
-        self._report = replace(before, last=record, seen=before.seen + 1, ended=ended)
+    def _add(self, record: OomRecord, *, ended: bool = False) -> None:
+        seen = 0 if self._report is None else self._report.seen
+        self._report = OomReport(last=record, seen=seen + 1, ended=ended)
 
-    def _sample(self, record: OomRecord) -> None:
+    def _record_counters(self, record: OomRecord) -> None:
         """Record the counters of the failure: a run that fails at once may have no later sample."""
+        if self.recorder.run_json.get("device") not in (None, record.uuid):
+            return
         found = {f"memory/{name}": getattr(record, name) for name in capture.COUNTERS}
-        if self.recorder.run_json.get("device") in (None, record.uuid):
-            self.recorder.sample({key: float(n) for key, n in found.items() if n is not None})
+        self.recorder.sample({key: float(n) for key, n in found.items() if n is not None})
 
-    def _add_event(self) -> None:
+    def _record_event(self) -> None:
         report = self._report
         if report is None or report.ended or report.seen == self._counted:
             return
-        last, more = report.last, report.seen - self._counted
+        last = report.last
+        failures = report.seen - self._counted
         self._counted = report.seen
-        times = "" if more == 1 else f", {more:,} times"
+        times = "" if failures == 1 else f", {failures:,} times"
         size = "" if last.requested is None else f" of {format_bytes(last.requested)}"
-        case = judge(last).case
+        cause = diagnose(last).cause
         self.recorder.event(
             "oom_caught",
-            f"An allocation{size} failed and the script went on{times}: {case}",
+            f"An allocation{size} failed and the script went on{times}: {cause}",
             requested=last.requested,
             seen=report.seen,
-            case=case.name.lower(),
+            case=cause.name.lower(),
             at=last.ts,
         )
 
@@ -192,4 +206,4 @@ def _on_failed_allocation(device: int, requested: int, allowed: int, free: int) 
     """Pass a failed allocation to the current run; torch's observer. Never raises."""
     with _logs_errors(_UNDESCRIBED):
         if _observers:
-            _observers[-1].captured(device, requested, allowed, free)
+            _observers[-1].add_failed_allocation(device, requested, allowed, free)

@@ -5,7 +5,8 @@ A run of the trainer gets settings, a script text and code; never a setting that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from stepscope.bottleneck.recommendations import (
@@ -14,45 +15,214 @@ from stepscope.bottleneck.recommendations import (
     half_precision,
     setting_text,
 )
-from stepscope.memory.allocator import with_expandable
-from stepscope.memory.oom.record import HostMemory, OomRecord
-from stepscope.profiling.phase_ranges import FORWARD
+from stepscope.memory.allocator import expandable_segments, settings_of, with_expandable
+from stepscope.memory.oom.record import MemoryKind, OomRecord
 
 MAX_DIVISOR = 2**16  # of a batch size
-MAX_STEPS = 3
+MAX_RECOMMENDATIONS = 3
 
 Allowed = Callable[[str, Any], bool]
 
 
-Steps = Iterator[Recommendation]
-AdviceKind = Callable[[OomRecord, RunSetup], Steps]  # One of the functions below.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The recommendations of a cause: `first`, then those of the run's kind, then `last`.
+
+    `settings` are those that a run of the trainer may change, `script` is for all other runs.
+    """
+
+    first: tuple[Recommendation, ...] = ()
+    settings: tuple[str, ...] = ()
+    script: tuple[Recommendation, ...] = ()
+    last: tuple[Recommendation, ...] = ()
 
 
-def steps_to_take(
-    advice: AdviceKind,
+_AUTOCAST = Recommendation(
+    "Run the forward pass under autocast, if it is not yet: activations take half the memory.",
+    'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
+)
+_CHECKPOINTING = Recommendation(
+    "Use activation checkpointing for the large blocks.",
+    "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
+)
+_APPLIED = {"bf16": _AUTOCAST, "checkpoint": _CHECKPOINTING}
+"""The recommendation that a setting of a script makes void."""
+_END_OTHERS = Recommendation(
+    "End the other process or wait until it has ended, or choose another device.",
+    "CUDA_VISIBLE_DEVICES=1 python train.py",
+)
+_SMALLER_SETTINGS = (
+    "batch_size",
+    "activation_checkpointing",
+    "precision",
+    "dataset_on_device",
+)
+_SMALLER = (
+    Recommendation(
+        "Use a smaller batch. In training, accumulate gradients over several: only the activations "
+        "of one are live at a time. In a validation, turn gradients off with torch.no_grad().",
+        "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
+    ),
+    _AUTOCAST,
+    _CHECKPOINTING,
+)
+_LARGER_DEVICE = Recommendation("Choose a smaller model or a device with more memory.")
+
+TOO_LARGE = Plan(settings=_SMALLER_SETTINGS, script=_SMALLER, last=(_LARGER_DEVICE,))
+OTHER_PROCESS = Plan(first=(_END_OTHERS,), settings=_SMALLER_SETTINGS, script=_SMALLER)
+OPTIMIZER = Plan(
+    settings=("optimizer", "pure_precision"),
+    script=(
+        Recommendation(
+            "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with momentum "
+            "half, Adafactor hardly any.",
+        ),
+        Recommendation(
+            "Shard the optimizer state across GPUs.",
+            "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
+        ),
+    ),
+    last=(
+        Recommendation(
+            "Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
+            "its activations are freed before the optimizer's step."
+        ),
+    ),
+)
+FRAGMENTATION = Plan(
+    settings=("preallocate_memory", "copy_stream", "cuda_graphs", "batch_size"),
+    script=(
+        Recommendation(
+            "Keep batch shapes alike, for example by padding to a few lengths: freed blocks then "
+            "fit the next step."
+        ),
+        Recommendation(
+            "Empty the cache where shapes change, for example between training and validation. A "
+            "block that another stream or a CUDA graph used stays there.",
+            "torch.cuda.empty_cache()",
+        ),
+    ),
+    last=(_LARGER_DEVICE,),
+)
+GROWTH = Plan(
+    first=(
+        Recommendation(
+            "Look for tensors kept from earlier steps: a list of losses keeps every step's graph "
+            "unless only the numbers are stored.",
+            "losses.append(loss.item())  # not: losses.append(loss)",
+        ),
+        Recommendation(
+            "Take two memory snapshots some steps apart; the stacks that grew in between hold the "
+            "memory."
+        ),
+    ),
+)
+HOST = Plan(
+    settings=("num_workers", "batch_size"),
+    script=(
+        Recommendation(
+            "Load less at a time: fewer DataLoader workers that prefetch less, and large files "
+            "mapped into memory (numpy.load with mmap_mode) or read in parts.",
+            "DataLoader(data, num_workers=2, prefetch_factor=1)",
+        ),
+    ),
+    last=(
+        Recommendation(
+            "Close other programs, give the container more memory, or use a machine with more "
+            "memory."
+        ),
+    ),
+)
+PINNED = Plan(
+    settings=("copy_stream", "non_blocking", "pin_memory"),
+    script=(
+        Recommendation(
+            "Pin fewer or smaller batches.",
+            "DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
+        ),
+    ),
+    last=(Recommendation("Raise the locked-memory limit (ulimit -l) or the container's memory."),),
+)
+_SWITCHES = {
+    "activation_checkpointing": True,
+    "preallocate_memory": True,
+    "dataset_on_device": False,
+    "copy_stream": False,
+    "cuda_graphs": False,
+    "non_blocking": False,
+    "pin_memory": False,
+}
+"""Settings that need less memory when on, or when off."""
+
+
+def recommendations(
+    plan: Plan,
     record: OomRecord,
     setup: RunSetup | None = None,
     allowed: Allowed | None = None,
     *,
     has_pieces: bool = False,
 ) -> tuple[Recommendation, ...]:
-    """Return the recommendations; `has_pieces` adds one against fragmentation."""
-    steps = [
-        step
-        for step in advice(record, setup or RunSetup(on_gpu=True, own=False))
-        if allowed is None or step.name is None or allowed(step.name, step.value)
-    ]
-    if has_pieces:
-        steps[1:1] = _allocator(record)
-    return tuple(steps[:MAX_STEPS])
+    """Return at most three recommendations; `has_pieces` adds one against fragmentation."""
+    setup = setup or RunSetup(on_gpu=True, own=False)
+    if setup.own:
+        found = [*plan.first, *_changed_settings(plan, record, setup, allowed), *plan.last]
+    else:
+        void = [_APPLIED.get(name) for name in setup.applied]
+        found = [one for one in (*plan.first, *plan.script, *plan.last) if one not in void]
+    is_fragmented = plan is FRAGMENTATION
+    if is_fragmented or has_pieces:
+        position = 0 if is_fragmented else 1
+        found[position:position] = _expandable(record)
+    return tuple(found[:MAX_RECOMMENDATIONS])
 
 
-def _setting(name: str, value: Any, why: str = "") -> Recommendation:
-    return Recommendation(f"Try {setting_text(name, value)}{why}.", name=name, value=value)
+def _expandable(record: OomRecord) -> list[Recommendation]:
+    """Return expandable segments unless in force; max_split_size_mb does not act on them."""
+    if expandable_segments(settings_of(record.allocator)):
+        return []
+    text = (
+        "Use expandable segments, set before the process starts CUDA (not on Windows, nor if "
+        "tensors are shared between processes over CUDA IPC)."
+    )
+    line = f"export PYTORCH_ALLOC_CONF={with_expandable(record.allocator)}"
+    return [Recommendation(text, line)]
 
 
-def _off(setup: RunSetup, *names: str) -> Steps:
-    return (_setting(name, False) for name in names if setup.is_on(name))
+def _changed_settings(
+    plan: Plan, record: OomRecord, setup: RunSetup, allowed: Allowed | None
+) -> list[Recommendation]:
+    found = []
+    for setting in plan.settings:
+        name = setting.removeprefix("pure_")
+        value = _smaller_value(setting, record, setup)
+        if value is None or (allowed is not None and not allowed(name, value)):
+            continue
+        text = f"Try {setting_text(name, value)}"
+        if name == "batch_size" and record.memory is MemoryKind.GPU:
+            text += f" with {setup.number(name) // value} times the accumulation"
+        found.append(Recommendation(f"{text}.", name=name, value=value))
+    return found
+
+
+def _smaller_value(setting: str, record: OomRecord, setup: RunSetup) -> Any:
+    """Return the value that needs less memory; None if there is none."""
+    present = setup.config.get(setting)
+    if setting in _SWITCHES:
+        return _SWITCHES[setting] if present is (not _SWITCHES[setting]) else None
+    if setting == "batch_size":
+        size = setup.number(setting)
+        return size // min(batch_divisor(record), size) if size > 1 else None
+    if setting == "num_workers":
+        return setup.number(setting) // 2 if present else None
+    if setting == "optimizer":
+        return "sgd" if present in ("adam", "adamw") else None
+    precision = setup.text("precision", "fp32")
+    if setting == "pure_precision":
+        return None if precision in ("pure_bf16", "pure_fp16") else "pure_bf16"
+    # The capability is unknown before the model is built.
+    is_unknown = setup.capability is None and precision in ("fp32", "tf32")
+    return "bf16" if is_unknown else half_precision(setup)
 
 
 def batch_divisor(record: OomRecord) -> int:
@@ -61,170 +231,3 @@ def batch_divisor(record: OomRecord) -> int:
     while limit > 0 and (record.requested or 0) > divisor * limit and divisor < MAX_DIVISOR:
         divisor *= 2
     return divisor
-
-
-def _smaller_batch(setup: RunSetup, divisor: int) -> Steps:
-    batch = setup.number("batch_size")
-    if batch > 1:
-        divisor = min(divisor, int(batch))
-        times = "twice the accumulation" if divisor == 2 else f"{divisor} times the accumulation"
-        yield _setting("batch_size", batch // divisor, f" with {times}")
-
-
-def smaller(record: OomRecord, setup: RunSetup) -> Steps:
-    if record.training is False and record.grad is True:
-        yield Recommendation(
-            "If this is a validation, turn gradients off, so that no activations are kept.",
-            "model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
-        )
-    if setup.own:
-        yield from _smaller_by_settings(setup, batch_divisor(record))
-    elif record.grad is False:
-        yield Recommendation(
-            "Evaluate in smaller batches. Gradients were off, so accumulation and activation "
-            "checkpointing save nothing."
-        )
-        yield from _shorter(record)
-    else:
-        yield Recommendation(
-            "Halve the batch and accumulate gradients over two batches per step: only "
-            "half the activations are live at a time.",
-            "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
-        )
-        yield from _shorter(record)
-        if "bf16" not in setup.applied and not record.autocast:
-            # After the forward pass autocast is off, whether it was in use or not.
-            is_unused = record.autocast is False and record.phase == FORWARD
-            unless = "" if is_unused else ", if it is not yet"
-            yield Recommendation(
-                f"Run the forward pass under autocast{unless}: activations take half the memory.",
-                'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
-            )
-        if "checkpoint" not in setup.applied:
-            yield Recommendation(
-                "Use activation checkpointing for the large blocks.",
-                "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
-            )
-    yield Recommendation("Choose a smaller model or a device with more memory.")
-
-
-def _shorter(record: OomRecord) -> Steps:
-    if record.steps_done:
-        yield Recommendation(
-            "If samples differ in length, limit it: the longest one sets the size of a batch.",
-            "tokens = tokens[:max_length]",
-        )
-
-
-def _smaller_by_settings(setup: RunSetup, divisor: int) -> Steps:
-    yield from _smaller_batch(setup, divisor)
-    if setup.config.get("activation_checkpointing") is False:
-        yield _setting("activation_checkpointing", True)
-    # Unknown before the model is built.
-    is_unknown = setup.capability is None and setup.text("precision", "fp32") in ("fp32", "tf32")
-    if (precision := "bf16" if is_unknown else half_precision(setup)) is not None:
-        yield _setting("precision", precision)
-    yield from _off(setup, "dataset_on_device")
-
-
-def pieces(record: OomRecord, setup: RunSetup) -> Steps:
-    yield from _allocator(record)
-    if setup.own:
-        if setup.config.get("preallocate_memory") is False:
-            yield _setting("preallocate_memory", True, ": the largest step takes its memory first")
-        yield from _off(setup, "copy_stream", "cuda_graphs")  # each reserves separate memory
-        yield from _smaller_by_settings(setup, 2)
-        return
-    yield Recommendation(
-        "Keep batch shapes alike, for example by padding to a few lengths: freed blocks then fit "
-        "the next step."
-    )
-    yield Recommendation(
-        "Empty the cache where shapes change, for example between training and validation. A "
-        "block that another stream or a CUDA graph used stays there.",
-        "torch.cuda.empty_cache()",
-    )
-
-
-def _allocator(record: OomRecord) -> Steps:
-    """Yield expandable segments unless in force; max_split_size_mb does not act on them."""
-    settings = record.settings
-    if settings.backend == "native" and settings.expandable_segments is not True:
-        yield Recommendation(
-            "Use expandable segments, set before the process starts CUDA (not on Windows, "
-            "nor if tensors are shared between processes over CUDA IPC).",
-            f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
-        )
-
-
-def others(record: OomRecord, setup: RunSetup) -> Steps:
-    yield Recommendation(
-        "End the other process or wait until it has ended, or choose another device.",
-        None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py",
-    )
-    yield from smaller(record, setup)
-
-
-def growth(record: OomRecord, setup: RunSetup) -> Steps:
-    yield Recommendation(
-        "Look for tensors kept from earlier steps: a list of losses keeps every step's "
-        "graph unless only the numbers are stored.",
-        "losses.append(loss.item())  # not: losses.append(loss)",
-    )
-    yield Recommendation(
-        "Take two memory snapshots some steps apart; the stacks that grew in between hold "
-        "the memory."
-    )
-
-
-def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
-    """Yield steps that shrink the state; a smaller batch does not."""
-    if setup.text("optimizer", "") in ("adam", "adamw"):
-        yield _setting("optimizer", "sgd", ", which keeps half of the state")
-    if setup.own and setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
-        yield _setting("precision", "pure_bf16", ": weights and state take half")
-    if not setup.own:
-        yield Recommendation(
-            "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
-            "momentum half, Adafactor hardly any."
-        )
-        yield Recommendation(
-            "Shard the optimizer state across GPUs.",
-            "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
-        )
-    yield Recommendation(
-        "Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
-        "its activations are freed before the optimizer's step."
-    )
-
-
-def host(record: OomRecord, setup: RunSetup) -> Steps:
-    memory, workers = record.host or HostMemory(), setup.number("num_workers")
-    workers_hold_more = 0 < (memory.children or 0) >= (memory.process or 0)
-    if setup.own:
-        if workers:
-            yield _setting("num_workers", workers // 2)
-        yield from _smaller_batch(setup, 2)
-    elif workers_hold_more or "DataLoader worker" in (record.message or ""):
-        yield Recommendation(
-            "Use fewer workers, and have each prefetch less.",
-            "DataLoader(data, num_workers=2, prefetch_factor=1)",
-        )
-    else:
-        yield Recommendation(
-            "Map large files into memory or read them in parts instead of loading them whole.",
-            'data = numpy.load(path, mmap_mode="r")',
-        )
-    if memory.limit is not None:
-        yield Recommendation("Give the container more memory.")
-    yield Recommendation("Close other programs, or use a machine with more memory.")
-
-
-def pinned(record: OomRecord, setup: RunSetup) -> Steps:
-    yield from _off(setup, "copy_stream", "non_blocking", "pin_memory")
-    if not setup.own:
-        yield Recommendation(
-            "Pin fewer or smaller batches.",
-            "DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
-        )
-    yield Recommendation("Raise the locked-memory limit (ulimit -l) or the container's memory.")

@@ -7,13 +7,14 @@ is rejected with the name of the invalid field. Unknown fields are ignored.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import read_regular_file
 from stepscope.common.json_values import parsed
+from stepscope.memory.growth import AllocatedGrowth
 
 SCHEMA = 1
 MAX_FILE_BYTES = 4 * 2**20  # Maximum size of a file: Stepscope's have at most some 100 KB.
@@ -37,15 +38,6 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorSettings:
-    """The allocator's settings in force; `text` is the environment variable."""
-
-    backend: str = "native"
-    text: str = ""
-    expandable_segments: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
     """Memory of the host and of this process with its children; bytes.
 
@@ -62,27 +54,19 @@ class HostMemory:
     kills: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecentSamples:
-    """Samples of the last seconds, one column per metric; row i was taken after `steps[i]`."""
-
-    ts: tuple[float, ...] = ()
-    steps: tuple[int, ...] = ()
-    columns: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class OomRecord:
     """One failed allocation; None is an unavailable value.
 
     Bytes: `requested` as the allocator rounds it; `allowed` is the maximum for this process of the
-    device's `total`, `free` the driver's free memory; then the allocator's counters; `others` is
-    the memory of all other processes by the driver.
+    device's `total`, `free` the driver's free memory; then the allocator's counters, with the
+    highest `peak_allocated` of the run; `others` is the memory of all other processes by the
+    driver.
 
     `step` is the last completed optimizer step and `steps_done` the number completed in this run.
-    `phase` is the part of the step, `training` the mode of the outermost model, `grad` and
-    `autocast` whether gradients and autocast were on. `inputs` are the shapes of the model's
-    inputs. `stack` has the innermost frame first.
+    `phase` is the part of the step. `allocator` has the allocator's settings in force, as in
+    PYTORCH_ALLOC_CONF. `growth` is that of allocated memory up to then. `stack` has the innermost
+    frame first. `incomplete` has the reasons why values are missing.
     """
 
     ts: float
@@ -90,9 +74,6 @@ class OomRecord:
     step: int = 0
     steps_done: int | None = None
     phase: str | None = None
-    training: bool | None = None
-    grad: bool | None = None
-    autocast: bool | None = None
     device: int | None = None
     uuid: str | None = None
     requested: int | None = None
@@ -105,10 +86,9 @@ class OomRecord:
     others: int | None = None
     others_reason: str | None = None
     processes: tuple[ProcessMemory, ...] = ()
-    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    allocator: str = ""
+    growth: AllocatedGrowth | None = None
     host: HostMemory | None = None
-    readings: RecentSamples = field(default_factory=RecentSamples)
-    inputs: tuple[str, ...] = ()
     stack: tuple[str, ...] = ()
     message: str | None = None
     incomplete: str | None = None
@@ -116,9 +96,8 @@ class OomRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
-    """The first and the last failed allocation of a process; `ended`: the last ended the run."""
+    """The last of `seen` failed allocations of a process; `ended`: it ended the run."""
 
-    first: OomRecord
     last: OomRecord
     seen: int = 1
     ended: bool = False
