@@ -32,7 +32,6 @@ from stepscope.memory.growth import (
     pair_slopes,
 )
 from stepscope.store import EventRow
-from stepscope.store.blocks import Floats
 from stepscope.store.recorder import Recorder
 
 EVENT = "memory_growth"  # Kind of the events about growth.
@@ -43,11 +42,9 @@ JUDGED_EVERY = 4  # Number of new groups between two evaluations of a scale.
 WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: optimizer state, workspaces, pools are allocated.
 FASTER = 1.5  # Minimum factor of the rate for another event; the intervals have to differ as well.
 MIN_EVENNESS = 0.5  # Of a changed rate: a window across the change has a mean rate.
-MAX_NEWEST = 300  # Maximum number of newest samples that show whether memory grows now.
-MAX_POINTS = 60  # Maximum number of groups of steps that are compared in pairs.
-MIN_GROWING_STEPS = 6  # Minimum number of different steps that show growth.
-FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces are allocated.
-MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of steps in which the later step has more.
+NEWEST_S = 0.25  # Duration of a group of the newest samples, of some 30 s.
+MIN_GROWING = 8  # Minimum number of groups that show growth without an event.
+MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of groups of which the later has more.
 MIN_CONFIRMED_FRACTION = 0.5  # Slope now by the reported rate: below, the growth has ended.
 MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
 
@@ -195,8 +192,7 @@ class GrowthMonitor:
         self._collections = collections
         self._allocated, self._process = GrowthDetector("allocated"), GrowthDetector("process")
         self._children = 0.0
-        self._first_step: int | None = None
-        self._newest: deque[tuple[int, float]] = deque(maxlen=MAX_NEWEST)
+        self._newest = MinimumWindow(NEWEST_S)
 
     def observe(self, values: Mapping[str, float]) -> None:
         """Add the values of one tick by their metric keys."""
@@ -207,11 +203,10 @@ class GrowthMonitor:
         self._children = values.get("process/children_rss", self._children)
         allocated, rss = values.get("memory/allocated"), values.get("process/rss")
         if allocated is not None:
-            self._first_step = step if self._first_step is None else self._first_step
-            if step > self._first_step + FIRST_STEPS:
-                self._newest.append((step, allocated))
             peak = values.get("memory/peak_allocated", -math.inf)
-            growth.append(self._allocated.add(MemorySample(at, step, allocated, 0.0, runs, peak)))
+            sample = MemorySample(at, step, allocated, 0.0, runs, peak)
+            self._newest.add(sample)
+            growth.append(self._allocated.add(sample))
         if rss is not None:
             sample = MemorySample(at, step, rss + self._children, self._children, runs)
             growth.append(self._process.add(sample, filling=self._recorder.epoch == 1))
@@ -220,41 +215,22 @@ class GrowthMonitor:
 
     def allocated_growth(self) -> AllocatedGrowth | None:
         """Return the growth of allocated memory up to now; None without growth. Thread-safe."""
-        steps, values = _boundaries(list(self._newest))
+        groups = list(self._newest.groups)
+        steps = np.array([group.step for group in groups], float)
+        values = np.array([group.value for group in groups], float)
         slopes = pair_slopes(steps, values)
         rate = float(np.median(slopes)) if len(slopes) else 0.0
-        found = None
-        is_rising = len(slopes) > 0 and (slopes > 0).mean() >= MIN_RISING_FRACTION
-        if len(steps) >= MIN_GROWING_STEPS and is_rising:
-            span = int(steps[-1] - steps[0])
-            grown = int(min(rate * span, values[-1] - values[0]))
-            found = AllocatedGrowth(rate, span, grown) if grown > 0 else None
         trend = self._allocated.reported
+        if trend is not None and not len(slopes):
+            return AllocatedGrowth(trend.bytes_per_step, trend.steps, int(trend.grown))
         # The event may be old: it counts unless the newest samples contradict it.
-        if trend is None or (len(slopes) and rate < MIN_CONFIRMED_FRACTION * trend.bytes_per_step):
-            return found
-        earlier = AllocatedGrowth(trend.bytes_per_step, trend.steps, int(trend.grown))
-        if len(slopes) and values[-1] > trend.level:  # it went on since
-            steps_since = int(steps[-1]) - trend.first_step
+        if trend is not None and rate >= MIN_CONFIRMED_FRACTION * trend.bytes_per_step:
             grown = int(values[-1] - trend.level + trend.grown)
-            earlier = AllocatedGrowth(trend.bytes_per_step, steps_since, grown)
-        return found if found is not None and found.grown >= earlier.grown else earlier
-
-
-def _boundaries(samples: list[tuple[int, float]]) -> tuple[Floats, Floats]:
-    """Return steps and bytes at their ends: the lowest sample of each, or of groups of steps.
-
-    Samples inside a long step include that step's tensors.
-    """
-    lowest: dict[int, float] = {}
-    for step, value in samples:
-        lowest[step] = min(value, lowest.get(step, value))
-    points = np.array(sorted(lowest.items()), float).reshape(-1, 2)
-    # Groups are consecutive: every third point of a periodic series would mislead.
-    groups = np.array_split(points, min(max(len(points), 1), MAX_POINTS))
-    floors = [group[group[:, 1].argmin()] for group in groups if len(group)]
-    steps, values = np.array(floors, float).reshape(-1, 2).T
-    return steps, values
+            return AllocatedGrowth(trend.bytes_per_step, int(steps[-1]) - trend.first_step, grown)
+        if len(steps) < MIN_GROWING or (slopes > 0).mean() < MIN_RISING_FRACTION:
+            return None
+        span = int(steps[-1] - steps[0])
+        return AllocatedGrowth(rate, span, int(rate * span))
 
 
 def _of_batches(window: list[MemorySample]) -> bool:

@@ -150,7 +150,7 @@ def test_without_steps_or_values_there_is_no_event(bench: Bench) -> None:
     ("level", "steps", "grown"),
     [
         (leak(10 * MIB), 60, 560 * MIB),
-        (lambda step: (200 + 4 * step + 400 * (step * 7919 % 101 < 30)) * MIB, 300, 1180 * MIB),
+        (lambda step: (200 + 4 * step + 400 * (step * 7919 % 101 < 30)) * MIB, 300, 980 * MIB),
         (lambda step: (200 + 300 * (step % 2)) * MIB, 100, None),
         (lambda step: (200 + step % 17) * MIB, 100, None),
         (lambda step: (200 + 9 * step * (step % 3 != 1)) * MIB, 100, None),
