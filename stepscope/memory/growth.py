@@ -1,6 +1,6 @@
 """Detect memory growth from step to step in samples at equal points of the steps; pure, no I/O.
 
-A sample is the minimum of a short time. The shape is judged on the *floor*: the rolling minimum of
+A sample is the minimum of a short time. The shape is that of the *floor*: the rolling minimum of
 all later samples. With a leak the floor rises in each of eight stretches by similar amounts. It
 does not with noise, a step, a sawtooth (of a garbage collector or of epochs) or a cache that fills.
 

@@ -38,7 +38,7 @@ EVENT = "memory_growth"  # Kind of the events about growth.
 SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}
 """Minimum duration of a group: windows of 16 s to 9 h, and of 32 s to 18 h."""
 GROUPS = 4 * MIN_SAMPLES
-JUDGED_EVERY = 4  # Number of new groups between two evaluations of a scale.
+EVALUATED_EVERY = 4  # Number of new groups between two evaluations of a scale.
 WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: optimizer state, workspaces, pools are allocated.
 FASTER = 1.5  # Minimum factor of the rate for another event; the intervals have to differ as well.
 MIN_EVENNESS = 0.5  # Of a changed rate: a window across the change has a mean rate.
@@ -132,11 +132,11 @@ class GrowthDetector:
         if sample.step - first.step < WARM_UP_STEPS or sample.at - first.at < WARM_UP_S:
             return None
         for scale in self._scales:
-            if scale.add(sample) and scale.closed % JUDGED_EVERY == 0:
+            if scale.add(sample) and scale.closed % EVALUATED_EVERY == 0:
                 growth = self._growth(scale, filling)
                 if growth is not None and self._is_new(growth.trend):
                     self.reported = growth.trend
-                    self._reset()  # later samples are judged without these
+                    self._reset()  # later samples are evaluated without these
                     return growth
         return None
 
