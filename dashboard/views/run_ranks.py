@@ -43,12 +43,16 @@ COLUMNS = {
 }
 
 
+OUTLIVE_S = 600.0  # The other ranks of a job may end this long after rank 0, by a timeout.
+
+
 def rank_overview(run: RunInfo) -> None:
-    """Draw the ranks of a job: again every 2 s while it is live.
+    """Draw the ranks of a job: again every 2 s while a rank may be live.
 
     The ranks train in processes of their own, so that drawing costs no step of theirs.
     """
-    st.fragment(_ranks, run_every="2s" if run.status.live else None)(run.folder)
+    may_change = run.status.live or run.heartbeat_age_s < OUTLIVE_S
+    st.fragment(_ranks, run_every="2s" if may_change else None)(run.folder)
 
 
 def _ranks(folder: Path) -> None:

@@ -120,7 +120,7 @@ def start_with_ddp(page: Page) -> None:
     settle(page)  # the group is still expanding, which would close a list
     kind.click()
     page.get_by_role("option", name="DDP", exact=True).click()
-    devices = sidebar.get_by_label("Devices per node", exact=True)
+    devices = sidebar.get_by_label("Devices", exact=True)
     expect(devices).to_be_visible()
     devices.fill(str(RANKS))
     devices.press("Enter")

@@ -235,7 +235,17 @@ def test_a_watched_script_has_its_own_trainer_or_none(installed: Installed, tmp_
 def test_the_commands_of_training_ignore_the_folders_modules(
     installed: Installed, hostile: Path
 ) -> None:
-    lab = ("lab", "--workload", "linear", "--variants", "foreach", "--device", "cpu", "--json", "-")
+    lab = (
+        "lab",
+        "--workload",
+        "linear",
+        "--variants",
+        "optimizer_impl=foreach",
+        "--device",
+        "cpu",
+        "--json",
+        "-",
+    )
     lab += ("--steps", "2", "--warmup", "1", "--max-rounds", "1", "--no-combination")
     done = installed.run(hostile, *lab)
     assert done.returncode == 0, done.stderr

@@ -82,7 +82,7 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "findings", lambda: findings(read_recorded(read_run(folder)))
     yield "recover", lambda: recover_ended(read_run(folder))
     yield "note end", lambda: note_end(folder, RunStatus.FAILED, "killed")
-    yield "crash watch", lambda: CrashWatch(RunIndex(root)).look()
+    yield "crash watch", lambda: CrashWatch(RunIndex(root)).check_runs()
     yield "summary", lambda: row(read_run(folder), None)
     yield "files", lambda: (profiles(folder), snapshots(folder))
     yield "memory", lambda: read_breakdown(read_run(folder))
