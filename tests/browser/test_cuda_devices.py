@@ -99,7 +99,7 @@ def test_every_gpu_has_a_row_and_all_are_seen_at_once(
 
 
 def test_the_run_of_the_page_is_named(open_page: OpenPage, server: Server) -> None:
-    page = open_page(f"/?workload=fill&{SMALL}")
+    page = open_page(f"/?workload=memory_stress&{SMALL}")
     start(page)
     page.get_by_test_id("stHeader").get_by_role("link", name="Hardware").click()
     working = rows(page).filter(has_text="run memory_stress")
