@@ -239,7 +239,11 @@ def test_a_command_that_comes_while_requests_are_removed_is_seen_by_the_next_ste
         assert [command.name for command in recorder.commands.take()] == [CommandName.MARK]
         recorder.log_step({"train/loss": 3.0})
         assert recorder.record_next_step(layout, [4.0])
+        recorder.request_reading()
+        assert not recorder.record_next_step(layout, [5.0]), "the sampler needs the step"
+        recorder.log_step({"train/loss": 5.0})
+        assert recorder.record_next_step(layout, [6.0])
     finally:
         recorder.close(RunStatus.FINISHED)
-    assert not recorder.record_next_step(layout, [5.0])
-    assert steps_of(tmp_path) == 4
+    assert not recorder.record_next_step(layout, [7.0])
+    assert steps_of(tmp_path) == 6

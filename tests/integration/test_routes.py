@@ -103,8 +103,11 @@ def test_a_wrong_request_is_answered_in_a_sentence(
 
 
 def test_the_server_stores_the_last_rows_of_a_killed_run_and_no_answer_writes(
-    client: TestClient, runs: Path
+    client: TestClient, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rules = tmp_path / "alerts.toml"  # an alert of the crash would store them as well
+    rules.write_text("[rules.run_failed]\nenabled = false\n")
+    monkeypatch.setenv("STEPSCOPE_ALERTS", str(rules))
     folder = runs / "killed"
     folder.mkdir()
     told = killed_run(folder)

@@ -116,6 +116,24 @@ def test_a_restart_of_the_clock_does_not_overtake_a_row_under_way(
     assert (times > 0).all()
 
 
+def test_a_step_records_the_rows_whose_values_have_arrived(
+    events: list[FakeEvent], tmp_path: Path
+) -> None:
+    recorder = Recorder(tmp_path, name="arrived")
+    try:
+        recorder.log_step({"train/loss": OnGpu(1.0)})
+        for event in events:
+            event.landed = True
+        assert recorder.ring.last == -1
+        recorder.log_step({"train/loss": OnGpu(2.0)})
+        assert recorder.ring.last == 0, "the first row is in the ring, before the run ends"
+        for event in events:
+            event.landed = True
+    finally:
+        recorder.close(RunStatus.FINISHED)
+    assert metric(tmp_path, "train/loss").tolist() == [1.0, 2.0]
+
+
 def test_a_full_ring_drops_the_value_and_not_the_row(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
