@@ -16,7 +16,7 @@ _METADATA = "setting"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class SettingInfo:
     """One field of RunConfig, as the sidebar, the URL and the lab need it.
 
     `group` is the sidebar's group, empty for those that are always visible or that only the
@@ -44,23 +44,37 @@ def setting(
     *,
     low: float | None = None,
     high: float | None = None,
-    **more: Any,
+    pattern: str | None = None,
+    constraint: str = "",
+    choices: Mapping[Any, str] | None = None,
+    read_by: tuple[StrEnum, ...] = (),
+    in_lab: bool = False,
 ) -> Any:
-    """Return a dataclass field of a setting; the other arguments are those of Setting."""
-    limits = None if low is None or high is None else (low, high)
-    about = Setting(label=label, help=help, group=group, limits=limits, default=default, **more)
+    """Return a dataclass field of a setting; for the arguments see SettingInfo."""
+    about = SettingInfo(
+        label=label,
+        help=help,
+        group=group,
+        limits=None if low is None or high is None else (low, high),
+        pattern=pattern,
+        constraint=constraint,
+        choices=choices or {},
+        read_by=read_by,
+        in_lab=in_lab,
+        default=default,
+    )
     return dataclasses.field(default=default, metadata={_METADATA: about})
 
 
-def settings_of(config: type) -> dict[str, Setting]:
+def settings_of(config: type) -> dict[str, SettingInfo]:
     """Return the settings of a dataclass by the name of their field, in its order."""
     return {spec.name: spec.metadata[_METADATA] for spec in dataclasses.fields(config)}
 
 
-def check(name: str, about: Setting, value: Any, *, from_text: bool = False) -> Any:
+def check(name: str, about: SettingInfo, value: Any, *, from_text: bool = False) -> Any:
     """Return the value in the type of its setting; with `from_text`, of a text. Raises ConfigError.
 
-    >>> check("epochs", Setting(label="Epochs", limits=(1, 9), default=3), "7", from_text=True)
+    >>> check("epochs", SettingInfo(label="Epochs", limits=(1, 9), default=3), "7", from_text=True)
     7
     """
     kind = type(about.default)
@@ -72,7 +86,7 @@ def check(name: str, about: Setting, value: Any, *, from_text: bool = False) -> 
     raise ConfigError(ConfigIssue(name, reason, remedy, about.label)) from None
 
 
-def _annotated(kind: type, about: Setting) -> Any:
+def _annotated(kind: type, about: SettingInfo) -> Any:
     if about.limits is not None:
         low, high = about.limits
         return Annotated[kind, msgspec.Meta(ge=low, le=high)]
@@ -81,7 +95,7 @@ def _annotated(kind: type, about: Setting) -> Any:
     return kind
 
 
-def _constraint(kind: type, about: Setting) -> str:
+def _constraint(kind: type, about: SettingInfo) -> str:
     if about.constraint:
         return about.constraint
     if issubclass(kind, StrEnum):

@@ -65,7 +65,7 @@ class OomFinding:
 class _Conclusion:
     cause: OomCause
     text: str
-    plan: plans.Plan
+    plan: plans.RecommendationPlan
     share: float | None = None
     has_pieces: bool = False
 

@@ -25,7 +25,7 @@ Allowed = Callable[[str, Any], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RecommendationPlan:
     """The recommendations of a cause: `first`, then those of the run's kind, then `last`.
 
     `settings` are those that a run of the trainer may change, `script` is for all other runs.
@@ -68,9 +68,11 @@ _SMALLER = (
 )
 _LARGER_DEVICE = Recommendation("Choose a smaller model or a device with more memory.")
 
-TOO_LARGE = Plan(settings=_SMALLER_SETTINGS, script=_SMALLER, last=(_LARGER_DEVICE,))
-OTHER_PROCESS = Plan(first=(_END_OTHERS,), settings=_SMALLER_SETTINGS, script=_SMALLER)
-OPTIMIZER = Plan(
+TOO_LARGE = RecommendationPlan(settings=_SMALLER_SETTINGS, script=_SMALLER, last=(_LARGER_DEVICE,))
+OTHER_PROCESS = RecommendationPlan(
+    first=(_END_OTHERS,), settings=_SMALLER_SETTINGS, script=_SMALLER
+)
+OPTIMIZER = RecommendationPlan(
     settings=("optimizer", "pure_precision"),
     script=(
         Recommendation(
@@ -89,7 +91,7 @@ OPTIMIZER = Plan(
         ),
     ),
 )
-FRAGMENTATION = Plan(
+FRAGMENTATION = RecommendationPlan(
     settings=("preallocate_memory", "copy_stream", "cuda_graphs", "batch_size"),
     script=(
         Recommendation(
@@ -104,7 +106,7 @@ FRAGMENTATION = Plan(
     ),
     last=(_LARGER_DEVICE,),
 )
-GROWTH = Plan(
+GROWTH = RecommendationPlan(
     first=(
         Recommendation(
             "Look for tensors kept from earlier steps: a list of losses keeps every step's graph "
@@ -117,7 +119,7 @@ GROWTH = Plan(
         ),
     ),
 )
-HOST = Plan(
+HOST = RecommendationPlan(
     settings=("num_workers", "batch_size"),
     script=(
         Recommendation(
@@ -133,7 +135,7 @@ HOST = Plan(
         ),
     ),
 )
-PINNED = Plan(
+PINNED = RecommendationPlan(
     settings=("copy_stream", "non_blocking", "pin_memory"),
     script=(
         Recommendation(
@@ -156,7 +158,7 @@ _SWITCHES = {
 
 
 def recommendations(
-    plan: Plan,
+    plan: RecommendationPlan,
     record: OomRecord,
     setup: RunSetup | None = None,
     allowed: Allowed | None = None,
@@ -190,7 +192,7 @@ def _expandable(record: OomRecord) -> list[Recommendation]:
 
 
 def _changed_settings(
-    plan: Plan, record: OomRecord, setup: RunSetup, allowed: Allowed | None
+    plan: RecommendationPlan, record: OomRecord, setup: RunSetup, allowed: Allowed | None
 ) -> list[Recommendation]:
     found = []
     for setting in plan.settings:
