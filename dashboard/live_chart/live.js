@@ -77,7 +77,7 @@ export class LiveView {
       );
     }
     this.redraw();
-    if (other || this.store.afresh) this.poller.restart();
+    if (other || this.store.needsAllRows) this.poller.restart();
     else this.poller.now();
   }
 
@@ -180,7 +180,7 @@ export class LiveView {
   takeSeries(answer) {
     const { store } = this;
     store.unreadable = null;
-    const [before, { axis, afresh }, first] = [store.extent(), store, !store.answer];
+    const [before, { axis, needsAllRows }, first] = [store.extent(), store, !store.answer];
     const fresh = store.take(answer);
     if (first) this.detail.plan(); // a zoom from before a reload
     if (fresh.length) this.table.show(store.events, store.layout.metrics);
@@ -192,7 +192,7 @@ export class LiveView {
     this.detail.follow();
     if (store.axis !== axis)
       this.moved(); // the first step was recorded
-    else if (afresh) this.redraw();
+    else if (needsAllRows) this.redraw();
     else this.painter.markStale(before, fresh.length > 0, new Set(Object.keys(answer.series)));
   }
 

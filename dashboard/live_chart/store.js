@@ -32,7 +32,7 @@ export class Store {
     this.lastEvent = 0; // the id of the newest event of rank 0
     this.rankEvents = new Set(); // the ids of the other ranks' events
     this.rankEventsSeen = ""; // the server's cursor for these events
-    this.afresh = false; // the next poll requests all rows
+    this.needsAllRows = false; // the next poll requests all rows
     this.unreadable = null; // why the run cannot be shown
     this.command = null; // the last command: {id, name, text, tone, at, kind}
     this.prefs = { ...DEFAULTS, hidden: [], ...stored(run) };
@@ -49,7 +49,7 @@ export class Store {
 
   setLayout(layout) {
     this.layout = layout;
-    this.afresh = this.answer !== null; // earlier rows of a new metric were not sent
+    this.needsAllRows = this.answer !== null; // earlier rows of a new metric were not sent
   }
 
   get ended() {
@@ -81,7 +81,7 @@ export class Store {
   question() {
     return {
       run: this.run,
-      since: this.afresh ? "" : cursorText(this.live),
+      since: this.needsAllRows ? "" : cursorText(this.live),
       events: this.lastEvent,
       ...(this.rankEventsSeen ? { rank_events: this.rankEventsSeen } : {}),
       ...this.extras(),
@@ -95,7 +95,7 @@ export class Store {
 
   // Merges the answer to a poll. Returns the new events.
   take(answer) {
-    this.afresh = false;
+    this.needsAllRows = false;
     for (const [name, part] of Object.entries(answer.series))
       this.live[name] = mergeSeries(this.live[name], part);
     this.answer = answer;
@@ -142,7 +142,7 @@ export class Store {
   // Expands the collapsed charts, whose rows are requested from the beginning, or collapses them.
   showFolded(shown) {
     this.set("unfolded", shown);
-    this.afresh ||= shown;
+    this.needsAllRows ||= shown;
   }
 
   save() {

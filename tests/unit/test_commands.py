@@ -110,7 +110,7 @@ def test_a_checkpoint_that_the_disk_refuses_does_not_end_the_run(bench: Bench) -
     bench.recorder.folder = bench.recorder.folder / "missing"
     bench.serve(CommandName.SAVE_CHECKPOINT)
     assert bench.recorder.events[0][2]["ok"] is False
-    assert "Training goes on" in bench.recorder.events[0][1]
+    assert "Training continues" in bench.recorder.events[0][1]
 
 
 def test_a_mark_keeps_its_text_within_bounds(bench: Bench) -> None:

@@ -48,7 +48,7 @@ class TrainerCommands:
         try:
             size = save(path, self._training)
         except OSError as error:
-            text = f"Save checkpoint: failed ({error}). Training goes on; free disk space"
+            text = f"Save checkpoint: failed ({error}). Training continues; free disk space"
             self._recorder.finish(command, text, ok=False)
             return
         text = f"Save checkpoint: {path.name}"
