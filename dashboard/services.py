@@ -35,8 +35,8 @@ from dashboard.run_index import RunIndex
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
 from stepscope.common.json_values import dict_of
+from stepscope.diagnosis.findings import straggler_of
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.stragglers.reader import straggler_of
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
 from stepscope.host.child_process import Child

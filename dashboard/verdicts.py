@@ -15,18 +15,18 @@ from typing import Any
 
 from dashboard.run_analyzer import RunAnalyzer, recent
 from dashboard.run_index import is_final
-from stepscope.bottleneck.classify import (
+from stepscope.common.metrics import Stream
+from stepscope.diagnosis.classify import (
     BottleneckDiagnosis,
     BottleneckKind,
     IsSettingAllowed,
     verdict,
 )
-from stepscope.bottleneck.recommendations import Recommendation, setting_text
-from stepscope.bottleneck.step_window import recent_figures, setup_of
-from stepscope.common.metrics import Stream
+from stepscope.diagnosis.step_window import recent_figures
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.stragglers.detect import StragglerFinding
 from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run_setup import Recommendation, setting_text, setup_of
 from stepscope.store import StoreReader
 from stepscope.store.final_values import last_value, read_newest
 from stepscope.store.reader import EVERY

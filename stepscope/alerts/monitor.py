@@ -22,11 +22,11 @@ from typing import Any
 from stepscope.alerts.evaluator import AlertChange, AlertEvaluator, AlertFacts, fill, is_loss
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.settings import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertSettings, AlertState
-from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common.formatting import number_name
 from stepscope.common.stall_detector import StepGap
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
 from stepscope.run.rank_info import UNREADABLE, RankExit, now_of, rank_numbers, read_run_json
+from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, StoreError, StoreWriter, store_name
 from stepscope.store.blocks import Event, QueueItem, Sample
 from stepscope.store.recovery import recover_ended

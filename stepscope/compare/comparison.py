@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common import formatting
 from stepscope.common.formatting import (
     format_bytes,
@@ -36,6 +35,7 @@ from stepscope.lab.statistics import MAX_VALUES, unpaired_interval, values_neede
 from stepscope.lab.verdict_text import signed
 from stepscope.memory.breakdown import CATEGORIES
 from stepscope.run import RunKind, RunStatus
+from stepscope.run_setup import training_gpu
 from stepscope.store.blocks import Floats
 
 MAX_ROWS, MAX_CHARS = 1000, 200  # differences of a part, characters

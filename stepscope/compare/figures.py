@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
 from stepscope.common.metrics import BY_KEY, Stream
@@ -19,6 +18,7 @@ from stepscope.memory.breakdown_series import ledger_source, read_moments
 from stepscope.run import RunInfo, read_metadata
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
 from stepscope.run.rank_info import now_of
+from stepscope.run_setup import training_gpu
 from stepscope.store import StoreError, StoreReader, final_values
 from stepscope.store.blocks import Floats
 from stepscope.store.final_values import reduced, typical

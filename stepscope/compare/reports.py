@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.bottleneck.classify import BottleneckKind
 from stepscope.common import formatting
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import format_bytes, format_duration, format_short_time, printable
@@ -28,6 +27,7 @@ from stepscope.compare.report_page import (
     untrusted_content,
 )
 from stepscope.compare.scrubber import scrubber_of
+from stepscope.diagnosis.classify import BottleneckKind
 from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
 from stepscope.distributed.hangs.record import read_record
 from stepscope.lab.report import HEADINGS, closing, ordered

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
-from stepscope.bottleneck.recommendations import Recommendation, setting_text
-from stepscope.bottleneck.step_window import recent_figures, setup_of
+from stepscope.diagnosis.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
+from stepscope.diagnosis.step_window import recent_figures
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
@@ -21,6 +20,7 @@ from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file, was_terminated
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankState, rank_states
+from stepscope.run_setup import Recommendation, setting_text, setup_of
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
@@ -86,6 +86,12 @@ def read_recorded(run: RunInfo) -> RunData:
     """Read the input of the finders from the files of all ranks."""
     ranks = tuple(_read_rank(run, number) for number in rank_numbers(run.folder))
     return RunData(run, ranks, hang_of(run))
+
+
+def straggler_of(run: RunInfo) -> StragglerFinding | None:
+    """Return the finding on the steps of all ranks; None for one process. Raises StoreError."""
+    ranks = tuple(_read_rank(run, number) for number in rank_numbers(run.folder))
+    return RunData(run, ranks).straggler
 
 
 def findings(recorded: RunData) -> list[Finding]:

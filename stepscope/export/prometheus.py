@@ -26,7 +26,6 @@ from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from stepscope import __version__
-from stepscope.bottleneck.step_window import training_gpu
 from stepscope.common.metrics import BY_KEY, Stream, Unit
 from stepscope.gpu.health import HW_THERMAL, POWER_BRAKE, POWER_CAP, SLOWDOWN, SW_THERMAL
 from stepscope.gpu.machine_monitor import MachineMonitor
@@ -34,6 +33,7 @@ from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.run import RUN_JSON, RunError, RunStatus, run_folders
 from stepscope.run.rank_info import RankMetadata, now_of, readable_ranks, wall_offset_of
+from stepscope.run_setup import training_gpu
 from stepscope.store import StoreError, StoreReader, store_name
 from stepscope.store.blocks import missing
 

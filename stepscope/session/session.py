@@ -15,7 +15,6 @@ from typing import Any
 
 from stepscope.alerts import settings as alert_settings
 from stepscope.alerts.monitor import AlertMonitor
-from stepscope.bottleneck.step_window import setup_of
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.common.stall_detector import StallDetector
@@ -32,6 +31,7 @@ from stepscope.memory.oom.recommendations import Allowed
 from stepscope.run import RunStatus, rank_file
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.status import RunOutcome, with_cause
+from stepscope.run_setup import setup_of
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.job_commands import JobCommands
 from stepscope.session.sampler import Sampler

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from dashboard.charts.memory_breakdown import missing_reasons
-from stepscope.bottleneck.step_window import training_gpu
 from stepscope.distributed.rendezvous import find_place
 from stepscope.memory.breakdown_series import (
     BreakdownSample,
@@ -25,6 +24,7 @@ from stepscope.memory.breakdown_series import (
     read_moments,
 )
 from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.run_setup import training_gpu
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
 from tests.support.run_values import metric, run_json

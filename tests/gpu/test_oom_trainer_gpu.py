@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.bottleneck.step_window import setup_of
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.memory.oom.classify import OomCause, OomFinding, diagnose
 from stepscope.memory.oom.record import OomReport, parse
 from stepscope.run import RunStatus, read_run
+from stepscope.run_setup import setup_of
 from tests.support.run_values import run_json
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.bottleneck.classify import (
+from stepscope.diagnosis.classify import (
     EXPLAINED,
     MIN_STEPS,
     STANDS_STILL,
@@ -21,8 +21,8 @@ from stepscope.bottleneck.classify import (
     parts_of,
     verdict,
 )
-from stepscope.bottleneck.recommendations import RunSetup, next_to_try
-from stepscope.bottleneck.step_window import setup_of
+from stepscope.diagnosis.recommendations import next_to_try
+from stepscope.run_setup import RunSetup, setup_of
 from trainer.config import RunConfig
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.bottleneck.recommendations import RunSetup
 from stepscope.memory.growth import AllocatedGrowth
 from stepscope.memory.oom.classify import OomCause, OomFinding, diagnose
 from stepscope.memory.oom.record import (
@@ -22,6 +21,7 @@ from stepscope.memory.oom.record import (
     oom_name,
     parse,
 )
+from stepscope.run_setup import RunSetup
 from tests.support.oom_records import FULL, OTHER, PIECES
 
 MIB = 2**20

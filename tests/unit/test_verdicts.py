@@ -14,10 +14,10 @@ from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.run_analyzer import RunAnalyzer
 from dashboard.verdicts import EVERY_S, HOLD_S, Verdicts, as_json
-from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
-from stepscope.bottleneck.recommendations import RunSetup
-from stepscope.distributed.stragglers.reader import straggler_of
+from stepscope.diagnosis.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
+from stepscope.diagnosis.findings import straggler_of
 from stepscope.run import RunInfo, RunStatus, read_run
+from stepscope.run_setup import RunSetup
 from stepscope.store import StoreReader
 from stepscope.store.blocks import Event
 from stepscope.store.writer import StoreWriter

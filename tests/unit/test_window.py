@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.bottleneck.classify import MIN_STEPS, BottleneckKind, StepAverages, verdict
-from stepscope.bottleneck.step_window import (
-    FIRST_STEPS,
-    WINDOW_S,
-    recent_figures,
-    setup_of,
-)
+from stepscope.diagnosis.classify import MIN_STEPS, BottleneckKind, StepAverages, verdict
+from stepscope.diagnosis.step_window import recent_figures
+from stepscope.distributed.stragglers.reader import FIRST_STEPS, WINDOW_S
 from stepscope.run import read_run
+from stepscope.run_setup import setup_of
 from stepscope.session.session import gpu_entry
 from stepscope.store import StoreReader
 from tests.support.recorded_runs import Row, recorded_run, write_run

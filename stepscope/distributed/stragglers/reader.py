@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from stepscope.bottleneck.classify import BUSY_HOST
-from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, setup_of
 from stepscope.common.metrics import Stream
 from stepscope.distributed.stragglers.detect import MIN_STEPS, StragglerFinding, find_straggler
 from stepscope.distributed.stragglers.step_phases import KEYS, RankStepPhases, rank_times
-from stepscope.run import RunInfo, run_json_of
-from stepscope.run.rank_info import rank_numbers, torch_rank
-from stepscope.store import StoreError, StoreReader, store_name
+from stepscope.run.rank_info import torch_rank
+from stepscope.run_setup import setup_of
+from stepscope.store import StoreReader
 
-log = logging.getLogger(__name__)
-
+BUSY_HOST = 0.9  # Minimum utilization of all cores at which a process waits for a core.
+FIRST_STEPS = 5  # Number of excluded first steps: kernels load, caches and the allocator fill.
+WINDOW_S = 30.0  # Maximum age of the compared steps.
 ROWS = 512  # Number of newest steps read first: sufficient if every fourth step is sampled.
 MAX_ROWS = 8192  # If samples are rare: 16 frames, read in some 10 ms.
 
@@ -27,24 +25,6 @@ MAX_ROWS = 8192  # If samples are rare: 16 frames, read in some 10 ms.
 def in_job(run_json: Mapping[str, Any]) -> bool:
     """Return True if a process is a rank of a job of several ranks."""
     return (run_json.get("world_size") or 1) > 1
-
-
-def straggler_of(run: RunInfo) -> StragglerFinding | None:
-    """Return the finding on a job by its readable stores (2 ms a rank); None for one process."""
-    times: list[RankStepPhases] = []
-    host_cpu = None
-    for number in rank_numbers(run.folder):
-        own = run_json_of(run, number)
-        if not (run.folder / store_name(number)).is_file():
-            continue
-        try:
-            with StoreReader(run.folder, number) as reader:
-                times.append(recent_times(reader, number, own))
-                if number == 0:
-                    host_cpu = recent_figures(reader, own).host_cpu
-        except StoreError as error:
-            log.warning("%s, rank %d is skipped: %s", run.id, number, error)
-    return straggler_among(times, run.run_json, host_cpu)
 
 
 def straggler_among(

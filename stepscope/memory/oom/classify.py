@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepscope.bottleneck.recommendations import Recommendation, RunSetup
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.oom import recommendations as plans
 from stepscope.memory.oom.evidence import OomFigures, evidence_of, figures_of
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
+from stepscope.run_setup import Recommendation, RunSetup
 
 FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces are allocated.
 MIN_FRAGMENTED = 0.10  # Of the reserved memory in pieces: with less, the next allocation fails too.

@@ -6,13 +6,13 @@ import socket
 import time
 from dataclasses import dataclass
 
-from stepscope.bottleneck.step_window import setup_of
 from stepscope.host.usage import kills_since
 from stepscope.memory.oom.classify import OomFinding, diagnose
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, OomReport, read_report
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import wall_offset_of
+from stepscope.run_setup import setup_of
 
 MAX_SILENCE_S = 300.0  # Maximum age of a heartbeat: later kills may be another process's.
 

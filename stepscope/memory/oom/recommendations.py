@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.bottleneck.recommendations import (
+from stepscope.memory.allocator import expandable_segments, settings_of, with_expandable
+from stepscope.memory.oom.record import MemoryKind, OomRecord
+from stepscope.run_setup import (
     Recommendation,
     RunSetup,
     half_precision,
     setting_text,
 )
-from stepscope.memory.allocator import expandable_segments, settings_of, with_expandable
-from stepscope.memory.oom.record import MemoryKind, OomRecord
 
 MAX_DIVISOR = 2**16  # of a batch size
 MAX_RECOMMENDATIONS = 3

@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from stepscope.run_setup import (
+    BF16_FROM,
+    Recommendation,
+    RunSetup,
+    half_precision,
+    setting_text,
+)
 
 MOST_WORKERS = 4  # Maximum number of workers proposed at first: each takes memory.
 FEWEST_CORES = 2  # Minimum assumed: two workers that wait for a disk need no core each.
-BF16_FROM = (8, 0)  # Compute capability of Ampere, the first with bf16 tensor cores.
-FP16_FROM = (7, 0)  # Compute capability of Volta, the first with tensor cores.
 LONG_STEP_S = 0.02  # Minimum step time for more CPU threads, which slow short operations.
 
 Candidate = tuple[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSetup:
-    """Properties of a run on which recommendations depend.
-
-    `own`: `config` is a RunConfig; a script has `applied`, the names of its settings in effect.
-    `capability` is the GPU's compute capability, None if unknown. `step_time` is in seconds.
-    `in_memory`: the data set is in memory, where worker processes only slow loading.
-    """
-
-    on_gpu: bool
-    own: bool
-    config: Mapping[str, Any] = field(default_factory=dict)
-    cores: int = 1
-    capability: tuple[int, int] | None = None
-    simulated: bool = False
-    step_time: float = 0.0
-    in_memory: bool = False
-    world_size: int = 1
-    applied: frozenset[str] = frozenset()
-
-    @property
-    def threads(self) -> int:
-        """Number of CPU threads of one operation; a setting of 0 is half of the cores."""
-        return self.number("num_threads") or max(1, self.cores // 2)
-
-    def is_on(self, name: str) -> bool:
-        """Return True if a switch of RunConfig is on."""
-        return self.own and self.config.get(name) is True
-
-    def number(self, name: str) -> int:
-        """Return an integer setting of RunConfig, or 0."""
-        value = self.config.get(name) if self.own else None
-        return value if type(value) is int else 0
-
-    def text(self, name: str, default: str) -> str:
-        """Return a text setting of RunConfig, or `default`."""
-        value = self.config.get(name) if self.own else None
-        return value if isinstance(value, str) else default
-
-    @property
-    def copies_block(self) -> bool:
-        """True if copies to the GPU block the built-in loop, within its data wait."""
-        return self.own and not (self.is_on("non_blocking") and self.is_on("pin_memory"))
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """A recommendation as a sentence, with code or a setting (`name`, `value`) if it has one."""
-
-    text: str
-    code: str | None = None
-    name: str | None = None
-    value: Any = None
 
 
 def next_to_try(
@@ -86,16 +36,6 @@ def next_to_try(
                 )
         return None if candidates else Recommendation(text=_NOTHING_LEFT[kind])
     return Recommendation(text=_script_text(kind, setup))
-
-
-def setting_text(name: str, value: Any) -> str:
-    """Return the text of a setting.
-
-    >>> setting_text("num_workers", 4), setting_text("pin_memory", True)
-    ('num_workers 4', 'pin_memory on')
-    """
-    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-    return f"{name} {shown}"
 
 
 def _input(setup: RunSetup) -> Iterator[Candidate]:
@@ -149,15 +89,6 @@ def _compute(setup: RunSetup) -> Iterator[Candidate]:
         yield "compile_mode", "default"
     if setup.is_on("activation_checkpointing"):
         yield "activation_checkpointing", False
-
-
-def half_precision(setup: RunSetup) -> str | None:
-    """Return the 16-bit precision of the GPU for a run in fp32; None without or if unknown."""
-    if setup.capability is None or setup.text("precision", "fp32") not in ("fp32", "tf32"):
-        return None
-    if setup.capability >= BF16_FROM:
-        return "bf16"
-    return "fp16" if setup.capability >= FP16_FROM else None
 
 
 _CANDIDATES: dict[str, Callable[[RunSetup], Iterator[Candidate]]] = {

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_to_try
+from stepscope.diagnosis.recommendations import next_to_try
+from stepscope.distributed.stragglers.reader import BUSY_HOST
+from stepscope.run_setup import Recommendation, RunSetup
 
 MIN_STEPS = 20  # Minimum number of steady steps, as in TraceML.
 EXPLAINED = 0.8  # Minimum fraction of the visible wait for a single cause.
 STANDS_STILL = 1 - EXPLAINED  # Minimum wait for data or copies in a step; critical in TraceML.
 GAPS = 0.25  # Minimum fraction of a step in gaps between launches: small gaps are usual.
-BUSY_HOST = 0.9  # Minimum utilization of all cores at which a process waits for a core.
 AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
 
 IsSettingAllowed = Callable[[str, Any], bool]

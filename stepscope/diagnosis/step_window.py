@@ -9,23 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.bottleneck.classify import MIN_STEPS, StepAverages
-from stepscope.bottleneck.recommendations import RunSetup
-from stepscope.common.json_values import dict_of
 from stepscope.common.metrics import Stream
+from stepscope.diagnosis.classify import MIN_STEPS, StepAverages
+from stepscope.distributed.stragglers.reader import FIRST_STEPS, WINDOW_S
 from stepscope.gpu.device_events import throttle_words
-from stepscope.gpu.source import is_simulated
-from stepscope.run import RunKind
+from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 from stepscope.store.final_values import highest
 from stepscope.store.step_blocks import STEP_TIME
 
-FIRST_STEPS = 5  # Number of excluded first steps: kernels load, caches and the allocator fill.
 WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of the store.
 LEAST_S = 3.0  # Minimum time span of short steps, so that the sampler has enough samples in it.
 MOST_STEPS = 16384  # Maximum number of steps for LEAST_S: 3 s of 0.2 ms each, read in some 10 ms.
-WINDOW_S = 30.0  # Maximum age of the steps, if at least MIN_STEPS are newer.
 READINGS = 4096  # Maximum number of newest samples that are read: seven minutes at 10 Hz.
 OF_STEPS = (STEP_TIME, "perf/data_wait", "perf/h2d", "perf/gpu_time", "perf/gpu_wait")
 OF_DEVICES = ("gpu/util", "gpu/throttle_reasons", "gpu/sm_clock")
@@ -62,34 +58,6 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
         sm_clock=_mean(sm_clock),
         sm_clock_max=highest(reader, gpu).get("gpu/sm_clock"),
     )
-
-
-def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
-    """Return the properties of a run for recommendations, from an untrusted run.json."""
-    environment, config = (dict_of(run_json.get(name)) for name in ("environment", "config"))
-    capability, cores = run_json.get("compute_capability"), environment.get("cores")
-    gpu, settings = training_gpu(run_json), run_json.get("settings") or ()
-    known = isinstance(capability, list) and [type(part) for part in capability] == [int, int]
-    return RunSetup(
-        on_gpu=gpu is not None,
-        own=run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER,
-        config=config,
-        cores=cores if type(cores) is int and cores > 0 else 1,
-        capability=(capability[0], capability[1]) if capability and known else None,
-        simulated=gpu is not None and is_simulated(gpu),
-        step_time=step_time,
-        in_memory=run_json.get("data_in_memory") is True,
-        world_size=run_json.get("world_size") or 1,
-        applied=frozenset(one["name"] for one in settings if one["state"] == "in effect"),
-    )
-
-
-def training_gpu(run_json: Mapping[str, Any]) -> str | None:
-    """Return the UUID of the GPU that the run trains on; None for a CPU or if unknown."""
-    device = run_json.get("device")
-    if device is None and run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
-        device = dict_of(run_json.get("config")).get("device")
-    return device if isinstance(device, str) and device != "cpu" else None
 
 
 def _steady(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
