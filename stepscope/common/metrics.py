@@ -5,8 +5,6 @@ Values are stored in the metric's unit (SI and bytes); only the page formats the
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,16 +48,14 @@ class Metric:
     meaning: str
 
 
-def _parsed(stream: Stream, table: str) -> Iterator[Metric]:
-    for entry in re.split(r"\n(?=\S)", table.strip()):
-        heading, *meaning = map(str.strip, entry.splitlines())
-        key, label, *unit = heading.split(" | ")
-        yield Metric(stream, key, Unit("".join(unit)), label, " ".join(meaning))
-
-
-METRICS = (
-    *_parsed(Stream.STEPS, tables.STEPS),
-    *_parsed(Stream.SAMPLES, tables.SAMPLES),
-    *_parsed(Stream.DEVICES, tables.DEVICES),
+_TABLES = {
+    Stream.STEPS: tables.STEPS,
+    Stream.SAMPLES: tables.SAMPLES,
+    Stream.DEVICES: tables.DEVICES,
+}
+METRICS = tuple(
+    Metric(stream, key, Unit(unit), label, meaning)
+    for stream, table in _TABLES.items()
+    for key, label, unit, meaning in table
 )
 BY_KEY = {metric.key: metric for metric in METRICS}
