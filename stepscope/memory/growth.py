@@ -11,9 +11,8 @@ of Kendall's test, widened for samples that resemble the one before: the varianc
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
@@ -29,11 +28,9 @@ SURE, SHOWN = 3.291, 1.960  # Normal quantiles: the 99.9% interval decides, the 
 MIN_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}  # Growth within the window.
 MIN_FRACTION = {"allocated": 0.01, "process": 0.02}  # Of the level before the window.
 EARLY_S = {"allocated": 60.0, "process": 300.0}
-MIN_EARLY_FRACTION = {"allocated": 0.05, "process": 0.15}
+MIN_EARLY_FRACTION = {"allocated": 0.10, "process": 0.30}
 """The same in windows shorter than EARLY_S: caches and pools fill, garbage is not collected yet."""
-UNCOLLECTED = 2.0  # Factor of MIN_EARLY_FRACTION before the garbage collector's first full run.
 MIN_FILLING_FRACTION = 0.25  # Of a process in its first epoch, when a data set's cache may fill.
-MIN_BATCH_GROWTH = 0.5  # Of a step's temporary memory, as a fraction of the floor's growth.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +60,20 @@ class GrowthTrend:
     first_step: int
     last_step: int
     level: float  # Bytes at the window's end.
-    evenness: float = 1.0  # The slowest stretch as a fraction of the mean: 1 if all rise alike.
-
-    @property
-    def steps(self) -> int:
-        """The number of steps in the window."""
-        return self.last_step - self.first_step
 
     @property
     def grown(self) -> float:
         """The growth in the window, in bytes."""
-        return self.bytes_per_step * self.steps
+        return self.bytes_per_step * (self.last_step - self.first_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryGrowth:
-    """Growing memory and its source."""
+    """Growing memory and its source; `workers` is their memory at the window's end, in bytes."""
 
     where: GrowthSource
     trend: GrowthTrend
-    collections: int | None = None  # Full garbage collections in the window; None if unknown.
-    workers: float | None = None  # Bytes of the worker processes at the window's end.
-    workers_grown: float | None = None  # Bytes of the growth in the worker processes.
+    workers: float = 0.0
 
     @property
     def text(self) -> str:
@@ -93,39 +82,22 @@ class MemoryGrowth:
         sizes = (trend.bytes_per_step, trend.low, trend.high)
         rate, low, high = (format_bytes(100 * size) for size in sizes)
         name = "The process's memory"
+        workers = ""
         if self.where is GrowthSource.ALLOCATED:
             name = "Allocated memory"
-        elif self.where is GrowthSource.WORKERS or self.workers:
+        elif self.workers:
             name = "The memory of this process with its workers"
-        share = ""
-        if self.workers and self.workers_grown is not None and trend.grown > 0:
-            part = min(1.0, max(0.0, self.workers_grown / trend.grown))
-            share = f": the workers have {format_bytes(self.workers)}, and {part:.0%} of the growth"
+            workers = f"; the workers have {format_bytes(self.workers)}"
         return (
             f"{name} grows by {rate} per 100 steps (95% CI {low} to {high}, "
-            f"{trend.steps} steps) and is now {format_bytes(trend.level)}{share}."
+            f"{trend.last_step - trend.first_step} steps) and is now "
+            f"{format_bytes(trend.level)}{workers}."
         )
 
     @property
     def next(self) -> str:
         """The recommendation, as sentences."""
-        advice = _ADVICE[self.where]
-        if self.where is not GrowthSource.WORKERS and self.collections == 0:
-            return f"{advice} {_CYCLES}"
-        return advice
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The data of the event."""
-        return {
-            "where": self.where.value,
-            **asdict(self.trend),
-            "steps": self.trend.steps,
-            "collections": self.collections,
-            "workers": self.workers,
-            "workers_grown": self.workers_grown,
-            "next": self.next,
-        }
+        return _ADVICE[self.where]
 
 
 _ADVICE = {
@@ -138,7 +110,7 @@ _ADVICE = {
     GrowthSource.PROCESS: (
         "Look for objects kept across steps: a list or sum of losses with their graphs (use "
         "loss.item() or loss.detach()), collected results, a dataset that keeps every sample "
-        "it has read."
+        "it has read, reference cycles (Collect garbage frees them)."
     ),
     GrowthSource.WORKERS: (
         "Each worker copies the dataset pages it touches: reading a long list or dict of "
@@ -146,23 +118,14 @@ _ADVICE = {
         "fewer workers, or check what the dataset keeps per sample."
     ),
 }
-_CYCLES = (
-    "Python's garbage collector has not run in full meanwhile: if Collect garbage frees it, "
-    "reference cycles hold it."
-)
 
 
-def is_material(
-    trend: GrowthTrend, kind: str, seconds: float, *, filling: bool = False, collected: bool = True
-) -> bool:
+def is_material(trend: GrowthTrend, kind: str, seconds: float, *, filling: bool = False) -> bool:
     """Return True if the growth in a window of `seconds` is large enough to report.
 
-    `kind` is "allocated" or "process". `filling`: this is the first epoch. `collected`: Python's
-    garbage collector has had a full run in the window.
+    `kind` is "allocated" or "process". `filling`: this is the first epoch.
     """
-    fraction = MIN_FRACTION[kind]
-    if seconds < EARLY_S[kind]:
-        fraction = MIN_EARLY_FRACTION[kind] * (1 if collected else UNCOLLECTED)
+    fraction = MIN_EARLY_FRACTION[kind] if seconds < EARLY_S[kind] else MIN_FRACTION[kind]
     if filling:
         fraction = max(fraction, MIN_FILLING_FRACTION)
     return trend.grown >= max(MIN_BYTES[kind], fraction * (trend.level - trend.grown))
@@ -172,8 +135,7 @@ def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
     """Return the rise of `values` (bytes) over steps that do not fall; None if none is certain."""
     if len(steps) < MIN_SAMPLES or steps[-1] - steps[0] < MIN_STEPS:
         return None
-    evenness = _evenness(steps, values)
-    if evenness is None:
+    if not _floor_rises_evenly(steps, values):
         return None
     slope, shown, sure = _sen(steps, values)
     if sure[0] <= 0 or shown[1] - shown[0] > slope:
@@ -185,30 +147,28 @@ def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         level=float(values[-1]),
-        evenness=evenness,
     )
 
 
-def _evenness(steps: Floats, values: Floats) -> float | None:
-    """Return the slowest stretch as a fraction of the mean; None unless the floor rises evenly."""
+def _floor_rises_evenly(steps: Floats, values: Floats) -> bool:
+    """Return True if the minimum of all later values rises by similar amounts."""
     floor = np.minimum.accumulate(values[::-1])[::-1]
     if floor[0] == floor[len(floor) // 4]:  # most series end here, in a few microseconds
-        return None
-    parts = np.array_split(np.arange(len(steps)), STRETCHES)
-    levels = np.array([np.median(floor[part]) for part in parts])
-    middles = np.array([np.mean(steps[part]) for part in parts])
+        return False
+    stretches = np.array_split(np.arange(len(steps)), STRETCHES)
+    levels = np.array([np.median(floor[stretch]) for stretch in stretches])
+    middles = np.array([np.mean(steps[stretch]) for stretch in stretches])
     widths = np.diff(middles)
     if widths.min() <= 0:
-        return None
+        return False
     rates = np.diff(levels) / widths
     mean = (levels[-1] - levels[0]) / (middles[-1] - middles[0])
     third = len(rates) // 2
-    rises = (
+    return bool(
         rates.min() > 0
         and rates.max() <= MAX_RATE * mean
         and rates[-third:].mean() >= MIN_LATE_RATE * rates[:third].mean()
     )
-    return float(rates.min() / mean) if rises else None
 
 
 Interval = tuple[float, float]
@@ -248,19 +208,3 @@ def _variance_factor(residuals: Floats) -> float:
     # In n values the correlation comes out too low, by about (1 + 4 r) / n.
     corrected = min(max((n * correlation + 1) / (n - 4), 0.0), 0.95)
     return (1 + corrected) / (1 - corrected)
-
-
-def batches_grow(steps: Floats, floors: Floats, peaks: Floats) -> bool:
-    """Return True if a step's temporary memory grows with the floor, as with longer batches.
-
-    The last batch is still there at a boundary, so longer ones raise the floor. Memory that is kept
-    raises floor and peak alike. Their distance has to grow in both halves, not in one large step.
-    """
-    quarters = np.array_split(np.arange(len(steps)), 4)
-
-    def rises(values: Floats) -> tuple[float, float]:
-        one, two, three, four = (float(np.median(values[quarter])) for quarter in quarters)
-        return two - one, four - three
-
-    pairs = zip(rises(peaks - floors), rises(floors), strict=True)
-    return all(more > MIN_BATCH_GROWTH * floor for more, floor in pairs)

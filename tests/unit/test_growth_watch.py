@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.memory.growth_detector import GROUPS, GrowthMonitor, MemorySample, MinimumWindow
+from stepscope.memory.growth_detector import MAX_GROUPS, GrowthMonitor, MemorySample, MinimumWindow
 from stepscope.run import RunStatus, read_run
 from stepscope.store.recorder import Recorder
 from tests.support.fake_nvml import FakeClock
@@ -27,11 +27,8 @@ class Bench:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.events: list[dict[str, Any]] = []
-        self.collections = 0
         self.recorder: Any = SimpleNamespace(step=0, epoch=0, event=self.event)
-        self.monitor = GrowthMonitor(
-            self.recorder, clock=self.clock, collections=lambda: self.collections
-        )
+        self.monitor = GrowthMonitor(self.recorder, clock=self.clock)
 
     def event(self, kind: str, text: str, **data: Any) -> None:
         self.events.append({"kind": kind, "text": text} | data)
@@ -47,7 +44,6 @@ class Bench:
         """Take a step each `step_s`; a tick comes each 0.1 s."""
         keys = {
             "allocated": "memory/allocated",
-            "peak": "memory/peak_allocated",
             "children": "process/children_rss",
         }
         named = {"process/rss": rss} | {keys[name]: level for name, level in levels.items()}
@@ -75,20 +71,12 @@ def test_a_leak_is_one_event_within_a_minute(bench: Bench) -> None:
     assert event["text"].startswith("Allocated memory grows by 10.0 MiB per 100 steps (95% CI ")
     assert event["next"] in event["text"]
     assert event["bytes_per_step"] == pytest.approx(0.1 * MIB)
-    assert event["low"] <= event["bytes_per_step"] <= event["high"]
-    assert (event["collections"], "reference cycles" in event["text"]) == (0, True)
 
 
-def test_it_is_another_event_if_it_gets_faster_or_the_memory_has_doubled(bench: Bench) -> None:
-    bench.run(range(1, 3000), allocated=leak(0.02 * MIB, level=1000 * MIB))
-    assert len(bench.events) == 1
-    bench.run(range(3000, 6000), allocated=lambda step: 1060 * MIB + (step - 3000) * 0.2 * MIB)
-    first, second = bench.events
-    assert second["bytes_per_step"] == pytest.approx(10 * first["bytes_per_step"], rel=0.01)
-    bench.run(range(6000, 12000), allocated=lambda step: 1660 * MIB + (step - 6000) * 0.2 * MIB)
-    levels = [event["level"] for event in bench.events]
-    assert len(levels) == 3
-    assert levels[2] >= 2 * levels[1]
+def test_it_is_another_event_when_the_memory_has_doubled(bench: Bench) -> None:
+    bench.run(range(1, 12_000), allocated=leak(0.2 * MIB, level=1000 * MIB))
+    first, second = [event["level"] for event in bench.events]
+    assert second >= 2 * first
 
 
 def test_a_slow_leak_is_detected_in_the_long_run(bench: Bench) -> None:
@@ -100,15 +88,6 @@ def test_a_slow_leak_is_detected_in_the_long_run(bench: Bench) -> None:
     bench.run(range(1, 3600), step_s=1.0, allocated=level)
     [event] = bench.events
     assert event["bytes_per_step"] == pytest.approx(MIB / 60, rel=0.2)
-
-
-@pytest.mark.parametrize("jump", [0, 400])
-def test_a_leak_below_steady_peaks_is_detected(bench: Bench, jump: float) -> None:
-    """A step's temporary memory lies on top of kept memory; one step takes far more."""
-    kept = leak(0.4 * MIB, 1000 * MIB)
-    peak = lambda step: kept(step) + 500 * MIB + jump * MIB * (step > 400)  # noqa: E731
-    bench.run(range(1, 3000), allocated=kept, peak=peak)
-    assert "sorted by length" in bench.events[0]["next"]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +104,7 @@ def test_on_a_cpu_the_process_and_its_workers_count(
     [event] = bench.events
     assert event["where"] == where
     assert text in event["text"]
-    assert event["workers"] < event["level"]
-    assert (event["workers"] > 1000 * MIB) is (where == "workers")
+    assert ("; the workers have" in event["text"]) is (where == "workers")
 
 
 def test_in_the_first_epoch_a_data_set_may_fill_its_cache(bench: Bench) -> None:
@@ -184,7 +162,7 @@ def test_the_number_of_groups_is_bounded() -> None:
     scale = MinimumWindow(1.0)
     for step in range(10_000):
         scale.add(MemorySample(float(step), step, 1.0))
-    assert len(scale.groups) == GROUPS
+    assert len(scale.groups) == MAX_GROUPS
 
 
 # --- no growth ------------------------------------------------------------------------------------
@@ -200,22 +178,6 @@ def test_warm_up_pauses_and_validation_are_no_growth(bench: Bench) -> None:
     assert bench.events == []
 
 
-@pytest.mark.parametrize("has_peak", [True, False])
-def test_longer_batches_are_no_leak(bench: Bench, has_peak: bool) -> None:
-    """The last batch is kept until the next one: in an epoch sorted by length the floor rises.
-
-    Without torch's peak, the samples inside of steps show it.
-    """
-    length, ticks = leak(0.4 * MIB, 100 * MIB), iter(range(100_000))
-    if has_peak:
-        peak = lambda step: 1000 * MIB + 5 * length(step)  # noqa: E731
-        bench.run(range(1, 3000), allocated=leak(0.4 * MIB, 1100 * MIB), peak=peak)
-    else:
-        level = lambda step: 1000 * MIB + length(step) * (1 + 4 * (next(ticks) % 2))  # noqa: E731
-        bench.run(range(1, 3000), step_s=0.2, allocated=level)
-    assert bench.events == []
-
-
 def tooth(period: int, height: float) -> Level:
     return lambda step: 500 * MIB + height * (step % period) / period
 
@@ -223,20 +185,14 @@ def tooth(period: int, height: float) -> Level:
 @pytest.mark.parametrize("period", [200, 1000, 1700])
 def test_collected_garbage_is_no_growth(bench: Bench, period: int) -> None:
     """Teeth of 100 MiB, in 10 s to 85 s: the collector runs at the end of each."""
-
-    def rss(step: int) -> float:
-        bench.collections = step // period
-        return tooth(period, 100 * MIB)(step)
-
-    bench.run(range(1, 20_000), rss=rss)
+    bench.run(range(1, 20_000), rss=tooth(period, 100 * MIB))
     assert bench.events == []
 
 
 def test_a_level_that_was_reached_before_is_no_growth(bench: Bench) -> None:
     """Each epoch of ten minutes: growth in the first one at most."""
     bench.run(range(1, 40_000), rss=tooth(12_000, 400 * MIB))
-    [event] = bench.events
-    assert event["last_step"] < 12_000
+    assert len(bench.events) == 1
 
 
 # --- the finding ----------------------------------------------------------------------------------
