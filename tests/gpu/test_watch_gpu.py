@@ -17,7 +17,7 @@ from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
 from stepscope.tracker import Tracker
-from stepscope.watch.hooks.state import HELD
+from stepscope.watch.hooks.state import TRIAL_BACKWARDS
 from tests.gpu.conftest import waiting_raises
 from tests.support.fake_live import hooked
 from tests.support.installed_hooks import installed
@@ -206,7 +206,7 @@ def test_a_step_waits_for_no_amount(bare: ScriptSession) -> None:
 def test_the_device_is_that_of_the_loss(as_list: bool) -> None:
     w = torch.nn.Parameter(torch.ones(3, device="cuda"))
     with hooked() as live:
-        for _ in range(HELD):
+        for _ in range(TRIAL_BACKWARDS + 1):
             loss = w.square().sum()
             torch.autograd.backward([loss] if as_list else loss)
     assert live.devices == [0]
@@ -217,10 +217,10 @@ def test_copies_are_timed_once_where_an_optimizer_follows(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cudasim = pytest.importorskip("cudasim", reason="only the simulator counts its calls")
-    monkeypatch.setattr("stepscope.watch.hooks.step_timing.LEAST_S", 0.0)  # each step is measured
+    monkeypatch.setattr("stepscope.watch.hooks.copies.MIN_INTERVAL_S", 0.0)  # each step is measured
     with hooked() as live:
         w = torch.nn.Parameter(torch.ones(3, device=first))
-        for _ in range(HELD):
+        for _ in range(TRIAL_BACKWARDS + 1):
             w.square().sum().backward()
         w = torch.nn.Parameter(torch.ones(3, device="cuda"))
         optimizer = torch.optim.SGD([w], lr=0.1)

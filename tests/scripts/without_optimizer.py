@@ -10,7 +10,7 @@ from torch import multiprocessing, nn
 
 def by_hand():
     w = nn.Parameter(torch.tensor(3.0))
-    for _ in range(5):
+    for _ in range(12):
         loss = (w - 1).square()
         loss.backward()
         with torch.no_grad():

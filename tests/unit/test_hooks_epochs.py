@@ -216,8 +216,8 @@ READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
         (twice_a_stream, [None, None, 2, 2]),  # without a length
         (one_at_a_time, [1] + [None] * 3),
         (in_turn, [1] + [None] * 5),
-        (one_restarted, [1, 1, None, None, None]),
-        (twice_beside_a_longer, [1] * 4 + [2] * 4),
+        (one_restarted, [None] * 5),
+        (twice_beside_a_longer, [None] * 8),
     ],
 )
 def test_the_epoch_of_each_step(

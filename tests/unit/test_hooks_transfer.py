@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -11,9 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepscope.watch.hooks import step_timing
-from stepscope.watch.hooks.state import HookState
-from tests.support.fake_live import FakeLive
+from stepscope.watch.hooks import copies as copies_module
 from tests.support.installed_hooks import torch_restored
 
 
@@ -54,11 +53,10 @@ class Copies:
 
     def __init__(self, tensor: type[Any]) -> None:
         self.capturing = False
-        self.state = HookState(FakeLive())
-        self.state.claim()
+        self.thread = get_ident()
         FakeEvent.now_ms, FakeEvent.passed = 0.0, True
         fake = fake_torch(tensor, lambda: self.capturing)
-        self.transfers = step_timing.attach_copies(fake, self.state)
+        self.transfers = copies_module.attach_copies(fake, lambda: self.thread)
 
 
 class _Tensor:
@@ -77,7 +75,7 @@ class _Tensor:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
-    monkeypatch.setattr(step_timing, "LEAST_S", 0.0)
+    monkeypatch.setattr(copies_module, "MIN_INTERVAL_S", 0.0)
     with torch_restored():
         yield Copies(_Tensor)
 
@@ -104,7 +102,8 @@ def test_what_does_not_go_to_the_current_device_is_not_timed(
     on_gpu.to("cuda")
     copies.capturing = True  # a CUDA graph
     _Tensor().to("cuda")
-    copies.capturing, copies.state.thread = False, -1  # another thread
+    copies.capturing = False
+    copies.thread = -1
     _Tensor().to("cuda")
     assert copies.transfers.harvest() == 0.0
 
@@ -119,7 +118,7 @@ def test_a_step_is_told_when_all_of_its_copies_have_ended(
         assert copies.transfers.harvest() is None
         _Tensor().to("cuda")  # of a step that is not measured
     FakeEvent.passed = True
-    monkeypatch.setattr(step_timing, "LEAST_S", 60.0)
+    monkeypatch.setattr(copies_module, "MIN_INTERVAL_S", 60.0)
     found = []
     for _ in range(3):
         found.append(copies.transfers.harvest())
@@ -129,7 +128,7 @@ def test_a_step_is_told_when_all_of_its_copies_have_ended(
 
 def test_more_copies_than_events_give_no_figure(copies: Copies) -> None:
     FakeEvent.passed = False
-    for _ in range(step_timing.PAIRS + 1):
+    for _ in range(copies_module.MAX_PAIRS + 1):
         assert _Tensor().to("cuda") == "copied"
     FakeEvent.passed = True
     assert copies.transfers.harvest() is None

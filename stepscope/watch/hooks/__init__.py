@@ -7,18 +7,19 @@ import hook then wraps functions of torch:
 | file             | wraps                                    | metrics                            |
 |------------------|------------------------------------------|------------------------------------|
 | `optimizer.py`   | the post hook of all optimizers' `step`  | a row a step, `train/lr`           |
+|                  | `torch.nn.utils.clip_grad_norm_`         | `train/grad_norm`                  |
+|                  | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`   |
 | `loss.py`        | `torch.autograd.backward`, `zero_grad`,  | `train/loss`, `train/backwards`    |
 |                  | `Optimizer.__init__`                     |                                    |
 |                  | `GradScaler.scale`, `GradScaler.step`    | `train/amp_scale`, `…/amp_skipped` |
-| `attribution.py` | `torch.nn.utils.clip_grad_norm_`         | `train/grad_norm`                  |
 | `dataloader.py`  | `__next__` of the DataLoader's iterators | data wait, samples/s, epoch        |
-| `step_timing.py` | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`   |
-|                  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
+| `copies.py`      | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
 | `settings.py`    | only with settings: construction of      | none                               |
 |                  | loaders and optimizers, `zero_grad`, …   |                                    |
 
-`state.py` has the shared state, and the steps of scripts without an optimizer, `epochs.py` counts
-batches and epochs, `attribution.py` finds the optimizer of a loss.
+`state.py` has the shared state, and the steps of scripts without an optimizer. `step_timing.py`
+measures the time of a step, `epochs.py` counts batches and epochs, `attribution.py` finds the
+optimizer of a loss.
 
 No wrapper waits for a GPU or changes a result, except those of settings. A wrapper that fails is
 logged once and disabled. Wrappers work in the thread that steps the optimizers, not in forked
@@ -42,10 +43,10 @@ from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.host.environment import warn_if_unsupported
 from stepscope.session.script_session import ScriptSession
 from stepscope.settings.process import GcOff
-from stepscope.watch.hooks import dataloader, loss, optimizer, step_timing
+from stepscope.watch.hooks import dataloader, loss, optimizer
 from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace_call
 from stepscope.watch.hooks.settings import SettingHooks
-from stepscope.watch.hooks.state import HookState
+from stepscope.watch.hooks.state import TRIAL_BACKWARDS, HookState
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/grad_norm", optimizer.attach_grad_norm),
     ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
-    (DDP_METRICS, step_timing.attach),
+    (DDP_METRICS, optimizer.attach_phases),
     ("the versions of torch", lambda torch, state: state.session.describe_torch()),
     ("details of failed allocations", lambda torch, state: state.session.oom.attach()),
 )
@@ -81,9 +82,8 @@ class TorchHooks:
         self._import.start()
 
     def end(self) -> str | None:
-        """Record the pending rows at the script's exit; return the reason if there are no steps."""
+        """Return the reason if the script has ended without a step, else None."""
         state = self._state
-        HookGuard("the steps of a script without an optimizer").call(state.by_hand.release)
         if state.recorder.step or state.amp_skipped:
             return None
         return no_steps_reason(state, has_torch=self._has_torch)
@@ -142,8 +142,13 @@ def no_steps_reason(state: HookState, *, has_torch: bool) -> str:
     """Return the reason why a script has ended without a recorded step."""
     if not has_torch:
         reason = "the script did not import torch"
-    elif state.parties.made:
+    elif state.attribution.made:
         reason = "the script made an optimizer of torch, but its training thread never stepped one"
+    elif state.manual_steps.backwards:
+        reason = (
+            "the script made no optimizer of torch, and without one the first "
+            f"{TRIAL_BACKWARDS} calls of backward() are no steps"
+        )
     else:
         reason = "the script never called backward() in its training thread"
     text = f"No training step was seen: {reason}."

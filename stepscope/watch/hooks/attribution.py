@@ -6,16 +6,14 @@ steps or calls `zero_grad()`. With several optimizers some gradients of each are
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 ScalarValue = Any  # A float, or a 0-d CUDA tensor that the recorder reads later, or None.
 
-LIMIT = 8  # Maximum number of optimizers with separate losses.
+MAX_SEPARATE = 8  # Maximum number of optimizers with separate losses.
 
 OptimizerKeys = frozenset[int] | None
 """Keys of optimizers; None if unknown, when a loss counts for all of them."""
@@ -30,7 +28,7 @@ class LossAttribution:
 
     def __init__(self) -> None:
         self.made = 0  # Optimizers constructed so far.
-        self.are_several = False
+        self.has_separate = False  # True if losses are attributed to optimizers.
         self.sums: dict[OptimizerKeys, tuple[ScalarValue, int]] = {}
         """Sum of losses, and its number of `backward()` calls, by optimizers."""
         self.alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -74,7 +72,8 @@ class LossAttribution:
 
     def take(self, optimizer: Any) -> tuple[ScalarValue, int]:
         """Return and remove the loss of this optimizer and the number of its terms."""
-        mine, total, terms = key(optimizer), None, 0
+        mine = key(optimizer)
+        total, terms = None, 0
         for owners in [owners for owners in self.sums if owners is None or mine in owners]:
             value, count = self.sums.pop(owners)
             total, terms = value if total is None else summed(total, value), terms + count
@@ -82,19 +81,21 @@ class LossAttribution:
 
     def clear(self, optimizer: Any) -> None:
         """Remove the losses of this optimizer, whose gradients were cleared."""
-        mine, before, self.sums = key(optimizer), self.sums, {}
+        mine, before = key(optimizer), self.sums
+        self.sums = {}
         for owners, (value, terms) in before.items():
             left = owners - {mine} if owners else None
             if left:
                 self.put(left, value, terms)
 
     def _count(self) -> None:
-        self._counted, keys = len(self.alive), set()
+        self._counted = len(self.alive)
+        keys = set()
         for optimizer in self.alive.values():
             keys.add(key(optimizer))
-            if len(keys) > LIMIT:  # counting all for each new optimizer would be quadratic
+            if len(keys) > MAX_SEPARATE:  # counting all for each new optimizer would be quadratic
                 break
-        self.are_several = 1 < len(keys) <= LIMIT
+        self.has_separate = 1 < len(keys) <= MAX_SEPARATE
 
 
 def reading(tensor: Any) -> ScalarValue:
@@ -139,58 +140,33 @@ def _version(gradient: Any) -> int:
     return -1 if gradient is None else int(gradient._version)
 
 
-MAX_CALLS = 1024  # Maximum number of calls kept before a step.
+MAX_CALLS = 8  # Maximum number of calls of `clip_grad_norm_` kept before a step.
 
-ClipGradCall = tuple[ScalarValue, float, frozenset[int]]
-"""The returned norm, its type, and the `id`s of the parameters, to hold no reference to them."""
+ClipGradCall = tuple[ScalarValue, frozenset[int]]
+"""The returned norm, and the `id`s of the parameters, to hold no reference to them."""
 
 
 class ClipGradCalls:
-    """The calls of `clip_grad_norm_` since the last step."""
+    """The newest calls of `clip_grad_norm_` since the last step, of different parameters."""
 
     def __init__(self) -> None:
         self.calls: list[ClipGradCall] = []
-        self._seen: set[int] = set()  # The `id`s of the calls' parameters, from the second call on.
 
-    def add(self, norm: ScalarValue, kind: float, parameters: list[Any]) -> None:
+    def add(self, norm: ScalarValue, parameters: list[Any]) -> None:
+        """Add a call; it replaces earlier ones of the same parameters."""
         now = frozenset(map(id, parameters))
-        if self.calls:
-            self._seen = self._seen or set(self.calls[0][2])
-            if not now.isdisjoint(self._seen):
-                self._keep([call for call in self.calls if now.isdisjoint(call[2])])
-            self._seen |= now
-        self.calls.append((norm, kind, now))
-        del self.calls[:-MAX_CALLS]
+        others = [call for call in self.calls if now.isdisjoint(call[1])]
+        self.calls = [*others, (norm, now)][-MAX_CALLS:]
 
-    def take(self, optimizer: Any, parties: LossAttribution) -> ScalarValue:
-        """Return the total norm of this optimizer's step; None without an optimizer."""
-        taken, self.calls, self._seen = self.calls, [], set()
-        if parties.are_several:
+    def take(self, optimizer: Any, attribution: LossAttribution) -> ScalarValue:
+        """Return and remove the norm of this optimizer's step.
+
+        Returns None without a call, and if its parameters were clipped in parts.
+        """
+        taken = self.calls
+        self.calls = []
+        if attribution.has_separate:
             mine = set(members(optimizer))
-            self._keep([call for call in taken if mine.isdisjoint(call[2])])
-            taken = [call for call in taken if not mine.isdisjoint(call[2])]
-        if len(taken) < 2:
-            return taken[0][0] if taken else None
-        return _total([call[0] for call in taken], {call[1] for call in taken})
-
-    def _keep(self, calls: list[ClipGradCall]) -> None:
-        self.calls = calls
-        self._seen = set().union(*(call[2] for call in calls))
-
-
-def _total(norms: list[ScalarValue], kinds: set[float]) -> ScalarValue:
-    """Return the p-norm of p-norms, which equals the p-norm of all; None for mixed kinds."""
-    kind = kinds.pop()
-    if kinds or kind <= 0 or any(norm is None for norm in norms):
-        return None
-    tensors = [norm for norm in norms if type(norm) is not float]
-    if not tensors:
-        return max(norms) if kind == math.inf else sum(norm**kind for norm in norms) ** (1 / kind)
-    torch = import_module("torch")
-    first = tensors[0].float()
-    # Never waits for a GPU: a number is filled in by a kernel, not copied.
-    same = [
-        first.new_full((), norm) if type(norm) is float else norm.to(first, non_blocking=True)
-        for norm in norms
-    ]
-    return torch.linalg.vector_norm(torch.stack(same), kind)
+            self.calls = [call for call in taken if mine.isdisjoint(call[1])]
+            taken = [call for call in taken if not mine.isdisjoint(call[1])]
+        return taken[0][0] if len(taken) == 1 else None

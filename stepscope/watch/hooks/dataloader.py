@@ -17,13 +17,11 @@ from typing import Any
 
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.tracker import batch_length
-from stepscope.watch.hooks.epochs import BatchTracker, DataPass
+from stepscope.watch.hooks.epochs import DataPass
 from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
 from stepscope.watch.hooks.state import HookState
 
 PASS = "_stepscope_pass"
-EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
-"""Number of epochs that all have an event, and minimum interval between later events."""
 
 
 class DataLoaderHook:
@@ -39,7 +37,6 @@ class DataLoaderHook:
         self._undecided: DataPass | None = None
         """A complete pass that may be training or evaluation."""
         self._passes = 0
-        self._event_s = 0.0
         for function in (self._fetched, self._ended):
             opaque(function, with_callees=True)
 
@@ -66,7 +63,9 @@ class DataLoaderHook:
         return __next__
 
     def _fetched(self, iterator: Any, batch: Any, began_s: float) -> None:
-        state, number, current = self._state, iterator._num_yielded, self._pass
+        state, times = self._state, self._state.times
+        number = iterator._num_yielded
+        current = self._pass
         state.recorder.activity += 1
         state.session.readings.look()
         # The workers' iterator may continue with the next pass after a `break`.
@@ -74,26 +73,26 @@ class DataLoaderHook:
             current = self._turn_to(iterator, began_s)
         now_s = time.perf_counter()
         if not self._grad_enabled():
-            state.exclude(began_s, now_s)
+            times.exclude(began_s, now_s)
             return
-        if state.evaluation is not None:
-            state.exclude(began_s, began_s)  # also the time since the evaluation's last batch
-            state.close_evaluation()
+        if times.evaluation is not None:
+            times.exclude(began_s, began_s)  # also the time since the evaluation's last batch
+            times.close_evaluation()
         current.batches += 1
         if number == current.until:
             current.ended_s = now_s
             if self._undecided is None:  # the loader may never end
                 self._undecided = current
-        state.data_wait_s += now_s - began_s
-        if state.phases is not None:
-            state.phases.mark_s = now_s
+        times.data_wait_s += now_s - began_s
+        if times.phases is not None:
+            times.phases.mark_s = now_s
         size = current.batch_size
         rows = min(size, current.rows - size * (number - 1)) if size else batch_length(batch) or 0
-        state.feed.put(current, rows)
+        times.feed.put(current, rows)
 
     def _turn_to(self, iterator: Any, began_s: float) -> DataPass:
         """Return the pass of another iterator, or the next pass of the same iterator."""
-        state, waiting, number = self._state, self._undecided, iterator._num_yielded
+        waiting, number = self._undecided, iterator._num_yielded
         self._last = id(iterator)
         current: DataPass | None = iterator.__dict__.get(PASS)
         if current is None or number == 1 or number > current.until:
@@ -116,56 +115,48 @@ class DataLoaderHook:
                 until=number - 1 + length,
                 batch_size=size,
                 rows=size * (number - 1) + rows,
-                backwards=state.backwards,
-                stepped=state.stepped,
-                data_wait_s=state.data_wait_s,
+                backwards=self._state.times.backwards,
+                stepped=self._state.stepped,
+                data_wait_s=self._state.times.data_wait_s,
             )
             iterator.__dict__[PASS] = current
         self._pass = current
         return current
 
     def _ended(self, iterator: Any, began_s: float) -> None:
-        state, now_s = self._state, time.perf_counter()
+        times, now_s = self._state.times, time.perf_counter()
         self._last = 0
         current: DataPass | None = iterator.__dict__.pop(PASS, None)
         if current is None:  # an empty loader
             return
         if not self._grad_enabled():
-            state.exclude(began_s, now_s)
+            times.exclude(began_s, now_s)
             return
-        state.data_wait_s += now_s - began_s
-        current.ended, current.ended_s = True, now_s
+        times.data_wait_s += now_s - began_s
+        current.ended = True
+        current.ended_s = now_s
         waiting = self._undecided
         if waiting is not None and waiting.ended and waiting is not current:
             self._classify(waiting)
-        if current.batches > 1 or state.backwards > current.backwards:
+        if current.batches > 1 or times.backwards > current.backwards:
             self._classify(current)
         else:
             self._undecided = current
 
     def _classify(self, whole: DataPass) -> None:
-        state = self._state
+        times = self._state.times
         if self._undecided is whole:
             self._undecided = None
-        if whole.judged:
+        if whole.is_classified:
             return
-        if state.backwards > whole.backwards:
-            state.feed.close(whole)
+        if times.backwards > whole.backwards:
+            times.feed.close(whole)
         else:
-            state.exclude(whole.began_s, whole.ended_s)
-            state.feed.drop(whole)
-            if state.stepped == whole.stepped:
-                state.data_wait_s = whole.data_wait_s
-        whole.judged = True
-
-    def report(self, ended: DataPass, number: int, ended_s: float) -> None:
-        """Add the event of an epoch, unless epochs last milliseconds."""
-        if number > EVENTS_AT_ONCE and ended_s < self._event_s + EVENT_EVERY_S:
-            return
-        self._event_s = ended_s
-        seconds = ended_s - ended.began_s
-        text = f"Epoch {number}: {ended.batches} batches, {seconds:.3g} s"
-        self._state.recorder.event("epoch", text, seconds=seconds, batches=ended.batches)
+            times.exclude(whole.began_s, whole.ended_s)
+            times.feed.drop(whole)
+            if self._state.stepped == whole.stepped:
+                times.data_wait_s = whole.data_wait_s
+        whole.is_classified = True
 
 
 def _length_of_pass(iterator: Any) -> tuple[float, int, int]:
@@ -195,5 +186,4 @@ def attach(torch: ModuleType, state: HookState) -> None:
     """Wrap the `__next__` that all iterators share."""
     module = import_module("torch.utils.data.dataloader")
     batches = DataLoaderHook(torch, state)
-    state.feed = BatchTracker(batches.report)
     replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

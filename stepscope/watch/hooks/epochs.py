@@ -4,19 +4,21 @@ A fetched batch is queued until a step uses it. A loop that reads ahead (acceler
 fetches more before the first step of a pass than before its second; the difference is read ahead.
 
 An epoch is a pass over the training loader. The next epoch begins after the end of that loader, or
-after a restart that follows several steps (`break`). In other cases, such as several loaders in
-turn, the epoch is None for the rest of the run. It is None in the first pass of a loader without a
-length, which may be endless.
+after a restart that follows several steps (`break`). In other cases, such as several loaders side
+by side or in turn, the epoch is None for the rest of the run. It is None in the first pass of a
+loader without a length, which may be endless.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-WAITING_LIMIT = 4096  # Maximum number of unused batches; a script with more does not train.
+MAX_WAITING = 4096  # Maximum number of unused batches; a script with more does not train.
+MAX_DENSE_EVENTS = 50  # Number of epochs that all have an event.
+MIN_EVENT_INTERVAL_S = 1.0  # Minimum interval between the events of later epochs.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,10 +36,10 @@ class DataPass:
     ended_s: float = 0.0
     batches: int = 0
     ended: bool = False  # True after StopIteration or a restart of the loader.
-    judged: bool = False
+    is_classified: bool = False  # True once known as training or evaluation.
     steps: int = 0
     first_step: tuple[int, int] = (0, 0)  # Batches and `backward()` calls up to the first step.
-    teaches: bool = True  # True until two steps have shown the number of batches read ahead.
+    is_learning: bool = True  # True until two steps have shown the number of batches read ahead.
     backwards: int = 0
     stepped: int = 0
     data_wait_s: float = 0.0
@@ -51,18 +53,18 @@ class DataPass:
 class BatchTracker:
     """Queue of the batches between the loaders and the steps."""
 
-    def __init__(self, report: Callable[[DataPass, int, float], None]) -> None:
-        self._report = report
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
         self.epoch: int | None = None  # Epoch of the last step, counted from 1; None if uncertain.
         self.is_read = False  # True once a step has used a batch of a loader.
-        self._waiting: deque[tuple[DataPass, int]] = deque(maxlen=WAITING_LIMIT)
+        self._waiting: deque[tuple[DataPass, int]] = deque(maxlen=MAX_WAITING)
         self._used: list[tuple[DataPass, int]] = []
-        self._partners: dict[int, DataPass] = {}  # The other passes of the last step, by dataset.
         self._ahead = 0
         self._current: DataPass | None = None
         self._number = 0
         self._is_certain = True
         self._stepped_s = 0.0
+        self._event_s = 0.0
 
     def put(self, source: DataPass, samples: int) -> None:
         """Add a fetched batch; drop one with which the last pass was left by `break`."""
@@ -85,12 +87,12 @@ class BatchTracker:
         newest = waiting[-1][0] if waiting else self._current
         if newest is None:
             return 0
-        is_same = newest is self._current and not (newest.teaches or self._ahead or self._partners)
+        is_same = newest is self._current and not (newest.is_learning or self._ahead)
         if is_same and len(waiting) == 1:  # the common case
             newest.steps += 1
             self._stepped_s = now_s
             return waiting.popleft()[1]
-        if newest.teaches:
+        if newest.is_learning:
             self._learn(newest, backwards)
         self._used = []
         if waiting:
@@ -115,7 +117,7 @@ class BatchTracker:
         if not newest.steps:
             newest.first_step = newest.batches, backwards
             return
-        newest.teaches = False
+        newest.is_learning = False
         first, same = newest.first_step
         each = newest.batches - first
         if newest.is_whole:  # the pass may have ended during the reading ahead
@@ -128,11 +130,11 @@ class BatchTracker:
         self._ahead = ahead
 
     def _use(self) -> None:
-        source, before = self._used[-1][0], self._current
-        if source is not before:
+        source = self._used[-1][0]
+        if source is not self._current:
             self._turn_to(source)
-        if len(self._used) > 1 or self._partners:
-            self._compare_partners(source, goes_on=source is before)
+        if any(batch[0].dataset != source.dataset for batch in self._used):  # side by side
+            self._is_certain = False
         source.steps += 1
         is_known = self._is_certain and (self._number > 1 or source.is_finite)
         self.epoch = self._number if is_known else None
@@ -140,27 +142,24 @@ class BatchTracker:
 
     def _turn_to(self, source: DataPass) -> None:
         """Detect the next epoch when the steps use another pass."""
-        before, self._current = self._current, source
+        before = self._current
+        self._current = source
         if before is None:
             self._number = 1
         elif source.order < before.order:  # such as zip(long, cycle(short)), or in turn
             self._is_certain = self._is_certain and not source.steps
         elif before.is_whole or (source.dataset == before.dataset and before.steps > 1):
-            if self._is_certain and not before.judged:
+            if self._is_certain and not before.is_classified:
                 self._report(before, self._number, self._stepped_s)
             self._number += 1
         else:
             self._is_certain = False
 
-    def _compare_partners(self, source: DataPass, *, goes_on: bool) -> None:
-        """Require that loaders read in parallel restart together."""
-        before = self._partners
-        self._partners = {batch[0].dataset: batch[0] for batch in self._used}
-        self._partners.pop(source.dataset, None)
-        for partner in self._partners.values():
-            partner.teaches = False
-        if goes_on and any(
-            before.get(dataset, partner) is not partner
-            for dataset, partner in self._partners.items()
-        ):
-            self._is_certain = False
+    def _report(self, ended: DataPass, number: int, ended_s: float) -> None:
+        """Add the event of an epoch, unless epochs last milliseconds."""
+        if number > MAX_DENSE_EVENTS and ended_s < self._event_s + MIN_EVENT_INTERVAL_S:
+            return
+        self._event_s = ended_s
+        seconds = ended_s - ended.began_s
+        text = f"Epoch {number}: {ended.batches} batches, {seconds:.3g} s"
+        self._recorder.event("epoch", text, seconds=seconds, batches=ended.batches)

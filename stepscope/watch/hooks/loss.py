@@ -18,8 +18,7 @@ from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace,
 from stepscope.watch.hooks.state import HookState
 
 LATE_STEPS = 10  # Steps after which a new optimizer replaces earlier ones, unlike in a GAN.
-MAX_COLLECTING_S, MAX_COLLECTING = 1.0, 0.01
-"""Maximum time of garbage collections for late optimizers: seconds, plus a fraction of the run."""
+MAX_COLLECTIONS = 20  # Maximum number of garbage collections for late optimizers: 0.1 s each.
 UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the unscaled loss, detached."""
 
@@ -32,9 +31,9 @@ class LossHook:
         self._guard = HookGuard("train/loss")
         self._tensor: type[Any] = torch.Tensor
         self._is_compiling = torch.compiler.is_compiling
-        self._made_late = False
+        self._has_late = False
         """True between the construction of a late optimizer and the next `backward()`."""
-        self._began_s, self._collecting_s = time.perf_counter(), 0.0
+        self._collections = 0
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
         if state.applied is not None:
@@ -42,10 +41,15 @@ class LossHook:
 
     def around_backward(self, original: Function) -> Function:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` also calls."""
-        state, guard, add = self._state, self._guard, self._add
-        parties, by_hand, clock = state.parties, state.by_hand, time.perf_counter
-        readings = state.session.readings
+        state = self._state
+        times = state.times
+        attribution = state.attribution
+        manual_steps = state.manual_steps
         applied = state.applied
+        readings = state.session.readings
+        guard = self._guard
+        add = self._add
+        clock = time.perf_counter
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             if applied is not None:
@@ -53,18 +57,12 @@ class LossHook:
             # A nested call is reentrant checkpointing.
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
-            if self._made_late:
-                # In k-fold training a scheduler keeps the replaced optimizer alive. 0.1 s a time.
-                self._made_late = False
-                now_s = clock()
-                limit_s = MAX_COLLECTING_S + MAX_COLLECTING * (now_s - self._began_s)
-                if len(parties.alive) > 1 and self._collecting_s < limit_s:
-                    gc.collect()
-                    self._collecting_s += clock() - now_s
+            if self._has_late:
+                self._collect_replaced()
             if readings.wanted:
                 readings.look()
-            before = guard.call(parties.gradients) if parties.are_several else None
-            phases = state.phases
+            before = guard.call(attribution.gradients) if attribution.has_separate else None
+            phases = times.phases
             began_s = 0.0 if phases is None else clock()
             state.in_backward = True
             try:
@@ -72,27 +70,37 @@ class LossHook:
                     result = original(tensors, grad_tensors, *args, **kwargs)
             finally:
                 state.in_backward = False
-            state.backwards += 1
+            times.backwards += 1
             if readings.wanted:
                 readings.look()
             if phases is not None:
                 phases.backward(began_s, clock())
             guard.call(add, tensors, grad_tensors, before)
-            if not parties.made:
-                guard.call(by_hand.after_backward, tensors)
-                state.idle_s += by_hand.boundary()
+            if not attribution.made:
+                guard.call(manual_steps.after_backward, tensors)
+                if manual_steps.is_certain:
+                    times.idle_s += state.session.boundary()
             return result
 
         return backward
 
+    def _collect_replaced(self) -> None:
+        """Delete replaced optimizers, which in k-fold training a scheduler keeps alive."""
+        self._has_late = False
+        if len(self._state.attribution.alive) > 1 and self._collections < MAX_COLLECTIONS:
+            self._collections += 1
+            gc.collect()
+
     def around_zero_grad(self, original: Function) -> Function:
-        state, guard, applied = self._state, self._guard, self._state.applied
+        state = self._state
+        guard = self._guard
+        applied = state.applied
 
         def zero_grad(optimizer: Any, set_to_none: bool = True) -> Any:
-            if not state.parties.made:  # one that was copied, or made before the hooks
-                guard.call(self._register, optimizer)
+            if not state.attribution.made:  # one that was copied, or made before the hooks
+                guard.call(state.register, optimizer)
             if get_ident() == state.thread:
-                if state.parties.sums:
+                if state.attribution.sums:
                     guard.call(state.drop_loss, optimizer)
                 else:
                     state.loss = None
@@ -103,12 +111,14 @@ class LossHook:
         return zero_grad
 
     def around_module_zero_grad(self, original: Function) -> Function:
-        state, guard, is_compiling = self._state, self._guard, self._is_compiling
+        state = self._state
+        guard = self._guard
+        is_compiling = self._is_compiling
 
         def zero_grad(module: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(module, *args, **kwargs)
-            has_loss = state.loss is not None or state.parties.sums
+            has_loss = state.loss is not None or state.attribution.sums
             if has_loss and get_ident() == state.thread:
                 guard.call(self._clear, module)
             return original(module, *args, **kwargs)
@@ -118,7 +128,7 @@ class LossHook:
     def _clear(self, module: Any) -> None:
         """Discard the losses of the optimizers whose parameters are all in the module."""
         cleared = set(map(id, module.parameters()))
-        for optimizer in list(self._state.parties.alive.values()):
+        for optimizer in list(self._state.attribution.alive.values()):
             if cleared.issuperset(members(optimizer)):
                 self._state.drop_loss(optimizer)
 
@@ -126,12 +136,8 @@ class LossHook:
         self, original: Function, optimizer: Any, /, *args: Any, **kwargs: Any
     ) -> None:
         original(optimizer, *args, **kwargs)
-        self._guard.call(self._register, optimizer)
-        self._made_late = self._state.step > LATE_STEPS
-
-    def _register(self, optimizer: Any) -> None:
-        self._state.parties.register(optimizer)
-        self._state.by_hand.drop()
+        self._guard.call(self._state.register, optimizer)
+        self._has_late = self._state.step > LATE_STEPS
 
     def _add(self, tensors: Any, factor: Any, before: GradSnapshot | None) -> None:
         state = self._state
@@ -154,7 +160,7 @@ class LossHook:
         if factor is not None:  # such as the -1 of a Wasserstein GAN
             value = value * reading(factor)
         if before is not None:
-            state.parties.add(before, value)
+            state.attribution.add(before, value)
         else:
             state.add_loss(value)
 
@@ -213,7 +219,7 @@ class GradScalerHook:
                 result = original(scaler, optimizer, *args, **kwargs)
                 if state.stepped == stepped:
                     guard.call(self._skipped, optimizer)
-                    state.idle_s += state.session.boundary()
+                    state.times.idle_s += state.session.boundary()
             finally:
                 state.amp_scale = None
             return result
@@ -233,13 +239,14 @@ class GradScalerHook:
         if type(scaler).scale is not self._scaler.scale:
             # FSDP's subclass overrides `scale`, so the sum is of scaled losses.
             state.take_loss(optimizer)
-        state.amp_scale, state.uses_amp = scaler._scale, True
+        state.amp_scale = scaler._scale
+        state.uses_amp = True
 
     def _skipped(self, optimizer: Any) -> None:
         state = self._state
         state.amp_skipped += 1
         state.take_loss(optimizer)
-        state.clips.take(optimizer, state.parties)
+        state.clips.take(optimizer, state.attribution)
         row = {"train/amp_scale": state.amp_scale, "train/amp_skipped": float(state.amp_skipped)}
         state.recorder.log(state.step, row)
         if str(state.amp_skipped).strip("0") == "1":  # 1, 10, 100, …: not an event every step

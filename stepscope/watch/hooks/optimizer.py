@@ -10,14 +10,14 @@ from threading import get_ident
 from types import FrameType, ModuleType
 from typing import Any
 
-from stepscope.watch.hooks import step_timing
 from stepscope.watch.hooks.attribution import reading
-from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace
+from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
+from stepscope.watch.hooks.step_timing import StepPhaseTimer
 
-OPTIMIZERS_LIMIT = 8
+MAX_OPTIMIZERS = 8
 """Maximum number of recorded optimizers; one per parameter would make thousands of keys."""
-GROUPS_LIMIT = 8  # Maximum number of parameter groups whose learning rate is recorded.
+MAX_GROUPS = 8  # Maximum number of parameter groups whose learning rate is recorded.
 
 
 class OptimizerRecord:
@@ -35,7 +35,7 @@ class OptimizerRecord:
         self.loss = f"train/loss{suffix}"
         self.backwards = f"train/backwards{suffix}"
         self.grad_norm = f"train/grad_norm{suffix}"
-        more = (f"train/lr{suffix}.group{j}" for j in range(1, GROUPS_LIMIT))
+        more = (f"train/lr{suffix}.group{j}" for j in range(1, MAX_GROUPS))
         self.learning_rates = (f"train/lr{suffix}", *more)
 
 
@@ -61,15 +61,15 @@ class OptimizerStepHook:
         state = self._state
         if get_ident() != state.thread and not state.claim(by_step=True):
             return
-        if state.times.on_cuda and self._is_capturing():
+        if state.on_cuda and self._is_capturing():
             return  # captured, not executed; and a query of events would break the capture
         state.stepped += 1
         self._guard.call(self._record, optimizer, time.perf_counter())
         idle_s = self._boundary()
         if idle_s:
-            state.idle_s += idle_s
-            if state.phases is not None:
-                state.phases.mark_s = time.perf_counter()
+            state.times.idle_s += idle_s
+            if state.times.phases is not None:
+                state.times.phases.mark_s = time.perf_counter()
 
     def _record(self, optimizer: Any, now_s: float) -> None:
         state = self._state
@@ -83,8 +83,8 @@ class OptimizerStepHook:
             state.step += 1
             state.times.add(row, now_s)
         track.step = state.step
-        if state.feed.epoch is not None:
-            row["train/epoch"] = float(state.feed.epoch)
+        if state.times.feed.epoch is not None:
+            row["train/epoch"] = float(state.times.feed.epoch)
         loss, terms = state.take_loss(optimizer)
         if loss is not None:
             row[track.loss] = loss
@@ -93,7 +93,7 @@ class OptimizerStepHook:
         for key, group in zip(track.learning_rates, optimizer.param_groups, strict=False):
             row[key] = group.get("lr")
         if state.clips.calls:
-            norm = state.clips.take(optimizer, state.parties)
+            norm = state.clips.take(optimizer, state.attribution)
             if norm is not None:
                 row[track.grad_norm] = norm
         if state.uses_amp:
@@ -103,15 +103,14 @@ class OptimizerStepHook:
 
     def _register(self, optimizer: Any) -> OptimizerRecord | None:
         """Assign the first free index to a new optimizer."""
-        self._state.parties.register(optimizer)
+        self._state.register(optimizer)
         self._state.session.parts.add_optimizer(optimizer)
-        self._state.by_hand.restore_losses()
         if _steps_inside_another(optimizer):
             return self._remember(optimizer, None)
         # It may replace a deleted optimizer, as in k-fold training.
         places = [i for i, track in enumerate(self._slots) if track.optimizer() is None]
         index = places[0] if places else len(self._slots)
-        if index >= OPTIMIZERS_LIMIT:
+        if index >= MAX_OPTIMIZERS:
             return self._remember(optimizer, None)
         # A replacement begins a step. The first step of the second optimizer of a pair, as in a
         # GAN, is the current step of the first.
@@ -119,15 +118,14 @@ class OptimizerStepHook:
         track = OptimizerRecord(optimizer, index, step)
         if not self._slots:
             parameters = (p for group in optimizer.param_groups for p in group["params"])
-            self._state.times.begin(getattr(next(parameters, None), "device", None))
+            self._state.train_on(getattr(next(parameters, None), "device", None))
         self._slots[index : index + 1] = [track]
         self._state.recorder.describe(optimizers=[track.name for track in self._slots])
         return self._remember(optimizer, track)
 
     def _remember(self, optimizer: Any, track: OptimizerRecord | None) -> OptimizerRecord | None:
-        key, tracks = id(optimizer), self._tracks
-        tracks[key] = track
-        weakref.finalize(optimizer, tracks.pop, key, None).atexit = False
+        self._tracks[id(optimizer)] = track
+        weakref.finalize(optimizer, self._tracks.pop, id(optimizer), None).atexit = False
         return track
 
 
@@ -136,8 +134,6 @@ def attach(torch: ModuleType, state: HookState) -> None:
     # A frame that torch.compile traces calls the unmodified hook, between two graphs.
     OptimizerStepHook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)
-    guard = HookGuard("perf/h2d")
-    state.times.time_copies = lambda: guard.call(step_timing.attach_copies, torch, state)
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(steps.after_step)
 
 
@@ -160,9 +156,8 @@ class ClipGradHook:
             listed = self._listed(parameters)
             # A generator can be read only once; torch warns of an empty list.
             norm = original(listed or parameters, *args, **kwargs)
-            kind = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
             if listed:
-                guard.call(self._add, norm, kind, listed)
+                guard.call(self._add, norm, listed)
             return norm
 
         return clip_grad_norm_
@@ -170,10 +165,10 @@ class ClipGradHook:
     def _listed(self, parameters: Any) -> list[Any]:
         return [parameters] if isinstance(parameters, self._tensor) else list(parameters)
 
-    def _add(self, norm: Any, kind: Any, parameters: list[Any]) -> None:
+    def _add(self, norm: Any, parameters: list[Any]) -> None:
         # A DTensor would need a gather from all ranks.
         value = reading(norm) if type(norm) is self._tensor else None
-        self._state.clips.add(value, float(kind), parameters)
+        self._state.clips.add(value, parameters)
 
 
 def attach_grad_norm(torch: ModuleType, state: HookState) -> None:
@@ -184,6 +179,14 @@ def attach_grad_norm(torch: ModuleType, state: HookState) -> None:
     replace(module, name, clipping.around, traced=True)
     package = import_module("torch.nn.utils")
     replace(package, name, lambda _: getattr(module, name), traced=True)
+
+
+def attach_phases(torch: ModuleType, state: HookState) -> None:
+    """Measure the phases of a step, in a distributed job only."""
+    if state.session.world_size > 1:
+        phases = StepPhaseTimer()
+        state.times.phases = phases
+        replace_call(torch.nn.parallel.DistributedDataParallel, "__init__", phases.make_ddp)
 
 
 def _steps_inside_another(optimizer: Any) -> bool:
