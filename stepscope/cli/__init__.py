@@ -43,14 +43,17 @@ COMMANDS = {
     "ui": "open the dashboard on this machine's runs",
     "demo": "open the dashboard with a run recorded on an H100",
 }
-"""Help lines. Each command but `watch` and PROGRAMS is the module `stepscope.cli.NAME`, which has
-EXAMPLES, `add_options(parser)` and `run(options, root)`."""
+"""Help lines. Each command but OWN_PARSERS is the module `stepscope.cli.NAME`, which has EXAMPLES,
+`add_options(parser)` and `run(options, root)`."""
 
-PROGRAMS = {
-    "lab": "trainer.lab",
-    "sample-data": "trainer.workloads.digit_images",
+OWN_PARSERS = {
+    "watch": "stepscope.watch.main",
+    "measure-memory": "stepscope.cli.measure_memory",
+    "lab": "stepscope.cli.lab",
+    "tune": "stepscope.cli.tune",
+    "sample-data": "stepscope.cli.sample_data",
 }
-"""Commands that become a program of the dashboard's training, which has its own options."""
+"""Commands whose last words belong to a script or a program: modules with `main(arguments)`."""
 
 
 class CommandError(Exception):
@@ -64,27 +67,14 @@ class CommandError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    if argv[:1] == ["watch"]:
-        # Not through argparse: the other arguments belong to the watched script.
-        return int(importlib.import_module("stepscope.watch.main").main(argv[1:]) or 0)
-    if argv[:1] == ["measure-memory"]:
-        return int(importlib.import_module("stepscope.cli.measure_memory").main(argv[1:]))
-    if argv[:1] == ["lab"]:
-        lab = importlib.import_module("stepscope.cli.lab")
-        at = lab.script_at(argv[1:], lab.script_sweep_parser())
-        if at is not None or lab.OF_SCRIPTS & {*argv}:
-            return int(lab.main(argv[1:], at))
-    if argv[:1] == ["tune"]:
-        return int(importlib.import_module("stepscope.cli.tune").main(argv[1:]))
-    if argv[:1] and argv[0] in PROGRAMS:
-        become = importlib.import_module("stepscope.cli.app_process").become_program
-        return int(become(PROGRAMS[argv[0]], argv[1:]))
     if not argv:
         parser().print_help(sys.stderr)
         return 2
+    if argv[0] in OWN_PARSERS:
+        return int(importlib.import_module(OWN_PARSERS[argv[0]]).main(argv[1:]) or 0)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no name may break a listing
-    options = parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)
+    options = parser(argv[0]).parse_args(argv)
     try:
         code = int(options.run(options, runs_root()))
         sys.stdout.flush()
@@ -122,27 +112,12 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             description=text[0].upper() + text[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == command and name not in {"watch", "tune", *PROGRAMS}:
-            module = importlib.import_module(f"stepscope.cli.{name.replace('-', '_')}")
+        if name == command and name not in OWN_PARSERS:
+            module = importlib.import_module(f"stepscope.cli.{name}")
             found.epilog = "\n  ".join(("examples:", *module.EXAMPLES))
             module.add_options(found)
             found.set_defaults(run=module.run)
     return root
-
-
-def number_type(low: float, high: float, kind: Callable[[str], T]) -> Callable[[str], T]:
-    """Return an argparse type for numbers from `low` to `high`."""
-
-    def parse(text: str) -> T:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:  # type: ignore[operator]
-            raise argparse.ArgumentTypeError(f"must be {low:g} to {high:g}, got {text[:60]}.")
-        return value
-
-    return parse
 
 
 def call_driver(function: Callable[[], T], timeout_s: float) -> T:

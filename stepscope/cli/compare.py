@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from stepscope.cli import CommandError
+from stepscope.cli.arguments import add_gate, add_json
+from stepscope.cli.named_runs import named_runs
 from stepscope.common.formatting import printable
-from stepscope.compare import comparison
+from stepscope.compare.comparison import (
+    MIN_RUNS,
+    NO_INTERVAL,
+    Comparison,
+    SideRow,
+    check_runs,
+    compare_runs,
+    compare_sides,
+    kind_of,
+    runs_needed,
+)
 from stepscope.compare.figures import read_figures
 from stepscope.lab.folder import SweepError
 from stepscope.lab.gate import EXIT_CODES, markdown, parse_gate, worst
 from stepscope.lab.verdict_text import signed
-from stepscope.recorded_run import open_run
-from stepscope.store.recovery import recover_ended
 
 EXAMPLES = (
     "stepscope compare BASE --to NEW",
@@ -26,70 +36,74 @@ EXAMPLES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    add = parser.add_argument
-    add("base", nargs="+", metavar="BASE", help="run of the baseline: its folder's name or path")
-    add("--to", nargs="+", required=True, metavar="NEW", help="run to compare with the baseline")
-    help_ = "exit code 4 if METRIC (step_time, peak_memory, energy) rises by more than P%%"
-    add("--gate", action="append", default=[], metavar="METRIC:+P%", help=help_)
-    add("--force", action="store_true", help="compare other workloads, hardware or sizes too")
-    add("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "base", nargs="+", metavar="BASE", help="run of the baseline: its folder's name or path"
+    )
+    parser.add_argument(
+        "--to", nargs="+", required=True, metavar="NEW", help="run to compare with the baseline"
+    )
+    add_gate(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="compare other workloads, hardware or sizes too"
+    )
+    add_json(parser, "print JSON instead of text")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Print the comparison; return the exit code. Raises RunError for an unknown run."""
     try:
         gates = [parse_gate(text) for text in options.gate]
-        runs = [open_run(name, runs=root) for name in (*options.base, *options.to)]
-        if len({one.folder.resolve() for one in runs}) < len(runs):
-            raise ValueError("BASE, NEW: a run must be named only once. Remove the duplicates.")
-        for one in runs:
-            recover_ended(one.info())
-        figures = [read_figures(one.info()) for one in runs]
-        found = comparison.compare_runs(figures)
+        figures = [read_figures(one) for one in named_runs((*options.base, *options.to), root)]
+        found = compare_runs(figures)
         if found.obstacles and not options.force:
             reasons = "\n".join(found.obstacles)
             raise ValueError(f"The runs are not comparable. Use --force to compare.\n{reasons}")
         base, new = figures[: len(options.base)], figures[len(options.base) :]
-        rows = comparison.compare_sides(base, new)
-        results = comparison.check_runs(base, new, gates)
+        rows = compare_sides(base, new)
+        results = check_runs(base, new, gates)
     except (ValueError, SweepError) as error:
         raise CommandError(str(error), 2) from error
     verdict = worst(results) if results else None
     code = EXIT_CODES[verdict] if verdict is not None else 0
     if options.json:
-        content = asdict(found) | {"base": len(base), "sides": list(map(asdict, rows))}
-        print(json.dumps(content | {"gates": list(map(asdict, results)), "verdict": verdict}))
+        content = asdict(found) | {
+            "base": len(base),
+            "sides": [asdict(row) for row in rows],
+            "gates": [asdict(result) for result in results],
+            "verdict": verdict,
+        }
+        print(json.dumps(content))
         return code
-    _print(found, rows, len(base))
-    if min(len(base), len(new)) < comparison.MIN_RUNS:
-        print(f"\n{comparison.NO_INTERVAL}")
-    if (hint := comparison.runs_needed(base, new, rows)) is not None:
+    for line in _lines(found, rows, len(base)):
+        print(printable(line))
+    if min(len(base), len(new)) < MIN_RUNS:
+        print(f"\n{NO_INTERVAL}")
+    if (hint := runs_needed(base, new, rows)) is not None:
         print(f"\n{hint}")
     if verdict is not None:
         print(f"\n{markdown(results, 'Runs')}\nResult: **{verdict}** (exit code {code}).")
     return code
 
 
-def _print(found: comparison.Comparison, rows: Sequence[comparison.SideRow], base: int) -> None:
-    for name, ids in (("Baseline", found.runs[:base]), ("New", found.runs[base:])):
-        print(printable(f"{name}: {', '.join(ids)}"))
-    print(*found.obstacles, *found.notes, sep="\n")
+def _lines(found: Comparison, rows: Sequence[SideRow], base: int) -> Iterator[str]:
+    yield f"Baseline: {', '.join(found.runs[:base])}"
+    yield f"New: {', '.join(found.runs[base:])}"
+    yield from (*found.obstacles, *found.notes)
     for title in ("configuration", "environment", "code"):
         for row in getattr(found, title):
             values = [row.shown(index) for index in range(len(found.runs))]
-            sides = [dict.fromkeys(side) for side in (values[:base], values[base:])]
-            if sides[0].keys() == sides[1].keys():
-                continue  # such as the seeds of repeated runs
-            texts = map(", ".join, sides)
-            print(f"{title}: {row.label}: {' → '.join(texts)}")
-    print(f"\n{'':<26}{'baseline':>18}{'new':>18}{'change':>14}  interval over runs (95% for all)")
-    for one in rows:
-        text = comparison.kind_of(one.key)[1]
-        change = "" if one.change is None else signed(one.change)
-        line = f"{one.label[:25]:<26}{text(one.base):>18}{text(one.new):>18}{change:>14}"
-        if one.low is not None and one.high is not None:
-            different = " (different)" if one.is_different else ""
-            line += f"  {signed(one.low)} to {signed(one.high)}{different}"
-        elif one.is_equal:
+            old, new = dict.fromkeys(values[:base]), dict.fromkeys(values[base:])
+            if old.keys() != new.keys():  # equal, for example, with the seeds of repeated runs
+                yield f"{title}: {row.label}: {', '.join(old)} → {', '.join(new)}"
+    yield ""
+    yield f"{'':<26}{'baseline':>18}{'new':>18}{'change':>14}  interval over runs (95% for all)"
+    for side in rows:
+        text = kind_of(side.key)[1]
+        change = "" if side.change is None else signed(side.change)
+        line = f"{side.label[:25]:<26}{text(side.base):>18}{text(side.new):>18}{change:>14}"
+        if side.low is not None and side.high is not None:
+            different = " (different)" if side.is_different else ""
+            line += f"  {signed(side.low)} to {signed(side.high)}{different}"
+        elif side.is_equal:
             line += f"  none: equal in all runs ({base} and {len(found.runs) - base})"
-        print(line)
+        yield line

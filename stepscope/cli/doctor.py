@@ -15,9 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from stepscope import __version__
 from stepscope.alerts.settings import load
 from stepscope.cli import call_driver
 from stepscope.cli.app_process import PAGE, missing
+from stepscope.cli.arguments import add_json
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.nvml_queries import SamplingTier
@@ -38,164 +38,22 @@ from stepscope.store.recorder import Recorder
 NVML_TIMEOUT_S = 15.0
 BETWEEN_S = 0.15  # Between samples: rates need two, and a sleeping GPU may not answer the first.
 TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk can take a minute
+MIN_FREE_BYTES = 2**30
+MIN_SHARED_MEMORY_BYTES = 2**30
+GET_TORCH = "Install a CUDA build for this driver: https://pytorch.org/get-started."
+EXAMPLES = ("stepscope doctor", "stepscope doctor --json")
 
-_ASK_TORCH = """
+_IMPORT_TORCH = """
 import json, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch
-    available = torch.cuda.is_available()
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print(json.dumps({
-    "version": torch.__version__, "cuda": torch.version.cuda, "available": available,
-    "devices": names, "warnings": [str(one.message).split(" (Triggered")[0] for one in caught],
+    "version": torch.__version__, "cuda": torch.version.cuda, "devices": devices,
+    "warnings": [str(one.message).split(" (Triggered")[0] for one in caught],
 }))
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProbe(DeviceInfo):
-    """One GPU in NVML: `read` counts metrics with a value, `missing` has reasons of the others."""
-
-    lost: str | None = None
-    read: int = 0
-    missing: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineProbe:
-    """Facts about the host; sizes in bytes, None if unknown or not applicable."""
-
-    python: str
-    executable: str
-    version: str
-    runs: str
-    recording_error: str | None
-    free: int | None
-    nvml_reason: str | None
-    nvml_broken: bool  # The reason needs a repair: a wrong package, or a driver updated in use.
-    device_nodes: bool  # /dev/nvidiactl exists, so this process should have a GPU
-    driver: str | None
-    gpus: tuple[GpuProbe, ...]
-    torch: dict[str, Any] | None  # `_ASK_TORCH`'s output, or version and "error"; None without it.
-    visible_devices: str | None
-    page: str | None  # why the page cannot be opened
-    shared_memory: int | None
-    alerts: dict[str, Any] = field(default_factory=dict)  # see `alerts_file`
-
-
-def survey(root: Path) -> MachineProbe:
-    """Measure all parts; takes as long as `import torch` (seconds)."""
-    return MachineProbe(
-        python=platform.python_version(),
-        executable=sys.executable,
-        version=__version__,
-        runs=str(root.resolve()),
-        recording_error=try_recording(root),
-        free=_disk(_existing(root), "free"),
-        **ask_nvml(),
-        device_nodes=Path("/dev/nvidiactl").exists(),
-        torch=ask_torch(),
-        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        page=missing(PAGE),
-        shared_memory=_disk(Path("/dev/shm"), "total"),
-        alerts=alerts_file(),
-    )
-
-
-def alerts_file() -> dict[str, Any]:
-    """Return facts about alerts.toml without the webhook's secret address."""
-    settings = load()
-    return {
-        "path": None if settings.path is None else str(settings.path),
-        "found": settings.found,
-        "rules": sum(rule.enabled for rule in settings.rules),
-        "command": None if settings.command is None else settings.command.argv[0],
-        "webhook": None if settings.webhook is None else settings.webhook.shown,
-        "problem": settings.problem,
-    }
-
-
-def try_recording(root: Path) -> str | None:
-    """Record and read one row in a temporary folder near `root`; return the error, or None."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(root)) as folder:
-            recorder = Recorder(Path(folder), name="doctor", kind=RunKind.RECORD)
-            recorder.log(1, {"train/loss": 1.0})
-            recorder.close(RunStatus.FINISHED)
-            with StoreReader(Path(folder)) as reader:
-                if [series.rows for series in reader.series()] != [1]:
-                    return "a row that was recorded could not be read again"
-    except (OSError, StoreError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None
-
-
-def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
-    """Return NVML's values of every GPU, within NVML_TIMEOUT_S."""
-
-    def query() -> dict[str, Any]:
-        opened = source or open_source()
-        infos = opened.devices()
-        return {
-            "nvml_reason": opened.reason,
-            "nvml_broken": opened.reason is not None and math.isinf(opened.retry_at),
-            "driver": infos[0].driver_version if infos else None,
-            "gpus": tuple(_survey_gpu(opened, info) for info in infos),
-        }
-
-    try:
-        return call_driver(query, NVML_TIMEOUT_S)
-    except TimeoutError:
-        reason = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
-    except Exception as error:  # noqa: BLE001 - the other checks still apply
-        reason = f"NVML failed: {type(error).__name__}: {str(error)[:100]}."
-    return {"nvml_reason": reason, "nvml_broken": True, "driver": None, "gpus": ()}
-
-
-def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> GpuProbe:
-    source.arm_gpm(True)
-    source.read(info.uuid, *SamplingTier)
-    time.sleep(BETWEEN_S)
-    values = source.read(info.uuid, *SamplingTier)
-    missing = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
-    source.arm_gpm(False)
-    lost = source.lost(info.uuid)
-    return GpuProbe(**asdict(info), lost=lost, read=len(values), missing=missing)
-
-
-def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:
-    """Import torch in a child process and return its properties; None if not installed."""
-    version, command = installed_torch(), [python, "-c", _ASK_TORCH]
-    if version is None:
-        return None
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return {"version": version, "error": f"no answer within {TORCH_TIMEOUT_S:g} s"}
-    if answer.returncode == 0:
-        return {"version": version, **json.loads(answer.stdout.splitlines()[-1])}
-    lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-    return {"version": version, "error": lines[-1]}
-
-
-def _existing(path: Path) -> Path:
-    """Return the path, or its nearest existing parent."""
-    path = path.resolve()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-def _disk(folder: Path, what: str) -> int | None:
-    with suppress(OSError):
-        return int(getattr(shutil.disk_usage(folder), what))
-    return None
-
-
-GET_TORCH = "Install a CUDA build for this driver: https://pytorch.org/get-started."
-MIN_FREE_BYTES = 2**30
-MIN_SHARED_MEMORY_BYTES = 2**30
-
-EXAMPLES = ("stepscope doctor", "stepscope doctor --json")
 
 
 class CheckStatus(StrEnum):
@@ -226,20 +84,15 @@ class CheckResult:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    parser.add_argument("--json", action="store_true", help="findings and facts as JSON")
+    add_json(parser, "print the findings as JSON")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Print the report; return 1 if any part is broken."""
-    machine = survey(root)
-    results = list(findings(machine))
+    """Print the report; return 1 if any part is broken. Takes as long as `import torch`."""
+    results = list(findings(root))
     broken = sum(finding.mark is BROKEN for finding in results)
     if options.json:
-        report = {
-            "ok": not broken,
-            "findings": [asdict(finding) for finding in results],
-            "facts": asdict(machine),
-        }
+        report = {"ok": not broken, "findings": [asdict(finding) for finding in results]}
         print(json.dumps(report, indent=1))
     else:
         print(*results, "", sep="\n")
@@ -248,116 +101,165 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return 1 if broken else 0
 
 
-def findings(machine: MachineProbe) -> Iterator[CheckResult]:
-    """Yield the status of each part."""
-    yield CheckResult(OK, "Python", f"{machine.python} ({machine.executable})")
-    yield CheckResult(OK, "stepscope", machine.version)
-    yield _run_folder(machine)
-    yield _driver(machine)
-    for gpu in machine.gpus:
-        yield _gpu(gpu)
-    yield _torch(machine)
-    problem = unsupported(machine.torch["version"]) if machine.torch else None
-    if problem is not None:
-        remedy = f"Install torch {SUPPORTED}."
-        yield CheckResult(MISSING, "torch version", problem, remedy)
-    if machine.shared_memory is not None and machine.shared_memory < MIN_SHARED_MEMORY_BYTES:
-        detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
+def findings(root: Path) -> Iterator[CheckResult]:
+    """Measure all parts of this host; yield the status of each."""
+    torch = import_torch()
+    gpus = check_gpus(open_source, has_cuda=bool(torch and torch.get("devices")))
+    yield CheckResult(OK, "Python", f"{platform.python_version()} ({sys.executable})")
+    yield CheckResult(OK, "stepscope", __version__)
+    yield check_run_folder(root)
+    yield from gpus
+    yield from check_torch(torch, gpus=len(gpus) - 1)
+    shared_memory = Path("/dev/shm")
+    size = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else math.inf
+    if size < MIN_SHARED_MEMORY_BYTES:
+        detail = f"only {format_bytes(size)}: DataLoader workers need more"
         remedy = "In a container, start it with --shm-size=8g."
-        yield CheckResult(MISSING, "/dev/shm", detail, remedy)
-    yield from _alerts(machine.alerts)
-    if machine.page is None:
-        yield CheckResult(OK, "page", "'stepscope ui' opens it")
-    else:
-        yield CheckResult(MISSING, "page", machine.page)
+        yield CheckResult(MISSING, str(shared_memory), detail, remedy)
+    yield check_alerts()
+    page = missing(PAGE)
+    yield CheckResult(OK if page is None else MISSING, "page", page or "'stepscope ui' opens it")
 
 
-def _run_folder(machine: MachineProbe) -> CheckResult:
-    if machine.recording_error is not None:
-        detail = f"{machine.runs} cannot hold a run: {machine.recording_error}"
+def check_run_folder(root: Path) -> CheckResult:
+    """Record and read one row in a temporary folder near `root`, and check the free space."""
+    root = root.resolve()
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as folder:
+            recorder = Recorder(Path(folder), name="doctor", kind=RunKind.RECORD)
+            recorder.log(1, {"train/loss": 1.0})
+            recorder.close(RunStatus.FINISHED)
+            with StoreReader(Path(folder)) as reader:
+                if [series.rows for series in reader.series()] != [1]:
+                    raise StoreError("a row that was recorded could not be read")
+        free = shutil.disk_usage(existing).free
+    except (OSError, StoreError) as error:
+        detail = f"{root} cannot hold a run: {getattr(error, 'strerror', None) or error}"
         remedy = "Set STEPSCOPE_RUNS to a writable folder."
         return CheckResult(BROKEN, "run folder", detail, remedy)
-    detail = f"{machine.runs}, {format_bytes(machine.free)} free"
-    if machine.free is not None and machine.free < MIN_FREE_BYTES:
+    detail = f"{root}, {format_bytes(free)} free"
+    if free < MIN_FREE_BYTES:
         remedy = "A run takes about 200 MB per day; free disk space or set STEPSCOPE_RUNS."
         return CheckResult(BROKEN, "run folder", detail, remedy)
     return CheckResult(OK, "run folder", detail)
 
 
-def _driver(machine: MachineProbe) -> CheckResult:
-    if machine.nvml_reason is None:
-        detail = f"driver {machine.driver}, {_count(len(machine.gpus))}"
-        return CheckResult(OK, "NVIDIA driver", detail)
-    detail = machine.nvml_reason
-    if machine.device_nodes:
-        detail += " But /dev/nvidiactl exists"
-    elif machine.torch and machine.torch.get("available"):
-        detail += " Yet torch sees a GPU"
-    elif not machine.nvml_broken:
-        return CheckResult(MISSING, "NVIDIA driver", detail, "GPU values are missing.")
+def check_gpus(open_nvml: Callable[[], DeviceSource], *, has_cuda: bool) -> list[CheckResult]:
+    """Return the status of the driver, then of each GPU; `has_cuda`: torch found a GPU."""
+
+    def read(source: DeviceSource) -> list[CheckResult]:
+        return [_check_gpu(source, info) for info in source.devices()]
+
+    what, will_retry = "NVIDIA driver", False
+    try:
+        source = call_driver(open_nvml, NVML_TIMEOUT_S)
+        gpus = call_driver(lambda: read(source), NVML_TIMEOUT_S)
+        if source.reason is None:
+            driver = source.devices()[0].driver_version
+            return [CheckResult(OK, what, f"driver {driver}, {_count(len(gpus))}"), *gpus]
+        reason, will_retry = source.reason, math.isfinite(source.retry_at)
+    except TimeoutError:
+        reason = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
+    except Exception as error:  # noqa: BLE001 - the other checks still apply
+        reason = f"NVML failed: {type(error).__name__}: {str(error)[:100]}."
+    if Path("/dev/nvidiactl").exists():
+        reason += " But /dev/nvidiactl exists"
+    elif has_cuda:
+        reason += " Yet torch sees a GPU"
+    elif will_retry:
+        return [CheckResult(MISSING, what, reason, "GPU values are missing.")]
     remedy = "Check that nvidia-smi works; utilization, power and temperature are missing."
-    return CheckResult(BROKEN, "NVIDIA driver", detail, remedy)
+    return [CheckResult(BROKEN, what, reason, remedy)]
 
 
-def _gpu(gpu: GpuProbe) -> CheckResult:
-    what = f"GPU {gpu.nvml_index}"
-    if gpu.lost is not None:
+def _check_gpu(source: DeviceSource, info: DeviceInfo) -> CheckResult:
+    source.arm_gpm(True)
+    source.read(info.uuid, *SamplingTier)
+    time.sleep(BETWEEN_S)
+    values = source.read(info.uuid, *SamplingTier)
+    reasons = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
+    source.arm_gpm(False)
+    what, lost = f"GPU {info.nvml_index}", source.lost(info.uuid)
+    if lost is not None:
         remedy = "Look for 'Xid' in dmesg; the GPU may need a reset."
-        return CheckResult(BROKEN, what, f"{gpu.name}, {gpu.uuid}: {gpu.lost}", remedy)
-    size = format_bytes(gpu.memory_total)
-    detail = f"{gpu.name}, {size}, {gpu.uuid}, {gpu.read} metrics"
-    if gpu.mig:
+        return CheckResult(BROKEN, what, f"{info.name}, {info.uuid}: {lost}", remedy)
+    size = format_bytes(info.memory_total)
+    detail = f"{info.name}, {size}, {info.uuid}, {len(values)} metrics"
+    if info.mig:
         detail += "; MIG is on, so its utilization is not given"
-    missing = [f"{key} ({reason})" for key, reason in gpu.missing.items()]
-    if missing:
-        detail += f"; without {', '.join(missing)}"
-    rights = "permission" in gpu.missing.values()
-    remedy = "Ask the administrator to let users read the GPU's counters." if rights else ""
-    return CheckResult(OK if gpu.read else BROKEN, what, detail, remedy)
+    if reasons:
+        texts = (f"{key} ({reason})" for key, reason in reasons.items())
+        detail += f"; without {', '.join(texts)}"
+    remedy = ""
+    if "permission" in reasons.values():
+        remedy = "Ask the administrator to let users read the GPU's counters."
+    return CheckResult(OK if values else BROKEN, what, detail, remedy)
 
 
-def _torch(machine: MachineProbe) -> CheckResult:
-    torch = machine.torch
+def import_torch(python: str = sys.executable) -> dict[str, Any] | None:
+    """Import torch in a child process and return its properties; None if not installed.
+
+    `version` and `error`, or `version`, `cuda` (None without), `devices` (number), `warnings`.
+    """
+    version = installed_torch()
+    if version is None:
+        return None
+    command = [python, "-c", _IMPORT_TORCH]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return {"version": version, "error": f"no answer within {TORCH_TIMEOUT_S:g} s"}
+    if done.returncode == 0:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return {"version": version, "error": lines[-1]}
+
+
+def check_torch(torch: dict[str, Any] | None, *, gpus: int) -> Iterator[CheckResult]:
+    """Yield the status of torch, as returned by `import_torch`, on a host with so many GPUs."""
     if torch is None:
         remedy = "'stepscope record' works without it; a training script needs it."
-        detail = "not installed in this environment"
-        return CheckResult(MISSING, "torch", detail, remedy)
-    detail = torch["version"]
+        yield CheckResult(MISSING, "torch", "not installed in this environment", remedy)
+        return
+    yield _check_cuda(torch, gpus)
+    problem = unsupported(torch["version"])
+    if problem is not None:
+        yield CheckResult(MISSING, "torch version", problem, f"Install torch {SUPPORTED}.")
+
+
+def _check_cuda(torch: dict[str, Any], gpus: int) -> CheckResult:
+    version = torch["version"]
     if "error" in torch:
-        detail += f" cannot be imported: {torch['error']}"
+        detail = f"{version} cannot be imported: {torch['error']}"
         return CheckResult(BROKEN, "torch", detail, "Install it again.")
     if torch["cuda"] is None:
-        mark = BROKEN if machine.gpus else OK
-        remedy = GET_TORCH if machine.gpus else ""
-        return CheckResult(mark, "torch", f"{detail}, a build without CUDA", remedy)
-    return _torch_devices(machine, torch, f"{detail}, built for CUDA {torch['cuda']}")
-
-
-def _torch_devices(machine: MachineProbe, torch: dict[str, Any], built: str) -> CheckResult:
-    """Compare the GPUs of a CUDA build of torch with the driver's."""
-    have, visible = len(machine.gpus), machine.visible_devices
-    if torch["available"]:
-        seen = len(torch["devices"])
-        return CheckResult(OK, "torch", f"{built}; sees {seen} of {_count(max(seen, have))}")
-    if not have:
+        detail = f"{version}, a build without CUDA"
+        if gpus:
+            return CheckResult(BROKEN, "torch", detail, GET_TORCH)
+        return CheckResult(OK, "torch", detail)
+    built = f"{version}, built for CUDA {torch['cuda']}"
+    found = torch["devices"]
+    if found:
+        return CheckResult(OK, "torch", f"{built}; sees {found} of {_count(max(found, gpus))}")
+    if not gpus:
         return CheckResult(MISSING, "torch", f"{built}; there is no GPU for it here")
-    if visible is not None and visible.strip() in ("", "-1"):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         detail = f"{built}; CUDA_VISIBLE_DEVICES hides every GPU from it"
         return CheckResult(MISSING, "torch", detail, "Unset it to train on a GPU.")
-    detail = f"{built}, does not see the GPU: {next(iter(torch['warnings']), 'it gives no reason')}"
-    return CheckResult(BROKEN, "torch", detail, GET_TORCH)
+    why = next(iter(torch["warnings"]), "it gives no reason")
+    return CheckResult(BROKEN, "torch", f"{built}, does not see the GPU: {why}", GET_TORCH)
 
 
-def _alerts(file: dict[str, Any]) -> Iterator[CheckResult]:
-    if file.get("path") is None:
-        yield CheckResult(OK, "alerts", "switched off by STEPSCOPE_ALERTS")
-        return
-    channels = [f"the {kind} {file[kind]}" for kind in ("command", "webhook") if file[kind]]
-    where = file["path"] if file["found"] else f"no file {file['path']}"
-    target = f"delivered to {' and '.join(channels)}" if channels else "shown on the page only"
-    yield CheckResult(OK, "alerts", f"{where}; {file['rules']} rules, {target}")
-    if file["problem"] is not None:
-        yield CheckResult(BROKEN, "alerts", file["problem"])
+def check_alerts() -> CheckResult:
+    """Return the status of alerts.toml."""
+    settings = load()
+    if settings.path is None:
+        return CheckResult(OK, "alerts", "switched off by STEPSCOPE_ALERTS")
+    if settings.problem is not None:
+        return CheckResult(BROKEN, "alerts", settings.problem)
+    where = settings.path if settings.found else f"no file {settings.path}, default rules"
+    return CheckResult(OK, "alerts", str(where))
 
 
 def _count(gpus: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stepscope.cli import CommandError, number_type
+from stepscope.cli import CommandError
+from stepscope.cli.arguments import number_type
 
 PORT = 9849
 
@@ -17,10 +18,16 @@ EXAMPLES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    add, kind = parser.add_argument, number_type(0, 65535, int)
-    text = f"TCP port, 0 for a free one (default: {PORT})"
-    add("--port", type=kind, default=PORT, metavar="N", help=text)
-    add("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port",
+        type=number_type(0, 65_535, int),
+        default=PORT,
+        metavar="N",
+        help=f"TCP port, 0 for a free one (default: {PORT})",
+    )
+    parser.add_argument(
+        "--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
 
 
 def run(options: argparse.Namespace, root: Path) -> int:

@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from stepscope.cli import CommandError, number_type
+from stepscope.cli import CommandError
 from stepscope.cli.app_process import APP
+from stepscope.cli.arguments import number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import check_readable, is_run_id, retention, run_folders
 from stepscope.run.retention import Decision, StoredRun, folder_size, interrupted_deletions
@@ -24,43 +25,58 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)(i?)B", re.IGNORECASE)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    add, days = parser.add_argument, number_type(0, 36_500, float)
-    text = "keep runs that ended less than N days ago"
-    add("--keep-days", type=days, metavar="N", help=text)
-    add("--keep-tagged", action="store_true", help="keep runs that have tags")
-    text = "delete the oldest runs only until all runs need at most SIZE, such as 20GB"
-    add("--max-size", type=size_in_bytes, metavar="SIZE", help=text)
-    add("--dry-run", action="store_true", help="print the decisions; delete nothing")
+    parser.add_argument(
+        "--keep-days",
+        type=number_type(0, 36_500, float),
+        metavar="N",
+        help="keep runs that ended less than N days ago",
+    )
+    parser.add_argument("--keep-tagged", action="store_true", help="keep runs that have tags")
+    parser.add_argument(
+        "--max-size",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="delete the oldest runs only until all runs need at most SIZE, such as 20GB",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the decisions; delete nothing"
+    )
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Delete runs of `root`; return 1 if one cannot be deleted. Raises CommandError."""
-    selects = options.keep_days is not None or options.max_size is not None
-    if not selects and not options.dry_run:
+    if options.keep_days is None and options.max_size is None:
         raise CommandError("gc: needs --keep-days or --max-size, got neither. Add one.", 2)
     if root.resolve() == (APP / "examples").resolve():
         raise CommandError(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", 2)
     if not os.path.lexists(root):
         raise CommandError(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", 2)
     check_readable(root)
-    tagged, failed, freed = options.keep_tagged, False, 0
-    if not selects:
-        used = sum(map(folder_size, (*run_folders(root), *interrupted_deletions(root))))
-        print(f"Runs use {format_bytes(used)} in {root}. --keep-days or --max-size selects runs.")
-        return 0
-    half = [StoredRun(path.name, folder_size(path), 0.0) for path in interrupted_deletions(root)]
-    runs = [retention.stored_run(folder, root, keep_tagged=tagged) for folder in run_folders(root)]
-    decisions = [Decision(run, True, "its deletion was interrupted") for run in half]
-    decisions += retention.decide(runs, time.time(), options.keep_days, options.max_size)
+    decisions = [
+        Decision(StoredRun(path.name, folder_size(path), 0.0), True, "its deletion was interrupted")
+        for path in interrupted_deletions(root)
+    ]
+    decisions += retention.decide(
+        [
+            retention.stored_run(folder, root, keep_tagged=options.keep_tagged)
+            for folder in run_folders(root)
+        ],
+        time.time(),
+        options.keep_days,
+        options.max_size,
+    )
+    failed, freed = False, 0
     for decision in decisions:
         word, reason = "delete" if decision.delete else "keep", decision.reason
         if decision.delete and not options.dry_run:
+            folder = root / decision.run.id
             try:
-                word, reason = _delete(decision, root / decision.run.id, keep_tagged=tagged)
+                word, reason = _delete(decision, folder, keep_tagged=options.keep_tagged)
             except OSError as error:
-                partly, failed = isinstance(error, retention.PartlyDeletedError), True
+                failed = True
+                partly = isinstance(error, retention.PartlyDeletedError)
                 word = "partly" if partly else "keep"
-                reason = f"{'partly deleted,' if partly else 'cannot be deleted:'} {error}"
+                reason = f"cannot be deleted: {error}"
                 print(printable(f"{decision.run.id}: {reason}"), file=sys.stderr)
         freed += decision.run.size if word == "delete" else 0
         size = format_bytes(decision.run.size)

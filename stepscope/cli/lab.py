@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from stepscope.cli.app_process import become_program
+from stepscope.cli.arguments import add_gate
 from stepscope.common.secrets import without_secrets
 from stepscope.lab import command, gate
 from stepscope.lab.command import UsageError, print_error
@@ -33,10 +35,11 @@ from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.lab.verdict_text import percent
 from stepscope.run import runs_root
+from stepscope.watch.script import split_options
 
-OF_SCRIPTS = frozenset(("--variant", "--gate", "--link", "--nproc-per-node"))
+SCRIPT_OPTIONS = frozenset(("--variant", "--gate", "--link", "--nproc-per-node"))
+"""Options of a sweep over a script; without them the command sweeps a built-in workload."""
 MAX_ROUNDS = 12
-NPROC: Any = {"type": int, "metavar": "N", "help": "start each trial by torchrun, with N ranks"}
 EXAMPLES = (
     'stepscope lab --variant tf32 --variant "num_workers=4 pin_memory" train.py --epochs 90',
     'stepscope lab --variant "bs64: --batch-size 64" train.py --batch-size 32 --out {out}',
@@ -46,34 +49,22 @@ EXAMPLES = (
 )
 
 
-def script_at(argv: Sequence[str], parser: argparse.ArgumentParser) -> int | None:
-    """Return the index of the script or of -m; None if the options name no script."""
-    known = parser._option_string_actions
-    at = 0
-    while at < len(argv):
-        name, equals, _ = argv[at].partition("=")
-        if name == "-m" or not name.startswith("-"):
-            return at
-        if name not in known or known[name].dest == "help":
-            return None
-        at += 2 if known[name].nargs is None and not equals else 1
-    return None
+def main(argv: Sequence[str]) -> int:
+    """Run a sweep over the script in `argv`, or over a workload; return the exit code."""
+    if not SCRIPT_OPTIONS.intersection(word.partition("=")[0] for word in argv):
+        return become_program("trainer.lab", argv)
+    options, words = split_options(script_sweep_parser(), argv)
+    sweep = partial(_lab, options, words, argv)
+    return command.exit_code(sweep, "stepscope.lab.script_trial")
 
 
-def main(argv: Sequence[str], at: int | None) -> int:
-    """Run a sweep over the script at `argv[at]`; return the exit code."""
-    parser = script_sweep_parser()
-    options = parser.parse_args(argv[:at])  # which prints the help, if asked
-    if at is None:
-        parser.error("no script given: name a file, or a module after -m.")
-    return command.exit_code(partial(_lab, options, argv, at), "stepscope.lab.script_trial")
-
-
-def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: TrialProcess) -> int:
+def _lab(
+    options: argparse.Namespace, words: Sequence[str], argv: Sequence[str], process: TrialProcess
+) -> int:
     command.check_outputs(options)
     load_scipy()
     gates = _gates(options.gate)
-    plan = _plan(options, argv[at:])
+    plan = _plan(options, words)
     folder = process.folder = folder_of(options, plan)
     command.print_estimate(folder, plan, None)
     for variant in plan.variants:
@@ -90,26 +81,33 @@ def _lab(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tri
         )
     sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
     write_patch(folder, plan, sweep)
-    words = list(argv) if options.folder else ["--folder", str(folder), *argv]
-    again = shlex.join(["stepscope", "lab", *words])
-    code = command.close(options, sweep, again, gates=bool(gates))
+    resume = resume_command("lab", options, folder, argv)
+    code = command.close(options, sweep, resume, gates=bool(gates))
     if not gates or code != command.FINISHED:
         return code
-    return _report_gates(
-        folder, plan, sweep, gates, sys.stderr if options.json == "-" else sys.stdout
-    )
+    out = sys.stderr if options.json == "-" else sys.stdout
+    return _report_gates(folder, plan, sweep, gates, out)
+
+
+def resume_command(
+    name: str, options: argparse.Namespace, folder: Path, argv: Sequence[str]
+) -> str:
+    """Return the command that resumes the sweep of a folder."""
+    given = () if options.folder else ("--folder", str(folder))
+    return shlex.join(["stepscope", name, *given, *argv])
 
 
 def command_of(
     options: argparse.Namespace, words: Sequence[str], links: Sequence[str] = ()
 ) -> ScriptCommand:
-    """Return the command of a script or of `-m module`. Raises UsageError."""
-    is_module = words[0] == "-m"
-    if is_module and len(words) == 1:
-        raise UsageError("-m: must be followed by a module. Name one.")
-    target, *arguments = words[1:] if is_module else words
-    ranks = options.nproc_per_node
-    return script_command(target, arguments, is_module=is_module, links=links, nproc_per_node=ranks)
+    """Return the command of a script, or of a module with -m."""
+    return script_command(
+        words[0],
+        words[1:],
+        is_module=options.module,
+        links=links,
+        nproc_per_node=options.nproc_per_node,
+    )
 
 
 def numbers_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -189,27 +187,43 @@ def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
 
 def script_parser(name: str, about: str, examples: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser for the options that precede a script."""
-    return argparse.ArgumentParser(
-        prog=f"stepscope {name.partition(' ')[0]}",
+    found = argparse.ArgumentParser(
+        prog=f"stepscope {name}",
         usage=f"stepscope {name} [options] (script.py | -m module) [arguments]",
         description=about,
         epilog="\n  ".join(("examples:", *examples)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    found.add_argument("-m", dest="module", action="store_true", help="run a module")
+    found.add_argument(
+        "--nproc-per-node",
+        type=int,
+        metavar="N",
+        help="start each trial by torchrun, with N ranks",
+    )
+    return found
 
 
 def script_sweep_parser() -> argparse.ArgumentParser:
     """Return the parser of the options before a script."""
     about = "Measure which changes make a script faster on this machine."
-    found = script_parser("lab --variant V", about, EXAMPLES)
-    kinds = "'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or settings"
-    help_ = f"{kinds}; repeat for more variants"
-    found.add_argument("--variant", action="append", metavar="V", help=help_)
-    help_ = "a path of the repository, such as ignored data, that revisions share; may be repeated"
-    found.add_argument("--link", action="append", default=[], metavar="PATH", help=help_)
-    help_ = "exit code 4 if METRIC (step_time, peak_memory, energy) rises by more than P%%"
-    found.add_argument("--gate", action="append", default=[], metavar="METRIC:+P%", help=help_)
-    found.add_argument("--nproc-per-node", **NPROC)
+    found = script_parser("lab", about, EXAMPLES)
+    found.add_argument(
+        "--variant",
+        action="append",
+        metavar="V",
+        help="'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or settings; repeat for "
+        "more variants",
+    )
+    found.add_argument(
+        "--link",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a path of the repository, such as ignored data, that revisions share; may be "
+        "repeated",
+    )
+    add_gate(found)
     command.add_numbers(found)
     return found

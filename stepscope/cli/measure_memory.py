@@ -12,10 +12,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from stepscope.cli import number_type
 from stepscope.cli.app_process import become_program
+from stepscope.cli.arguments import add_json, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run.status import RunOutcome, outcome
 from stepscope.watch.memory_probe import (
@@ -35,9 +34,8 @@ from stepscope.watch.script import (
     split_options,
 )
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED = 0, 1
 STEPS = 3
-NO_SCRIPT = "Name a script, a module after -m, or --workload NAME."
 EXAMPLES = (
     "stepscope measure-memory train.py --batch-size 64",
     "stepscope measure-memory --steps 5 --json train.py",
@@ -102,52 +100,47 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
         values = {
             "fits": fits,
             "steps": len(probe.steps),
-            "measured_peak_bytes": largest and largest.used.peak,
-            "measured_reserved_bytes": largest and largest.used.peak_reserved,
             "parts": parts,
-            "free_bytes": largest and largest.free,
-            "available_bytes": largest and largest.available,
-            "device": largest and ("cpu" if largest.cuda_index is None else "cuda"),
-            "device_name": largest and device_name(largest.cuda_index),
             "batch_factor": found.factor,
             "headroom": HEADROOM,
             "text": found.text,
+            "measured_peak_bytes": None,
+            "measured_reserved_bytes": None,
+            "free_bytes": None,
+            "available_bytes": None,
+            "device": None,
+            "device_name": None,
         }
+        if largest is not None:
+            values |= {
+                "measured_peak_bytes": largest.used.peak,
+                "measured_reserved_bytes": largest.used.peak_reserved,
+                "free_bytes": largest.free,
+                "available_bytes": largest.available,
+                "device": "cpu" if largest.cuda_index is None else "cuda",
+                "device_name": device_name(largest.cuda_index),
+            }
         return json.dumps(values, indent=1)
-    lines = [printable(found.text)]
-    if largest is not None:
-        peak, reserved = largest.used.peak, largest.used.peak_reserved
-        beside = "" if reserved is None else f" allocated, {format_bytes(reserved)} reserved"
-        share = f", {peak / largest.available:.0%} of the available memory"
-        lines = [
+    if largest is None:
+        return printable(found.text)
+    peak, reserved = largest.used.peak, largest.used.peak_reserved
+    beside = "" if reserved is None else f" allocated, {format_bytes(reserved)} reserved"
+    share = f", {peak / largest.available:.0%} of the available memory"
+    rows = (f"  {name.replace('_', ' '):<26} {format_bytes(n):>10}" for name, n in parts.items())
+    return "\n".join(
+        (
             f"Measured {len(probe.steps)} steps on {printable(device_name(largest.cuda_index))}.",
             f"Peak: {format_bytes(peak)}{beside}{share}",
-            *(f"  {name.replace('_', ' '):<26} {format_bytes(n):>10}" for name, n in parts.items()),
-            *lines,
-        ]
-    return "\n".join(lines)
+            *rows,
+            printable(found.text),
+        )
+    )
 
 
 def _no_step_text(probe: StepMemoryProbe) -> str:
     if not probe.has_torch:
         return "No step seen: the script did not import torch."
     return "No step seen: no torch optimizer stepped in this process."
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options, which come before the script."""
-    add = parser.add_argument
-    steps = number_type(2, 100, int)
-    add("--steps", type=steps, default=STEPS, metavar="N", help=f"steps to measure ({STEPS})")
-    add("--json", action="store_true", help="print one JSON object")
-    add("-m", dest="module", action="store_true", help="run a module, like python -m")
-    add("--workload", metavar="NAME", help="measure a built-in workload instead")
-
-
-def run(options: argparse.Namespace, root: Path) -> int:
-    """Return USAGE: `stepscope.cli.main` calls `main` for a command with a script."""
-    print(f"stepscope measure-memory: no script. {NO_SCRIPT}", file=sys.stderr)
-    return USAGE
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -161,10 +154,15 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_options(parser)
-    options, words = split_options(parser, argv)
-    if options.workload is not None:
-        parser.error("--workload must come first, and replaces the script.")
-    if not words:
-        parser.error(f"no script. {NO_SCRIPT}")
-    return options, words
+    parser.add_argument(
+        "--steps",
+        type=number_type(2, 100, int),
+        default=STEPS,
+        metavar="N",
+        help=f"steps to measure ({STEPS})",
+    )
+    add_json(parser, "print one JSON object")
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="run a module, like python -m"
+    )
+    return split_options(parser, argv)

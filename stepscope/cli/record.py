@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.cli import CommandError, number_type
+from stepscope.cli import CommandError
+from stepscope.cli.arguments import number_type
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.run import RunKind, RunStatus, new_run_folder
 from stepscope.run.status import RunOutcome
@@ -36,32 +37,45 @@ EXAMPLES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    add = parser.add_argument
-    text = "end after N seconds (default: at Ctrl-C or SIGTERM)"
-    add("--seconds", type=number_type(0.001, 1e9, float), metavar="N", help=text)
-    add("--name", default="record", help="name of the run (default: record)")
-    text = "seconds between samples, 0.01 to 60 (default: 0.1)"
-    add("--period", type=number_type(0.01, 60, float), default=0.1, metavar="S", help=text)
-    add("--host", action="store_true", help="record only the host, no GPUs")
+    parser.add_argument(
+        "--seconds",
+        type=number_type(0.001, 1e9, float),
+        metavar="N",
+        help="end after N seconds (default: at Ctrl-C or SIGTERM)",
+    )
+    parser.add_argument("--name", default="record", help="name of the run (default: record)")
+    parser.add_argument(
+        "--period",
+        type=number_type(0.01, 60, float),
+        default=0.1,
+        metavar="S",
+        help="seconds between samples, 0.01 to 60 (default: 0.1)",
+    )
+    parser.add_argument("--host", action="store_true", help="record only the host, no GPUs")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Record; return the exit code."""
-    settings = {"name": options.name, "seconds": options.seconds, "period_s": options.period}
-    return record(root, **settings, host_alone=options.host)
+    return record(
+        root,
+        open_source(),
+        name=options.name,
+        seconds=options.seconds,
+        period_s=options.period,
+        host_alone=options.host,
+    )
 
 
 def record(
     root: Path,
+    source: DeviceSource,
     *,
     name: str = "record",
     seconds: float | None = None,
     period_s: float = 0.1,
     host_alone: bool = False,
-    source: DeviceSource | None = None,
 ) -> int:
     """Record until `seconds` have passed, a signal, or Stop on the page; return the exit code."""
-    source = open_source() if source is None else source
     if source.reason is not None and not host_alone:
         print(f"Nothing to record: {source.reason} 'stepscope record --host' records the host.")
         return 0

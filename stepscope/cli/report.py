@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from stepscope.cli import CommandError
+from stepscope.cli.arguments import add_output, cannot_write
+from stepscope.cli.named_runs import add_run, named_runs
 from stepscope.common.files import atomic_write
 from stepscope.compare.report_page import ReportError
 from stepscope.compare.reports import run_report, sweep_report
 from stepscope.lab.folder import SWEEP_JSON, SweepError, read_sweep
-from stepscope.recorded_run import open_run
-from stepscope.store.recovery import recover_ended
 
 EXAMPLES = (
     "stepscope report RUN -o report.html",
@@ -21,33 +21,25 @@ EXAMPLES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    text = "names of run folders ('stepscope runs') or their paths, or the path of one sweep"
-    parser.add_argument("ids", nargs="+", metavar="RUN", help=text)
+    add_run(parser, "+")
+    add_output(parser, "HTML file to write", required=True)
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="HTML file to write"
+        "--full", action="store_true", help="keep host names, user names, addresses and paths"
     )
-    text = "keep host names, user names, addresses and paths"
-    parser.add_argument("--full", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Write the report. Raises CommandError, and RunError for an unknown run."""
+    first = Path(options.runs[0])
     try:
-        first = Path(options.ids[0])
-        if len(options.ids) == 1 and (first / SWEEP_JSON).is_file():
+        if (first / SWEEP_JSON).is_file():
             html = sweep_report(read_sweep(first), full=options.full)
         else:
-            runs = [open_run(one, runs=root).info() for one in options.ids]
-            if len({one.folder.resolve() for one in runs}) < len(runs):
-                raise ReportError("RUN: a run must be named only once. Remove the duplicates.")
-            for one in runs:
-                recover_ended(one)  # the last rows of a killed process
-            html = run_report(runs, full=options.full)
+            html = run_report(named_runs(options.runs, root), full=options.full)
         atomic_write(options.output, html)
     except (SweepError, ReportError) as error:
         raise CommandError(str(error)) from error
     except OSError as error:
-        text = f"--output: cannot be written ({error.strerror or error}), got {options.output}."
-        raise CommandError(text) from error
+        raise cannot_write(options.output, error) from error
     print(f"{options.output} ({len(html.encode()) / 1000:,.0f} kB)")
     return 0

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.arguments import add_json
 from stepscope.common.formatting import format_duration, printable
 from stepscope.run import (
     RunError,
@@ -27,7 +28,7 @@ EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    parser.add_argument("--json", action="store_true", help="print a JSON array with more fields")
+    add_json(parser, "print a JSON array with more fields")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
@@ -46,12 +47,12 @@ def run(options: argparse.Namespace, root: Path) -> int:
     runs.sort(key=lambda run: (not run.status.live, -run.created))
     if options.json:
         print(json.dumps([json_values(run) for run in runs], indent=1))
-        return int(unread > 0 and not runs)
-    if not runs and not unread:
+    elif not runs and not unread:
         print(f"No runs in {root.resolve()}. Start one on the page, or set STEPSCOPE_RUNS.")
-    width = max((len(run.id) for run in runs), default=0)
-    for run in runs:
-        print(line(run, width))
+    else:
+        width = max((len(run.id) for run in runs), default=0)
+        for run in runs:
+            print(line(run, width))
     return int(unread > 0 and not runs)
 
 

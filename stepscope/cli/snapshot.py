@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import CommandError, number_type
+from stepscope.cli import CommandError
+from stepscope.cli.arguments import add_json, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
@@ -31,13 +32,22 @@ TOP = 15
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="PyTorch memory snapshot (.pickle)")
-    text = "a later snapshot: print what is live in only one of the two"
-    add("other", type=Path, nargs="?", metavar="OTHER", help=text)
-    text = f"how many allocations or changes to list (default: {TOP})"
-    add("--top", type=number_type(1, 10_000, int), default=TOP, metavar="N", help=text)
-    add("--json", action="store_true", help="print only a JSON object")
+    parser.add_argument("file", type=Path, metavar="FILE", help="PyTorch memory snapshot (.pickle)")
+    parser.add_argument(
+        "other",
+        type=Path,
+        nargs="?",
+        metavar="OTHER",
+        help="a later snapshot: print what is live in only one of the two",
+    )
+    parser.add_argument(
+        "--top",
+        type=number_type(1, 10_000, int),
+        default=TOP,
+        metavar="N",
+        help=f"how many allocations or changes to list (default: {TOP})",
+    )
+    add_json(parser, "print only a JSON object")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:

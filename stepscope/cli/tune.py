@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
-from stepscope.cli.lab import NPROC, command_of, folder_of, numbers_of, script_at, script_parser
+from stepscope.cli.lab import (
+    command_of,
+    folder_of,
+    numbers_of,
+    resume_command,
+    script_parser,
+)
 from stepscope.common.formatting import printable
 from stepscope.host.environment import granted_cores
 from stepscope.lab import command
@@ -21,6 +26,7 @@ from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.lab.verdict_text import signed
 from stepscope.settings import SettingError, parse
+from stepscope.watch.script import split_options
 
 MAX_MINUTES = 10_000
 EXAMPLES = (
@@ -32,22 +38,21 @@ EXAMPLES = (
 
 def main(argv: Sequence[str]) -> int:
     """Tune the script named in `argv`; return the exit code."""
-    parser = _parser()
-    at = script_at(argv, parser)
-    options = parser.parse_args(argv[:at])
-    if at is None:
-        parser.error("no script given: name a file, or a module after -m.")
-    return command.exit_code(partial(_tune, options, argv, at), "stepscope.lab.script_trial")
+    options, words = split_options(_parser(), argv)
+    sweep = partial(_tune, options, words, argv)
+    return command.exit_code(sweep, "stepscope.lab.script_trial")
 
 
-def _tune(options: argparse.Namespace, argv: Sequence[str], at: int, process: TrialProcess) -> int:
+def _tune(
+    options: argparse.Namespace, words: Sequence[str], argv: Sequence[str], process: TrialProcess
+) -> int:
     command.check_outputs(options)
     if options.apply and os.path.lexists(options.apply):
         raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
     if options.apply and not os.path.isdir(os.path.dirname(options.apply) or "."):
         raise UsageError(f"--apply: the folder of {options.apply} is missing. Create it first.")
     load_scipy()
-    plan = _plan(options, argv[at:])
+    plan = _plan(options, words)
     folder = process.folder = folder_of(options, plan)
     print_error(f"{folder}: {len(plan.variants)} settings in at most {plan.minutes:g} minutes.")
     sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
@@ -57,9 +62,8 @@ def _tune(options: argparse.Namespace, argv: Sequence[str], at: int, process: Tr
             file.write(patch.text)
     elif options.apply:
         print_error(f"--apply: {options.apply} was not written: the patch changes no line.")
-    words = list(argv) if options.folder else ["--folder", str(folder), *argv]
-    again = shlex.join(["stepscope", "tune", *words])
-    return command.close(options, sweep, again, result_lines(sweep, patch))
+    resume = resume_command("tune", options, folder, argv)
+    return command.close(options, sweep, resume, result_lines(sweep, patch))
 
 
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
@@ -169,10 +173,10 @@ def _waits_for(metrics: Mapping[str, Any]) -> str:
 def _parser() -> argparse.ArgumentParser:
     about = "Find the settings that make a script faster on this machine."
     found = script_parser("tune", about, EXAMPLES)
-    add = found.add_argument
-    add("--nproc-per-node", **NPROC)
-    add("--minutes", metavar="N", type=float, default=20.0, help="time budget (20)")
-    add("--settings", metavar="LIST", help='only these, as "tf32,num_workers=2 pin_memory"')
-    add("--apply", metavar="FILE", help="write the patched script to a new file")
+    found.add_argument("--minutes", metavar="N", type=float, default=20.0, help="time budget (20)")
+    found.add_argument(
+        "--settings", metavar="LIST", help='only these, as "tf32,num_workers=2 pin_memory"'
+    )
+    found.add_argument("--apply", metavar="FILE", help="write the patched script to a new file")
     command.add_common(found)
     return found

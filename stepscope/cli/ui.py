@@ -9,7 +9,8 @@ import json
 import os
 from pathlib import Path
 
-from stepscope.cli import CommandError, app_process, number_type
+from stepscope.cli import CommandError, app_process
+from stepscope.cli.arguments import number_type
 from stepscope.remote.source import SOURCES, SshAddress, parse_source, sources_from_environment
 
 EXAMPLES = (

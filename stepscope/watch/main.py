@@ -92,8 +92,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     # Internal: a watched process passes it to the processes that it starts.
     add("--rank-of", type=Path, help=argparse.SUPPRESS)
     options, words = split_options(parser, argv)
-    if not words:
-        parser.error("no script given: name a file, or a module after -m.")
     try:
         parse(options.settings)
     except SettingError as error:

@@ -26,7 +26,10 @@ class ScriptNotFoundError(Exception):
 def split_options(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the options before a script; return them, and the script with its arguments."""
+    """Parse the options before a script; return them, and the script with its arguments.
+
+    Ends the process with a usage error without a script.
+    """
     known = parser._option_string_actions
     ours = 0
     while ours < len(argv) and argv[ours].startswith("-"):
@@ -36,6 +39,8 @@ def split_options(
         if word in ("-m", "--"):
             break
     options = parser.parse_args([word for word in argv[:ours] if word != "--"])
+    if ours >= len(argv):
+        parser.error("no script given: name a file, or a module after -m.")
     return options, list(argv[ours:])
 
 

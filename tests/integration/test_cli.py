@@ -35,19 +35,19 @@ sys.exit(main(["record", "--host", "--period", "0.05"]))
 
 
 def test_a_refusal_prints_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert record(tmp_path / "runs", source=NO_GPU) == 0
+    assert record(tmp_path / "runs", NO_GPU) == 0
     out = capsys.readouterr().out
     assert NO_GPU.reason in out
     assert len(out.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(CommandError, match="STEPSCOPE_RUNS"):
-        record(tmp_path / "file", seconds=1, host_alone=True, source=NO_GPU)
+        record(tmp_path / "file", NO_GPU, seconds=1, host_alone=True)
 
 
 def test_it_records_every_gpu_and_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml(FakeGpu("GPU-a", util=40), FakeGpu("GPU-b", util=60)))
-    assert record(tmp_path, name="rack 4", seconds=0.5, period_s=0.02, source=open_source()) == 0
+    assert record(tmp_path, open_source(), name="rack 4", seconds=0.5, period_s=0.02) == 0
     (folder,) = run_folders(tmp_path)
     run = read_run(folder)
     assert (run.status, run.reason) == (RunStatus.FINISHED, None)
@@ -74,7 +74,7 @@ def test_the_page_can_mark_and_stop_it(tmp_path: Path, capsys: pytest.CaptureFix
 
     thread = threading.Thread(target=page)
     thread.start()
-    assert record(tmp_path, host_alone=True, source=NO_GPU) == 0
+    assert record(tmp_path, NO_GPU, host_alone=True) == 0
     thread.join()
     (folder,) = run_folders(tmp_path)
     run = read_run(folder)
@@ -126,7 +126,7 @@ def test_a_signal_at_the_first_line_ends_it_cleanly(
     monkeypatch.setattr(sys, "stdout", Terminal())
     former = signal.signal(signal.SIGINT, lambda *_: pytest.fail("no handler"))
     try:
-        assert record(tmp_path, host_alone=True, source=NO_GPU) == 0
+        assert record(tmp_path, NO_GPU, host_alone=True) == 0
     finally:
         signal.signal(signal.SIGINT, former)
     (folder,) = run_folders(tmp_path)
@@ -138,7 +138,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGHUP))
     try:
         timer.start()
-        assert record(tmp_path, seconds=0.4, host_alone=True, source=NO_GPU) == 0
+        assert record(tmp_path, NO_GPU, seconds=0.4, host_alone=True) == 0
         (folder,) = run_folders(tmp_path)
         assert read_run(folder).status is RunStatus.FINISHED
     finally:

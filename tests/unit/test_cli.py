@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dashboard.arguments import take_arguments
-from stepscope.cli import BROKEN_PIPE, COMMANDS, PROGRAMS, main, parser, ui
+from stepscope.cli import BROKEN_PIPE, COMMANDS, OWN_PARSERS, main, parser, ui
 from stepscope.recorded_run import open_run
 from stepscope.run import RunError
 from tests.support.child_process import child
@@ -268,7 +268,7 @@ def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture
     parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     documented = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(documented) == set(COMMANDS)
-    for name in COMMANDS.keys() - {"watch", "tune"} - PROGRAMS.keys():
+    for name in COMMANDS.keys() - OWN_PARSERS.keys():
         (commands,) = (
             action
             for action in parser(name)._actions
@@ -279,7 +279,7 @@ def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture
         listed = set(re.findall(r"^\| `(--[\w-]+)", documented[name], flags=re.M))
         assert listed == {word for word in known if word.startswith("--")} - {"--help"}, name
         assert f"stepscope {name}" in str(command.epilog)  # its examples
-    for name in ("watch", "tune"):
+    for name in ("watch", "tune", "measure-memory"):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         shown = capsys.readouterr().out

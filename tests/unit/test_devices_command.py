@@ -1,49 +1,39 @@
-"""The command `stepscope devices`: once, again and again, as JSON, without a GPU, and its ends."""
+"""The command `stepscope devices`: its table, JSON, repetition, and ends."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
+import re
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from stepscope.cli import INTERRUPTED, devices, main
-from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.cli.devices import table
 from stepscope.gpu.source import NullSource
-from tests.support.fake_machine import FakeSource, gpus, machine
+from tests.support.fake_machine import FakeSource, Gpu, divided, gpus, machine, process
 
 SHOW = devices.show.__kwdefaults__
 NO_DRIVER = NullSource("The NVIDIA driver is not loaded.")
 
 
-class Terminal(io.StringIO):
-    """Standard output that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
+def lines_of(*found: Gpu, columns: int = 200) -> list[str]:
+    return list(table(machine(FakeSource(list(found))).poll(), columns))
 
 
-def times(count: int) -> Callable[[float], None]:
-    """A sleep that is interrupted by Ctrl-C at the end of so many views."""
+def views(count: int, found: Gpu, **options: Any) -> None:
+    """Show so many views, which Ctrl-C ends."""
     left = [count]
 
     def sleep(seconds: float) -> None:
-        if seconds == devices.FIRST_WAIT_S:
-            return
-        left[0] -= 1
+        if seconds != devices.FIRST_WAIT_S:
+            left[0] -= 1
         if left[0] <= 0:
             raise KeyboardInterrupt
 
-    return sleep
-
-
-def watched(count: int, found: MachineMonitor, **options: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
-        devices.show(found, watch_s=1.0, sleep=times(count), **options)
+        devices.show(machine(FakeSource([found])), watch_s=1.0, sleep=sleep, **options)
 
 
 def test_once_it_prints_a_table_of_rates_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,61 +41,41 @@ def test_once_it_prints_a_table_of_rates_and_ends_well(capsys: pytest.CaptureFix
     assert devices.show(machine(source), sleep=pauses.append) == 0
     out = capsys.readouterr().out
     assert out.count("NVIDIA H100") == 2
-    assert source.armed is False, "left to other programs again"
+    assert source.armed is False, "left to other programs"
     assert pauses == [devices.FIRST_WAIT_S], "rates take two polls"
-    assert len(source.reads) == 2 * (4 + 3), "the clock does not move: rare values once"
 
 
 def test_json_is_one_object_for_each_view(capsys: pytest.CaptureFixture[str]) -> None:
     assert devices.show(machine(FakeSource(gpus(1))), as_json=True, sleep=lambda _: None) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["devices"][0]["values"]["gpu/util"] == 97.0
-    watched(3, machine(FakeSource(gpus(1))), as_json=True)
+    views(3, *gpus(1), as_json=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(json.loads(line)["devices"] for line in lines)
 
 
-def test_without_a_terminal_each_view_follows_the_last(capsys: pytest.CaptureFixture[str]) -> None:
-    watched(3, machine(FakeSource(gpus(1))))
-    out = capsys.readouterr().out
-    assert out.count("NVIDIA H100") == 3
-    assert "\x1b" not in out
-    assert "\n\n" in out
-
-
-def test_on_a_terminal_it_draws_over_itself_and_never_clears_in_between(
-    monkeypatch: pytest.MonkeyPatch,
+def test_only_a_terminal_is_cleared_between_views(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    screen = Terminal()
-    monkeypatch.setattr("sys.stdout", screen)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((100, 50)))
-    watched(3, machine(FakeSource(gpus(1))))
-    drawn = screen.getvalue()
-    assert drawn.startswith(devices.CLEAR + devices.HOME)
-    assert drawn.count(devices.CLEAR) == 1
-    assert drawn.count(devices.HOME) == 3
-    assert drawn.endswith(devices.CLEAR_BELOW)
-    lines = drawn.rpartition(devices.HOME)[2].splitlines()
-    assert all(line.endswith(devices.CLEAR_LINE) for line in lines[:-1])
+    views(3, *gpus(1))
+    out = capsys.readouterr().out
+    assert (out.count("NVIDIA H100"), out.count("\x1b")) == (3, 0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    views(3, *gpus(1))
+    assert capsys.readouterr().out.count(devices.CLEAR) == 3
 
 
-def test_a_table_that_does_not_fit_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
-    drawn = devices.in_place(machine(FakeSource(gpus(16))).poll())
-    lines = [line.removesuffix(devices.CLEAR_LINE) for line in drawn.splitlines()]
-    assert len(lines) == 24, "23 lines and what clears below them: nothing scrolls"
-    assert lines[-2] == "Enlarge the window or use --json to see everything."
-
-
-def test_without_a_gpu_it_says_why_and_that_is_no_error(
+def test_without_a_gpu_it_gives_the_reason_and_that_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(devices, "open_source", lambda: NO_DRIVER)
     assert main(["devices"]) == 0
-    assert "The NVIDIA driver is not loaded." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "0 GPUs" in out
+    assert NO_DRIVER.reason in out
     assert main(["devices", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reason"] == "The NVIDIA driver is not loaded."
+    assert json.loads(capsys.readouterr().out)["reason"] == NO_DRIVER.reason
 
 
 def test_ctrl_c_is_the_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +99,76 @@ def test_a_driver_that_does_not_answer_is_not_waited_for(
     assert "did not answer within 0.01 s" in capsys.readouterr().err
 
 
-def test_an_error_of_the_look_is_raised_and_its_thread_ends() -> None:
+def test_an_error_of_a_driver_call_is_raised() -> None:
     source = FakeSource(gpus(1))
     source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
     with pytest.raises(ZeroDivisionError):
         devices.show(machine(source), sleep=lambda _: None)
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
+    found = [*gpus(2), divided(2)]
+    found[0].processes = (process(command="python " + "x" * 500), process(pid=10**9, user="u" * 50))
+    assert max(map(len, lines_of(*found, columns=columns))) <= columns
+
+
+def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
+    text = "\n".join(lines_of(*gpus(1)))
+    for words in (
+        "1 GPU · driver 580.95.05 · cuda 13.0",
+        "0  NVIDIA H100 80GB HBM3  GPU-00000000  00000000:17:00.0",
+        "   Utilization 97% · SM active 71% · tensor active 33% · DRAM active 45%",
+        "   Memory 40.0 GiB · total 80.0 GiB",
+        "   Temperature 61 °C · memory 68 °C · power 553 W · limit 700 W",
+        "   SM clock 1755 MHz · memory clock 2619 MHz · PCIe out 1.50 GiB/s · PCIe in 256 MiB/s",
+        "   Clocks since the driver was loaded: 10 s power-limited, normal",
+        "   ok Working.",
+        "   *    4000 ada         38.0 GiB   96%  python train.py --epochs 3",
+        "* your process",
+    ):
+        assert words in text
+
+
+def test_a_missing_value_has_its_reason() -> None:
+    (gpu,) = gpus(1)
+    gpu.missing = {"gpu/util": "permission", "gpu/power": "not supported on this GPU"}
+    gpu.processes, gpu.missing["processes"] = None, "permission"
+    text = "\n".join(lines_of(gpu))
+    assert "Utilization n/a (permission)" in text
+    assert "power n/a (not supported on this GPU) · limit 700 W" in text
+    assert "Processes n/a (permission)" in text
+    assert "your process" not in text
+
+
+def test_zombies_are_named_and_foreign_processes_not_marked() -> None:
+    (gpu,) = gpus(1)
+    gpu.processes = (
+        process(1, state="zombie", sm=None),
+        process(2, user="bob", yours=False, memory=None),
+    )
+    text = "\n".join(lines_of(gpu))
+    assert re.search(r"^   \*       1 ada .*\[zombie\] python train.py", text, re.MULTILINE)
+    assert re.search(r"^           2 bob +n/a", text, re.MULTILINE)
+    assert "   ! A dead process still holds" in text
+
+
+def test_a_process_on_an_instance_is_listed_once_below_it() -> None:
+    gpu = divided()
+    on_both = gpu.instances[0].processes
+    assert on_both is not None
+    gpu.processes = (*on_both, process(9))
+    lines = lines_of(gpu)
+    at = next(number for number, line in enumerate(lines) if "MIG 1g.10gb" in line)
+    assert lines[at].startswith("   MIG 1g.10gb · MIG-00000001 · Memory 3.00 GiB · total 10.0 GiB")
+    assert lines[at + 1].startswith("           5001 bob")
+    assert sum(" 5001 " in line for line in lines) == 1
+
+
+def test_no_name_can_control_the_terminal() -> None:
+    (gpu,) = gpus(1)
+    evil = "\x1b[2J\x1b]0;pwned\x07\n\r"
+    gpu.processes = (process(command=evil, user=evil, name=evil),)
+    gpu.missing = {"gpu/util": evil}
+    gpu.recovery = evil
+    assert not {"\x1b", "\r", "\x07", "\n"} & set("".join(lines_of(gpu)))

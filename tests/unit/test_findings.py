@@ -198,6 +198,6 @@ def test_simulated_times_make_no_straggler(tmp_path: Path) -> None:
 )
 def test_a_rank_is_said_once(kind: str, text: str, has_rank: bool) -> None:
     found = Finding(kind=kind, rank=1, text=text)
-    assert line(found, several=True) == (text if has_rank else f"Rank 1: {text}")
-    assert line(found, several=False) == text
-    assert line(replace(found, next="Resume it."), several=False) == f"{text} Resume it."
+    assert line(found, is_job=True) == (text if has_rank else f"Rank 1: {text}")
+    assert line(found, is_job=False) == text
+    assert line(replace(found, next="Resume it."), is_job=False) == f"{text} Resume it."

@@ -101,7 +101,7 @@ def test_a_folder_of_other_files_is_refused(
     (script := tmp_path / "train.py").touch()
     at = ["--folder", str(mine)]
     assert main([*at, "--workload", "linear", "--device", "cpu"]) == USAGE
-    assert lab.main([*at, "--variant", "tf32", str(script)], 4) == USAGE
+    assert lab.main([*at, "--variant", "tf32", str(script)]) == USAGE
     assert tune.main([*at, str(script)]) == USAGE
     assert capsys.readouterr().err.count("not empty") == 3
     assert [(one.name, one.read_text()) for one in mine.iterdir()] == [

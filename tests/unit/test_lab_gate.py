@@ -126,7 +126,7 @@ def test_a_wrong_gate_is_wrong_usage(
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of pytest stay
     argv = ["--gate", "speed:+3%", "--variant", "new: --new", "t.py"]
-    assert lab.main(argv, 4) == 2
+    assert lab.main(argv) == 2
     assert "speed" in capsys.readouterr().err
 
 
@@ -180,7 +180,7 @@ def test_one_round_or_one_step_is_wrong_usage(
     (tmp_path / "t.py").touch()
     argv = ["--gate", "energy:+3%", "--folder", str(tmp_path / "sweep"), option, "1"]
     argv += ["--variant", "new: --new", str(tmp_path / "t.py")]
-    assert lab.main(argv, len(argv) - 1) == 2
+    assert lab.main(argv) == 2
     assert capsys.readouterr().err.startswith(f"{option}: must be at least 2")
 
 
@@ -221,7 +221,7 @@ def test_only_json_is_on_stdout_if_both_are_chosen(
     (tmp_path / "t.py").touch()
     argv = ["--gate", "step_time:+3%", "--json", "-", "--folder", str(tmp_path / "sweep")]
     argv += ["--variant", "new: --new", str(tmp_path / "t.py")]
-    assert lab.main(argv, len(argv) - 1) == 0
+    assert lab.main(argv) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == done
     assert "| new | step_time |" in err

@@ -234,7 +234,7 @@ def test_the_number_of_ranks_is_positive(
     Path("train.py").touch()
     words = ["--nproc-per-node", "0", "train.py"]
     if command == "lab":
-        assert lab.main(["--variant", "env:A=1", *words], 4) == USAGE
+        assert lab.main(["--variant", "env:A=1", *words]) == USAGE
     else:
         assert tune.main(words) == USAGE
     assert "--nproc-per-node: must be 1 to" in capsys.readouterr().err

@@ -195,7 +195,7 @@ def test_a_wrong_command_is_a_usage_error(
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # those of pytest stay
     words = [*options.split(), "train.py"]
-    assert lab.main(words, len(words) - 1) == USAGE
+    assert lab.main(words) == USAGE
     assert capsys.readouterr().err.startswith(why)
 
 

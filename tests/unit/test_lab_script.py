@@ -125,21 +125,6 @@ def plan_of(script: Path, *variants: str) -> ScriptPlan:
     return ScriptPlan(script=command, variants=tuple(map(parse_variant, variants)))
 
 
-@pytest.mark.parametrize(
-    ("words", "at"),
-    [
-        ("train.py --workload gpt", 0),
-        ("--variant a --steps=3 --no-combination train.py", 4),
-        ("--variant a -m package", 2),
-        ("--folder x", None),
-        ("--workload gpt --variants a", None),
-        ("--help train.py", None),
-    ],
-)
-def test_where_the_script_stands(words: str, at: int | None) -> None:
-    assert lab.script_at(words.split(), lab.script_sweep_parser()) == at
-
-
 class Ended:
     """A sweep that fails at once."""
 
@@ -166,9 +151,9 @@ def test_only_the_same_command_resumes_a_sweep(
         ([*options, "train.py", "--lr", "0.1", "--more"], USAGE),
         ([*options, "other.py", "--lr", "0.1"], USAGE),
     ):
-        assert lab.main(words, 4) == code
+        assert lab.main(words) == code
     script.write_text("print(2)\n")
-    assert lab.main(same, 4) == USAGE
+    assert lab.main(same) == USAGE
     assert began == [folder, folder]
     errors = capsys.readouterr().err.splitlines()
     refused = [line.partition(":")[0] for line in errors if line[0] in "-s"]
@@ -280,7 +265,7 @@ def test_a_sweep_that_cannot_go_on_ends_with_an_error(
     process = SimpleNamespace(stopping=False, take=lambda *_: answer, end=lambda: None)
     monkeypatch.setattr(command, "TrialProcess", lambda _: process)
     words = ["--folder", str(tmp_path / "sweep"), "--variant", "env:A=1", "train.py"]
-    assert lab.main(words, 4) == FAILED
+    assert lab.main(words) == FAILED
     found = json.loads((tmp_path / "sweep/sweep.json").read_text())
     assert (found["status"], found["reason"]) == (status, f"train.py was edited. {last}")
     assert ("To resume:" in capsys.readouterr().err) is (status == "stopped")

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from stepscope.cli import tune
-from stepscope.cli.lab import script_at
 from stepscope.lab.command import USAGE
 from stepscope.lab.folder import METRICS
 from stepscope.lab.patch import ManualChange, Patch, make_patch, write_patch
 from stepscope.lab.plan import write_plan
 from stepscope.lab.script_plan import TunePlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
+from stepscope.watch.script import split_options
 from tests.support.watched_scripts import ROOT
 
 NAMES = ("fused", "bf16", "set_to_none", "num_workers=2", "num_workers=2 persistent_workers")
@@ -217,10 +217,9 @@ def test_the_documented_commands_are_valid(tmp_path: Path, monkeypatch: pytest.M
     assert len(commands) == 4 + len(tune.EXAMPLES)
     for command in commands:
         words = shlex.split(command, comments=True)[2:]
-        at = script_at(words, tune._parser())
-        assert at is not None
-        plan = tune._plan(tune._parser().parse_args(words[:at]), words[at:])
-        assert plan.script.target == words[at]
+        options, command_words = split_options(tune._parser(), words)
+        plan = tune._plan(options, command_words)
+        assert plan.script.target == command_words[0]
         assert (len(plan.variants) == 3) is ("--settings" in words)
 
 

@@ -301,7 +301,7 @@ def test_the_command_writes_runs_and_a_sweep(tmp_path: Path) -> None:
     assert main(["report", *runs, "-o", str(out)]) == 0
     words = (">Comparison<", ">h100<", ">cpu-training<")
     assert [word for word in words if word not in out.read_text()] == []
-    assert main(["report", runs[0], runs[0], "-o", str(out)]) == 1
+    assert main(["report", runs[0], runs[0], "-o", str(out)]) == 2
     folder = tmp_path / "lab" / "sweep"
     folder.mkdir(parents=True)
     (folder / "sweep.json").write_text(json.dumps(finished_sweep()))

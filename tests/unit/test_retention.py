@@ -368,7 +368,7 @@ def test_wrong_usage_deletes_nothing(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended(runs, "old")
-    assert main(["gc"]) == main(["gc", "--keep-tagged"]) == 2
+    assert main(["gc"]) == main(["gc", "--dry-run"]) == 2
     for words in (["--max-size", "20"], ["--max-size", "-1GB"], ["--keep-days", "-1"]):
         with pytest.raises(SystemExit) as ended_by:
             main(["gc", *words])
@@ -383,17 +383,6 @@ def test_wrong_usage_deletes_nothing(
     assert main(["gc", "--keep-days", "0"]) == 2
     out, err = capsys.readouterr()
     assert (out, str(tmp_path / "absent") in err) == ("", True)
-
-
-def test_a_dry_run_alone_shows_the_disk_use(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended(runs, "old", size=3 * 2**20)
-    for words in ([], ["--keep-tagged"]):
-        assert main(["gc", "--dry-run", *words]) == 0
-        out = capsys.readouterr().out
-        assert "3.00 MiB" in out
-        assert "--keep-days" in out
-        assert "--max-size" in out
-    assert names(runs) == {"old"}
 
 
 def test_a_size_has_a_unit() -> None:

@@ -23,7 +23,6 @@ OF_ALL = (
     ["runs"],
     ["runs", "--json"],
     ["gc", "--keep-days", "0"],
-    ["gc", "--dry-run"],
     ["export", "--all", "--format", "parquet", "--output", "exported"],
 )
 
