@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 
-from dashboard.run_index import RunIndex
+from dashboard.run_list import RunList
 from stepscope.alerts.monitor import report_crash
-from stepscope.alerts.settings import AlertSettings, load
+from stepscope.alerts.settings import load
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store.recovery import ranks_with_unstored_rows, recover_ended
 
@@ -21,11 +20,10 @@ CLOSED_S = 5.0  # age of the heartbeat of an ended run at which its writer has c
 class CrashWatch:
     """One thread of the server, from `start` to `close`."""
 
-    def __init__(self, index: RunIndex) -> None:
-        self._index = index
+    def __init__(self, run_list: RunList) -> None:
+        self._run_list = run_list
         self._known: set[str] = set()
         self._stored: set[str] = set()  # ended runs without unstored rows
-        self._logged: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
 
@@ -41,21 +39,16 @@ class CrashWatch:
     def check_runs(self) -> list[str]:
         """Alert runs that crashed since the last call; return the ids of alerted runs.
 
-        Also stores the last rows of ended runs. What fails is tried again by the next call.
+        Also stores the last rows of ended runs.
         """
-        runs = self._index.recent(PERIOD_S / 2).runs
-        for run in runs:
+        alerted = []
+        for run in self._run_list.recent(PERIOD_S / 2).runs:
             if run.id not in self._stored and not run.status.live:
                 self._store_last_rows(run)
-        crashed = [
-            run for run in runs if run.status is RunStatus.CRASHED and run.id not in self._known
-        ]
-        if not crashed:
-            return []
-        settings = load()
-        if settings.problem is not None:
-            self._warn("stepscope: alerts: %s", settings.problem)
-        return [run.id for run in crashed if self._alert(run, settings)]
+            is_new_crash = run.status is RunStatus.CRASHED and run.id not in self._known
+            if is_new_crash and self._alert(run):
+                alerted.append(run.id)
+        return alerted
 
     def _store_last_rows(self, run: RunInfo) -> None:
         """Store the rows that a killed process had not stored; no page writes them."""
@@ -64,23 +57,20 @@ class CrashWatch:
             if not ranks_with_unstored_rows(run):
                 self._stored.add(run.id)
 
-    def _alert(self, run: RunInfo, settings: AlertSettings) -> bool:
+    def _alert(self, run: RunInfo) -> bool:
         """Alert the crash of a run; return True if it had to be alerted."""
+        settings = load()
+        if settings.problem is not None:
+            log.warning("stepscope: alerts: %s", settings.problem)
+        self._known.add(run.id)
         try:
             notifier = report_crash(run, settings)
-        except Exception:  # noqa: BLE001 - one untrusted folder must not hide the other crashes
-            self._warn("%s: its crash could not be alerted", run.id)
+        except Exception:  # one untrusted folder must not hide the other crashes
+            log.warning("%s: its crash could not be alerted", run.id, exc_info=True)
             return False
-        self._known.add(run.id)
         if notifier is not None:
             notifier.close()
         return notifier is not None
-
-    def _warn(self, text: str, subject: str) -> None:
-        """Log a warning once for each subject, with the exception in flight."""
-        if subject not in self._logged:
-            self._logged.add(subject)
-            log.warning(text, subject, exc_info=sys.exc_info()[0] is not None)
 
     def _work(self) -> None:
         while not self._closing.wait(PERIOD_S):

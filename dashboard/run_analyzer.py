@@ -1,4 +1,4 @@
-"""Slow findings about distributed runs, computed in a thread and shared by all tabs.
+"""Slow findings about runs, computed in a thread and shared by all tabs.
 
 A finding reads the files of every rank, 1 to 10 ms each; a poll takes the latest finding.
 """
@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -24,18 +24,7 @@ REST = 20  # Pause in multiples of the duration of a search: at most 5% of a cor
 MAX_CACHED = 16  # Runs whose latest finding is kept.
 AT_REST_S = 3600.0  # After rank 0 has ended: the other ranks may continue until a timeout.
 
-K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-
-
-def recent(entries: OrderedDict[K, T], key: K, make: Callable[[], T], limit: int) -> T:
-    """Return the entry of a key, made if missing; keep the `limit` last used ones."""
-    if key not in entries:
-        entries[key] = make()
-    entries.move_to_end(key)
-    while len(entries) > limit:
-        entries.popitem(last=False)
-    return entries[key]
 
 
 def _in_thread(search: Callable[[], None]) -> None:
@@ -51,9 +40,10 @@ class _Entry(Generic[T]):
 
 
 class RunAnalyzer(Generic[T]):
-    """The latest results of `find` for distributed runs. Thread-safe.
+    """The latest results of `find` by run, each at least `every_s` old. Thread-safe.
 
-    Failures are logged as `problem`; with `keep` the result before stays. `start` runs a search.
+    None after a failure, which is logged as `problem`. `jobs_only` leaves out single processes;
+    `start` runs a search.
     """
 
     def __init__(
@@ -63,25 +53,30 @@ class RunAnalyzer(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] = _in_thread,
         *,
-        keep: bool = True,
+        every_s: float = EVERY_S,
+        jobs_only: bool = True,
     ) -> None:
         self._find = find
         self._problem = problem
         self._clock = clock
         self._start = start
-        self._keep = keep
+        self._every_s = every_s
+        self._jobs_only = jobs_only
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
 
     def of(self, run: RunInfo) -> T | None:
-        """Return the latest result; None at first and for a single process.
+        """Return the latest result; None at first.
 
         The caller waits for the search of a run that has ended.
         """
-        if not in_job(run.run_json):
+        if self._jobs_only and not in_job(run.run_json):
             return None
         with self._lock:
-            entry = recent(self._entries, str(run.folder), _Entry[T], MAX_CACHED)
+            entry = self._entries.setdefault(str(run.folder), _Entry[T]())
+            self._entries.move_to_end(str(run.folder))
+            if len(self._entries) > MAX_CACHED:
+                self._entries.popitem(last=False)
             if entry.under_way or self._clock() < entry.next:
                 return entry.found
             entry.under_way = True
@@ -92,7 +87,8 @@ class RunAnalyzer(Generic[T]):
         return entry.found
 
     def _search(self, entry: _Entry[T], run: RunInfo) -> None:
-        began, found = self._clock(), entry.found if self._keep else None
+        began = self._clock()
+        found = None
         try:
             found = self._find(run)
         except (StoreError, OSError) as error:
@@ -103,6 +99,8 @@ class RunAnalyzer(Generic[T]):
             entry.logged = True
         now = self._clock()
         at_rest = not run.status.live and run.heartbeat_age_s > AT_REST_S
-        pause_s = float("inf") if at_rest else max(EVERY_S, REST * (now - began))
         with self._lock:
-            entry.found, entry.under_way, entry.next = found, False, now + pause_s
+            entry.found = found
+            entry.under_way = False
+            pause_s = max(self._every_s, REST * (now - began))
+            entry.next = float("inf") if at_rest else now + pause_s

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
+import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from stepscope.profiling.summary import MAX_BYTES, ProfileSummary, parse
 
 TAIL_BYTES = 20_000
 DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory of this process.
-MAX_SNAPSHOTS = 50
 MAX_PROFILES = 500  # Of all ranks.
 FOLDER = "snapshots"  # In the runs folder; files that users put there are listed too.
 MAX_OPENED = 6  # Snapshots whose summaries are kept.
 MAX_LISTED = 100
+ENDINGS = (".pickle", ".pkl")
 
-_PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})(?:\.rank(\d{1,6}))?\.summary\.json")
-_SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
-_UPLOAD = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
+_PROFILE = re.compile(
+    r"profile-step-([1-9]\d{0,15}|0)-([1-9]\d{0,15}|0)(?:\.rank([1-9]\d{0,5}))?\.summary\.json"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +63,30 @@ class ProfileFiles:
 
 
 def snapshots(folder: Path) -> list[SnapshotFile]:
-    """Return the snapshots of a run, the latest step first; links are ignored."""
+    """Return the snapshots that a run recorded, the newest first; links are ignored."""
+    return [file for file in pickles(folder, folder.name) if file.name.startswith("snapshot-")]
+
+
+def pickles(folder: Path, run: str | None = None) -> list[SnapshotFile]:
+    """Return the plain pickle files of a folder, the newest first, at most MAX_LISTED."""
     found = [
-        SnapshotFile(folder / name, size, folder.name)
-        for name, size in _plain_files(folder, "snapshot-").items()
-        if _SNAPSHOT.fullmatch(name)
+        (-modified, SnapshotFile(folder / name, size, run))
+        for name, (size, modified) in _plain_files(folder).items()
+        if name.lower().endswith(ENDINGS) and name.isprintable() and not name.startswith(".")
     ]
-    return sorted(found, key=lambda file: _natural(file.name), reverse=True)[:MAX_SNAPSHOTS]
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts step 10 after step 9."""
-    parts = re.split(r"(\d+)", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return [file for _, file in sorted(found, key=lambda one: one[0])[:MAX_LISTED]]
 
 
 def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
     """Return the profiles of a run by steps, the latest first, then by rank."""
-    sizes = _plain_files(folder, "profile-")
+    files = _plain_files(folder)
     found = []
-    for name in sizes:
+    for name in files:
         matched = _PROFILE.fullmatch(name)
         if matched is not None:
             first, last, number = (int(part or 0) for part in matched.groups())
-            made = ProfileFiles(first, last, sizes.get(trace_name(first, last, number)), number)
-            if name == made.summary:  # not 007
-                found.append(made)
+            trace_size, _ = files.get(trace_name(first, last, number), (None, 0))
+            found.append(ProfileFiles(first, last, trace_size, number))
     found.sort(key=lambda made: (-made.last, -made.first, made.number))
     return tuple(found[:MAX_PROFILES])
 
@@ -132,17 +130,15 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     return terminal_text(text)
 
 
-def _plain_files(folder: Path, prefix: str) -> dict[str, int]:
-    """Return the sizes in bytes of the regular files whose names begin with `prefix`."""
-    try:
-        with os.scandir(folder) as entries:
-            return {
-                entry.name: entry.stat(follow_symlinks=False).st_size
-                for entry in entries
-                if entry.name.startswith(prefix) and entry.is_file(follow_symlinks=False)
-            }
-    except OSError:
-        return {}
+def _plain_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return size in bytes and modification time in ns of the regular files, by name."""
+    files = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                state = entry.stat(follow_symlinks=False)
+                files[entry.name] = (state.st_size, state.st_mtime_ns)
+    return files
 
 
 class SnapshotLibrary:
@@ -152,16 +148,6 @@ class SnapshotLibrary:
         self.folder = runs / FOLDER
         self._lock = threading.Lock()
         self._opened: OrderedDict[tuple[Path, int, int], SnapshotOpening] = OrderedDict()
-
-    def others(self) -> list[SnapshotFile]:
-        """Return the snapshots in the folder, the newest first."""
-        found = []
-        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in filter(_is_listed, entries):
-                state = entry.stat(follow_symlinks=False)
-                file = SnapshotFile(self.folder / entry.name, state.st_size, None)
-                found.append((-state.st_mtime, file))
-        return [file for _, file in sorted(found, key=lambda one: one[0])[:MAX_LISTED]]
 
     def opening(self, file: SnapshotFile) -> SnapshotOpening | None:
         """Return the state of opening a file; None while another one is opened. Raises OSError."""
@@ -186,17 +172,14 @@ class SnapshotLibrary:
 
     def keep(self, name: str, data: bytes | memoryview) -> str:
         """Write an upload into the folder; return its new name. Raises ValueError and OSError."""
-        stem, _, ending = upload_name(name).rpartition(".")
+        kept = upload_name(name)
         if not 0 < len(data) <= MAX_FILE_BYTES:
             raise ValueError(
                 f"The file must have 1 to {MAX_FILE_BYTES:,} bytes, got {len(data):,}."
             )
-        with self._lock:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            names = (f"{stem}{f'-{n}' if n > 1 else ''}.{ending}" for n in itertools.count(1))
-            free = next(name for name in names if not os.path.lexists(self.folder / name))
-            atomic_write(self.folder / free, bytes(data), durable=False)
-            return free
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.folder / kept, bytes(data), durable=False)
+        return kept
 
     def close(self) -> None:
         """End the processes."""
@@ -207,20 +190,13 @@ class SnapshotLibrary:
 
 
 def upload_name(name: str) -> str:
-    """Return a plain file name for an upload. Raises ValueError.
+    """Return a plain and new file name for an upload. Raises ValueError.
 
-    >>> upload_name("my snapshot (2).pickle")
-    'my-snapshot-2.pickle'
+    >>> upload_name("my snapshot (2).pickle")  # doctest: +ELLIPSIS
+    'my-snapshot-2-....pickle'
     """
-    stem, _, ending = name.rpartition(".")
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip(".-_ ")[:100] or "snapshot"
-    checked = f"{plain}.{ending.lower()}"
-    if not _UPLOAD.fullmatch(checked):
+    stem, dot, ending = name.lower().rpartition(".")
+    if f"{dot}{ending}" not in ENDINGS:
         raise ValueError(f"name: must end in .pickle or .pkl, got {name[-40:]!r}.")
-    return checked
-
-
-def _is_listed(entry: os.DirEntry[str]) -> bool:
-    """Return False for links, hidden names, other endings and control characters."""
-    named = entry.name.lower().endswith((".pickle", ".pkl")) and not entry.name.startswith(".")
-    return named and entry.name.isprintable() and entry.is_file(follow_symlinks=False)
+    plain = re.sub("[^a-z0-9_.-]+", "-", stem).strip(".-_")[:100] or "snapshot"
+    return f"{plain}-{secrets.token_hex(3)}.{ending}"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import psutil
 import streamlit as st
@@ -29,17 +29,14 @@ from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.ranks.job_ranks import read_job
 from dashboard.run_analyzer import RunAnalyzer
-from dashboard.run_catalog import RunCatalog, RunRow
 from dashboard.run_files import SnapshotLibrary
-from dashboard.run_index import RunIndex
+from dashboard.run_list import RunList
 from dashboard.sweeps import Sweeps
-from dashboard.verdicts import Verdicts
 from stepscope.common.json_values import dict_of
 from stepscope.diagnosis.findings import straggler_of
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
-from stepscope.host.child_process import Child
 from stepscope.host.process_limits import call_at_end_of
 from stepscope.remote.source import RemoteSource, sources_from_environment
 from stepscope.run import (
@@ -51,9 +48,11 @@ from stepscope.run import (
     run_folders,
     runs_root,
 )
+from stepscope.run.rank_info import RankMetadata
 from stepscope.session import stop as force
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
+from trainer.lessons import Lesson
 from trainer.runners import RunHandle, start
 from trainer.runners.child_process import PROJECT, LessonRun, MemoryProbeRun
 from trainer.runners.torchrun import TorchrunRun
@@ -68,35 +67,7 @@ JOB_STOP_TIMEOUT_S = 9.0
 """For ranks, which agree on a step first; a container is killed 10 s after its SIGTERM."""
 CLIENTS_S = 1.0  # Time that clients have to end their requests once everything has stopped.
 
-C = TypeVar("C", bound=Child)
 T = TypeVar("T")
-
-
-class ChildRuns(Generic[C]):
-    """The last child process of each name, all of one kind. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, C] = {}
-
-    def keep(self, child: C, name: str = "") -> None:
-        """Keep a started process as the last one of `name`."""
-        self._last[name] = child
-
-    def last(self, name: str = "") -> C | None:
-        return self._last.get(name)
-
-    def running(self) -> C | None:
-        return next((child for child in list(self._last.values()) if child.running()), None)
-
-    def drop(self, name: str = "") -> None:
-        """Remove the last process of this name; end it if it still runs."""
-        child = self._last.pop(name, None)
-        if child is not None:
-            child.stop()
-
-    def close(self) -> None:
-        for child in list(self._last.values()):
-            child.stop()
 
 
 class ServerActivity(StrEnum):
@@ -155,22 +126,18 @@ class Services:
         labels = {folder: str(folder) for folder in folders if folder != runs}
         labels |= {source.folder: source.label for source in sources}
         self.roots: dict[Path, str | None] = {runs: None, **labels}
-        self.index = RunIndex(*self.roots)
-        mirrors = {source.folder for source in sources}
-        self._catalogs = [RunCatalog(root, is_mirror=root in mirrors) for root in self.roots]
-        self.lessons: ChildRuns[LessonRun] = ChildRuns()
-        self.probes: ChildRuns[MemoryProbeRun] = ChildRuns()
+        self.run_list = RunList(*self.roots, mirrors={source.folder for source in sources})
+        self.lessons: dict[str, LessonRun] = {}  # The last run of each lesson.
+        self.probe: MemoryProbeRun | None = None  # The last one.
         self.stragglers = RunAnalyzer(straggler_of, "the ranks cannot be compared")
         self.ranks = RunAnalyzer(read_job, "the ranks cannot be read")
-        self.verdicts = Verdicts(self.stragglers)
-        self.hangs = RunAnalyzer(hang_of, "why it makes no step is unknown", keep=False)
+        self.hangs = RunAnalyzer(hang_of, "why it makes no step is unknown")
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = SnapshotLibrary(runs)
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._active: RunHandle | None = None
-        self._removed: RunHandle | None = None  # the run that is stopped without a folder
         self._devices: Future[Devices] = Future()
         # torch takes seconds to import: the first page is being loaded meanwhile.
         threading.Thread(target=self._find_devices, name="stepscope-devices", daemon=True).start()
@@ -208,8 +175,31 @@ class Services:
         self._active = start(config, self.runs)
         return self._active.folder
 
-    def busy_reason(self, starting: ServerActivity) -> str | None:
-        """Return why `starting` cannot begin now; None if it can."""
+    def start_lesson(self, lesson: Lesson) -> None:
+        """Run a lesson in a process of its own. Raises as `begin`, and OSError."""
+
+        def run() -> None:
+            self.lessons[lesson.name] = LessonRun(lesson)
+
+        self.begin(ServerActivity.LESSON, run)
+
+    def start_probe(self, config: RunConfig, *, search: bool) -> None:
+        """Start a memory probe, and end the former one. Raises as `begin`, and OSError."""
+
+        def replace_probe() -> None:
+            self.drop_probe()
+            self.probe = MemoryProbeRun(config, search=search)
+
+        self.begin(ServerActivity.MEMORY_PROBE, replace_probe)
+
+    def drop_probe(self) -> None:
+        """Forget the last memory probe; end it if it still runs."""
+        probe, self.probe = self.probe, None
+        if probe is not None:
+            probe.stop()
+
+    def busy_reason(self, starting: ServerActivity, device: str = "cpu") -> str | None:
+        """Return why `starting` cannot begin now on a device; None if it can."""
         if (missing := missing_package()) is not None:
             return missing
         for active, doing in self._activities():
@@ -218,67 +208,42 @@ class Services:
                 page = PAGES.get(active, "Run")
                 where = "" if page == PAGES.get(starting, "Run") else f" on the {page} page"
                 return f"{doing} Stop it{where} first, or wait for its end."
-        return None
-
-    def start_probe(self, config: RunConfig, *, search: bool) -> None:
-        """Start a memory probe, and end the former one. Raises as `begin`, and OSError."""
-
-        def replace_probe() -> None:
-            self.probes.drop()
-            self.probes.keep(MemoryProbeRun(config, search=search))
-
-        self.begin(ServerActivity.MEMORY_PROBE, replace_probe)
-
-    def device_busy_reason(self, device: str) -> str | None:
-        """Return which live run of this machine trains on a GPU; None without one, and for CPUs."""
-        live = [run for run in self.index.recent().runs if run.status.live]
-        for run in live if device != "cpu" else []:
-            for rank in own_ranks(run):
-                config = dict_of(rank.run_json.get("config"))
-                if device in (rank.run_json.get("device"), config.get("device")):
-                    return f"The run {run.id} uses this device. Wait for its end."
+        if device == "cpu":
+            return None
+        for run, rank in self._live_ranks():
+            config = dict_of(rank.run_json.get("config"))
+            if device in (rank.run_json.get("device"), config.get("device")):
+                return f"The run {run.id} uses this device. Wait for its end."
         return None
 
     def _activities(self) -> Iterator[tuple[ServerActivity, str]]:
         """Yield the current activities, each as a sentence."""
-        activity = ServerActivity
         if (run := self.active_id()) is not None:
-            yield activity.RUN, f"The run {run} is active."
+            yield ServerActivity.RUN, f"The run {run} is active."
         if (sweep := self.sweeps.active_id()) is not None:
-            yield activity.SWEEP, f"The sweep {sweep} is measuring."
-        if (lesson := self.lessons.running()) is not None:
-            yield activity.LESSON, f"The lesson “{lesson.lesson.title}” is running."
-        if (probe := self.probes.running()) is not None:
-            doing = "A batch size search" if probe.search else "A memory estimate"
-            yield activity.MEMORY_PROBE, f"{doing} is running."
+            yield ServerActivity.SWEEP, f"The sweep {sweep} is measuring."
+        if (lesson := self.running_lesson()) is not None:
+            yield ServerActivity.LESSON, f"The lesson “{lesson.lesson.title}” is running."
+        if self.probe is not None and self.probe.running():
+            doing = "A batch size search" if self.probe.search else "A memory estimate"
+            yield ServerActivity.MEMORY_PROBE, f"{doing} is running."
 
-    def measuring(self, max_age_s: float = 0.0) -> str | None:
-        """Return the sweep, at most `max_age_s` old, or the lesson that runs now, if any."""
-        run = self.lessons.running()
-        return self.sweeps.active_id(max_age_s) or (run.lesson.name if run is not None else None)
+    def running_lesson(self) -> LessonRun | None:
+        return next((run for run in list(self.lessons.values()) if run.running()), None)
 
     def active_id(self) -> str | None:
         """Return the id of the run that this server trains; stop one whose folder was removed."""
         active = self._active
         if active is None or not active.alive():
             return None
-        folder = active.folder
         try:
-            live = read_run(folder).status.live
-        except RunError as error:
-            live = True
-            if isinstance(error.__cause__, FileNotFoundError) and not folder.exists():
-                # No page could show or stop it. Training itself continues without a folder.
-                self._stop_removed(active)
-        return folder.name if live else None
-
-    def _stop_removed(self, active: RunHandle) -> None:
-        """Stop a run without a folder in a thread: every page asks for the active run."""
-        if active is not self._removed:
-            self._removed = active
-            log.warning("%s: stopped, because its folder was removed", active.folder.name)
-            stop = functools.partial(active.stop, STOP_TIMEOUT_S)
-            threading.Thread(target=stop, name="stepscope-stop", daemon=True).start()
+            live = read_run(active.folder).status.live
+        except RunError:
+            live = active.folder.exists()
+            if not live:  # no page could show or stop it, and training needs no folder
+                log.warning("%s: stopped, because its folder was removed", active.folder.name)
+                active.stop(STOP_TIMEOUT_S)
+        return active.folder.name if live else None
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""
@@ -293,7 +258,7 @@ class Services:
 
     def list_runs(self) -> list[RunInfo]:
         """Return the listed runs, live ones first, then newest first."""
-        return list(self.index.fresh().runs)
+        return list(self.run_list.fresh().runs)
 
     def list_examples(self) -> list[RunInfo]:
         """Return the recorded examples, if installed, the GPU's first."""
@@ -303,24 +268,6 @@ class Services:
                 found.append(read_run(folder))
         return sorted(found, key=lambda run: run.id != "h100")
 
-    def rows(self, *, check: bool = False) -> list[RunRow]:
-        """Return all rows: live, pinned, newest; `check`: also changed ended runs, 5 µs each."""
-        found: dict[str, RunRow] = {}
-        for catalog in self._catalogs:
-            for row in catalog.rows(check=check):
-                found.setdefault(row.id, row)
-        return sorted(found.values(), key=lambda row: (not row.live, not row.pinned, -row.created))
-
-    def unreadable(self) -> list[str]:
-        """Return why folders of runs, and runs of the last `rows`, cannot be read."""
-        return [text for catalog in self._catalogs for text in catalog.unreadable()]
-
-    def forget(self, run_id: str) -> None:
-        """Read a run again at the next update, after an edit."""
-        self.index.forget(run_id)
-        for catalog in self._catalogs:
-            catalog.forget(run_id)
-
     def cuda_indices(self) -> dict[str, int]:
         """Return torch's GPU indices by UUID; {} while torch is being imported."""
         found = self.devices().devices if self.devices_known else []
@@ -328,12 +275,17 @@ class Services:
 
     def run_processes(self) -> dict[int, str]:
         """Return the names of this machine's live runs by process ID."""
-        live = [run for run in self.index.recent().runs if run.status.live]
         return {
             rank.run_json["pid"]: str(run.run_json.get("name") or run.id)
-            for run in live
-            for rank in own_ranks(run)
+            for run, rank in self._live_ranks()
         }
+
+    def _live_ranks(self) -> Iterator[tuple[RunInfo, RankMetadata]]:
+        """Yield the live runs of this machine and user with each of their live ranks."""
+        for run in self.run_list.recent().runs:
+            if run.status.live:
+                for rank in own_ranks(run):
+                    yield run, rank
 
     def end_job(self, run: RunInfo) -> str:
         """End all ranks of a distributed run by force; return the result. Takes seconds."""
@@ -349,8 +301,9 @@ class Services:
     def close(self) -> None:
         """Stop all activities and flush their data; a second call waits for the first."""
         with self._closing:
-            self.lessons.close()
-            self.probes.close()
+            for lesson in list(self.lessons.values()):
+                lesson.stop()
+            self.drop_probe()
             with self._lock:
                 active, self._active = self._active, None
             patience_s = JOB_STOP_TIMEOUT_S if isinstance(active, TorchrunRun) else STOP_TIMEOUT_S
@@ -402,7 +355,7 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
     # Set by `stepscope.show()` only: standard input is a pipe whose other end the notebook has.
     if "STEPSCOPE_END_WITH_STDIN" in os.environ:
         call_at_end_of(0, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    crashes = CrashWatch(services.index)
+    crashes = CrashWatch(services.run_list)
     crashes.start()
     yield
     crashes.close()

@@ -6,10 +6,8 @@ Page and child share the sweep's folder. The server stops the child at its end; 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from msgspec.structs import replace
 from dashboard.run_files import tail
 from dashboard.sweep_content import SweepContent, SweepStatus, to_content
 from stepscope.common.files import is_own_folder, open_for_append
+from stepscope.host.child_process import end_process
 from stepscope.lab.folder import (
     LOCK,
     SWEEP_JSON,
@@ -35,6 +34,7 @@ from stepscope.lab.folder import (
     read_sweep,
     sweep_folder,
     sweep_folders,
+    write_json,
 )
 from stepscope.lab.plan import SweepPlan, write_plan
 from stepscope.lab.script_plan import ScriptPlan
@@ -42,13 +42,13 @@ from stepscope.run import process_of, user_name
 from stepscope.run.folder import not_signaled, recorder_of
 from trainer.runners.child_process import PROJECT
 
-log = logging.getLogger(__name__)
 STOPPED = "Stopped before it began."
 
 LAB_LOG = "lab.log"
 STOP_TIMEOUT_S = 10.0
 STARTING_S = 60.0  # Age up to which a sweep that another process has planned may still begin.
 MAX_LISTED = 100
+ACTIVE_AGE_S = 1.0
 EXAMPLE = "This is a recorded example: read-only."
 
 
@@ -77,11 +77,10 @@ class Sweeps:
         self._runs = runs
         self._examples = examples
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: psutil.Popen | None = None  # of the sweep `_child_id`
         self._child_id: str | None = None
-        self._launched_ns = 0
         self._stopped = False
-        self._looked: tuple[float, str | None] = (-float("inf"), None)
+        self._active: tuple[float, str | None] = (-float("inf"), None)
         self._ended: dict[Path, tuple[int, StoredSweep]] = {}
         self._commands: dict[str, tuple[str, Sequence[str]]] = {}  # never from a file
 
@@ -103,14 +102,14 @@ class Sweeps:
                 return self._read(sweep_folder(self._examples, sweep_id))
             raise
 
-    def active_id(self, max_age_s: float = 0.0) -> str | None:
-        """Return the sweep that runs here, at most `max_age_s` old: tabs poll twice a second."""
-        looked, active = self._looked
-        if time.monotonic() - looked >= max_age_s:
+    def active_id(self) -> str | None:
+        """Return the sweep that runs here, at most ACTIVE_AGE_S old: tabs poll twice a second."""
+        read_at, active = self._active
+        if time.monotonic() - read_at >= ACTIVE_AGE_S:
             host = socket.gethostname()
             live = (one for one in self.list_sweeps() if one.live)
             active = next((one.id for one in live if one.json.get("host", host) == host), None)
-            self._looked = time.monotonic(), active
+            self._active = time.monotonic(), active
         return active
 
     def start(self, plan: SweepPlan, words: Sequence[str] = ()) -> str:
@@ -130,6 +129,8 @@ class Sweeps:
             reason = sweep.read_only_reason or self.not_resumable(sweep)
             if reason is not None:
                 raise SweepError(f"Resume: {reason}")
+            pending = {"status": SweepStatus.PENDING.value, "reason": None}
+            write_json(sweep.folder / SWEEP_JSON, sweep.json | pending)
             self._launch(sweep.folder)
 
     def stop(self, sweep_id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -137,16 +138,21 @@ class Sweeps:
         with self._lock:
             if self._child is not None and self._alive(sweep_id):
                 self._stopped = True
-                _end(self._child, timeout_s)
+                self._end(self._child, timeout_s)
                 return
             sweep = self._changeable("Stop", sweep_id)
             # Started in a terminal, or by a server that was killed.
             named, lock = process_of(sweep.json), sweep.folder / LOCK
             process = recorder_of(sweep.json, lock)
             if process is not None:
-                _end(process, timeout_s)
+                self._end(process, timeout_s)
             elif named is not None and sweep.live:
                 raise SweepError(f"Stop: {not_signaled(named, lock)}")
+
+    def _end(self, process: psutil.Process, timeout_s: float) -> None:
+        """End a sweep's process; its trial then ends, too."""
+        end_process(process, timeout_s)
+        self._active = (-float("inf"), None)
 
     def delete(self, sweep_id: str) -> None:
         """Delete the folder of a sweep that no process works on."""
@@ -163,8 +169,8 @@ class Sweeps:
         """Stop the sweep that this server started; a second call does nothing."""
         with self._lock:
             child, self._child, self._child_id = self._child, None, None
-        if child is not None and child.poll() is None:
-            _end(child, timeout_s)
+        if child is not None:
+            self._end(child, timeout_s)
 
     def _changeable(self, action: str, sweep_id: str) -> StoredSweep:
         sweep = self.read(sweep_id)
@@ -183,14 +189,13 @@ class Sweeps:
     def _launch(self, folder: Path) -> None:
         """Start the process that measures, in a process group that can be ended as a whole."""
         if self._child is not None:
-            _end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
-        self._launched_ns = os.stat(folder / SWEEP_JSON).st_mtime_ns
+            self._end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
         cwd, words = self._commands.get(folder.name, (PROJECT, ()))
         # -P: a file of the script's folder, such as random.py, must not replace a module.
         module = ["-P", "-m", "stepscope.cli", words[0]] if words else ["-m", "trainer.lab"]
         self._stopped = False
         with open(open_for_append(folder / LAB_LOG), "wb", buffering=0) as output:
-            self._child = subprocess.Popen(
+            self._child = psutil.Popen(
                 [sys.executable, *module, "--folder", str(folder.resolve()), *words[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -199,7 +204,7 @@ class Sweeps:
                 start_new_session=True,
             )
         self._child_id = folder.name
-        self._ended.pop(folder, None)  # it may end again without a new sweep.json
+        self._active = time.monotonic(), folder.name
 
     def _alive(self, sweep_id: str) -> bool:
         child = self._child
@@ -215,7 +220,7 @@ class Sweeps:
             return known[1]
         try:
             json = read_sweep(folder)
-            content = self._current(folder, to_content(json), modified)
+            content = self._current(folder, to_content(json))
         except (ValueError, OverflowError) as error:
             raise SweepError(f"{folder.name}: {error}") from error
         sweep = StoredSweep(folder, json, content, self._read_only_reason(folder, json))
@@ -223,19 +228,15 @@ class Sweeps:
             self._ended[folder] = (modified, sweep)
         return sweep
 
-    def _current(self, folder: Path, content: SweepContent, modified_ns: int) -> SweepContent:
-        """Return the content with the status of its process, which may not have written it."""
-        if self._alive(folder.name):
-            if content.status.live or modified_ns != self._launched_ns:
-                return content
-            return replace(content, status=SweepStatus.PENDING, reason=None)
-        silent = folder.name == self._child_id and modified_ns == self._launched_ns
+    def _current(self, folder: Path, content: SweepContent) -> SweepContent:
+        """Return the content of a sweep, which is stopped if its process has never begun."""
+        if content.status is not SweepStatus.PENDING or self._alive(folder.name):
+            return content
         age = abs(time.time() - content.created)  # of a future time too
-        never_begun = content.status is SweepStatus.PENDING and age > STARTING_S
-        if silent or never_begun:
-            reason = STOPPED if self._stopped else _exit_reason(folder)
-            return replace(content, status=SweepStatus.STOPPED, reason=reason)
-        return content
+        if folder.name != self._child_id and age <= STARTING_S:
+            return content
+        reason = STOPPED if self._stopped else _exit_reason(folder)
+        return replace(content, status=SweepStatus.STOPPED, reason=reason)
 
     def _read_only_reason(self, folder: Path, content: dict[str, Any]) -> str | None:
         if folder.is_relative_to(self._examples):
@@ -254,17 +255,3 @@ def _exit_reason(folder: Path) -> str:
     lines = (tail(folder / LAB_LOG) or "").strip().splitlines()
     end = f"The process exited before measuring: {lines[-1][:200]}" if lines else ""
     return end or STOPPED
-
-
-def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:
-    """End a sweep's process by SIGTERM, after `timeout_s` by SIGKILL; its trial then ends, too."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            process.send_signal(number)
-            process.wait(timeout_s)
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            return
-        except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
-            log.warning("the sweep did not end within %.1f s of %s", timeout_s, number.name)
-        else:
-            return

@@ -1,20 +1,11 @@
-"""The bottleneck diagnosis that the page shows.
-
-A diagnosis takes 2 ms of a training thread's time: it is made for all tabs, and held for HOLD_S.
-"""
+"""The bottleneck diagnosis that the page shows."""
 
 from __future__ import annotations
 
 import math
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from dashboard.run_analyzer import RunAnalyzer, recent
-from dashboard.run_index import is_final
 from stepscope.common.metrics import Stream
 from stepscope.diagnosis.classify import (
     BottleneckDiagnosis,
@@ -32,57 +23,25 @@ from stepscope.store.final_values import last_value, read_newest
 from stepscope.store.reader import EVERY
 from stepscope.store.step_blocks import LOSS
 
-EVERY_S = 3.0  # Between two diagnoses of a run until one is shown.
-HOLD_S = 10.0
-KEPT = 64  # Runs whose diagnosis is kept.
 
+def diagnose(
+    run: RunInfo, straggler: StragglerFinding | None, allowed: IsSettingAllowed
+) -> BottleneckDiagnosis | None:
+    """Return the diagnosis of a run to show, if any. Raises StoreError.
 
-@dataclass(slots=True)
-class _Shown:
-    """The shown diagnosis of a run, and the time of the next one, infinite once it has ended."""
-
-    next: float = 0.0  # on a monotonic clock
-    verdict: BottleneckDiagnosis | None = None
-
-
-class Verdicts:
-    """The diagnoses of a server's runs. Thread-safe."""
-
-    def __init__(
-        self, stragglers: RunAnalyzer[StragglerFinding], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock = clock
-        self._stragglers = stragglers
-        self._lock = threading.Lock()
-        self._shown: OrderedDict[str, _Shown] = OrderedDict()
-
-    def of(
-        self, reader: StoreReader, run: RunInfo, allowed: IsSettingAllowed
-    ) -> BottleneckDiagnosis | None:
-        """Return the diagnosis to show, if any. Raises StoreError.
-
-        `allowed(field, value)` is True for settings that this machine supports.
-        """
-        if run.run_json.get("kind") == RunKind.RECORD:
-            return None
-        now, final = self._clock(), is_final(run)
-        with self._lock:
-            shown = recent(self._shown, str(run.folder), _Shown, KEPT)
-            if shown.next == math.inf if final else now < shown.next < math.inf:
-                return shown.verdict
-            shown.next = now + EVERY_S
+    `allowed(field, value)` is True for settings that this machine supports.
+    """
+    if run.run_json.get("kind") == RunKind.RECORD:
+        return None
+    with StoreReader(run.folder) as reader:
         figures = recent_figures(reader, run.run_json)
         found = (
-            _straggler(self._stragglers.of(run))
+            _straggler(straggler)
             or (None if run.status is RunStatus.FAILED else _broken_loss(reader, run.status.live))
             or verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
         )
-        is_shown = found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED
-        cause = found if is_shown else None
-        with self._lock:
-            pause_s = EVERY_S if cause is None else HOLD_S
-            shown.verdict, shown.next = cause, math.inf if final else now + pause_s
-        return cause
+    is_shown = found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED
+    return found if is_shown else None
 
 
 def _straggler(found: StragglerFinding | None) -> BottleneckDiagnosis | None:

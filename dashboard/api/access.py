@@ -11,9 +11,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import quote, urlencode
-from weakref import WeakSet
 
 import streamlit as st
 from starlette.requests import HTTPConnection
@@ -98,7 +96,6 @@ class OwnUserOnly:
         self._origins = origins
         base_path = str(st.get_option("server.baseUrlPath")).strip("/")
         self._base_path = f"/{base_path}" if base_path else ""
-        self._own_connections = WeakSet[Any]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection, or publish the address during the server's lifespan."""
@@ -160,8 +157,6 @@ class OwnUserOnly:
         transport = getattr(getattr(receive, "__self__", None), "transport", None)
         if transport is None:
             return False
-        if transport in self._own_connections:
-            return True
         connection = transport.get_extra_info("socket")
         try:
             owner = loopback_owner(connection.getpeername()[:2], connection.getsockname()[:2])
@@ -169,10 +164,7 @@ class OwnUserOnly:
         except OSError:
             return False
         # If it is closed, the answer may be of its successor.
-        if owner not in (ROOT_USER, os.geteuid()) or state not in OPEN_STATES:
-            return False
-        self._own_connections.add(transport)
-        return True
+        return owner in (ROOT_USER, os.geteuid()) and state in OPEN_STATES
 
 
 def _equal(given: str | None, secret: str) -> bool:

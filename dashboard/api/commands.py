@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from typing import Annotated, Any
@@ -21,7 +20,6 @@ from stepscope.store.reader import send_command
 from stepscope.store.recorder import CommandName
 
 MAX_BYTES = 4000
-BODY_TIMEOUT_S = 10.0
 MAX_MARK_CHARS = 200
 STEPS_LIMITS = {
     CommandName.PROFILE: profile_command.STEPS_LIMIT,
@@ -41,19 +39,16 @@ class _Asked(msgspec.Struct):
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body. Raises ValueError if it is too long or too slow, ClientDisconnect."""
+    """Return the body. Raises ValueError if it is too long, ClientDisconnect."""
     length = request.headers.get("content-length", "")
-    _check_size(int(length) if length.isdecimal() and len(length) < 20 else 0)
+    size = int(length) if length.isdecimal() else 0
     body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                _check_size(len(body))
-    except TimeoutError:
-        raise ValueError(
-            f"The request must arrive within {BODY_TIMEOUT_S:.0f} s. Press again."
-        ) from None
+    stream = request.stream()
+    while size <= MAX_BYTES and (chunk := await anext(stream, b"")):
+        body += chunk
+        size = len(body)
+    if size > MAX_BYTES:
+        raise ValueError(f"The request must have at most {MAX_BYTES} bytes.")
     return bytes(body)
 
 
@@ -90,11 +85,6 @@ def _parse(body: bytes) -> _Asked:
     if asked.name not in (*CommandName, END_NOW):
         raise ValueError(f"name: must be a command, got {asked.name[:40]!r}.")
     return asked
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_BYTES:
-        raise ValueError(f"The request must have at most {MAX_BYTES} bytes, got {size}.")
 
 
 def _arguments(name: CommandName, args: dict[str, Any]) -> dict[str, Any]:

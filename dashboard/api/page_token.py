@@ -10,7 +10,7 @@ import zlib
 from dashboard.controls.actions import can_end_now
 from dashboard.ranks.members import used_gpus
 from dashboard.run_files import profiles, snapshots
-from dashboard.run_index import RunList
+from dashboard.run_list import Listing
 from stepscope.run import RunInfo, read_only_reason
 from stepscope.store import STORE_NAME
 
@@ -20,22 +20,22 @@ _FACTS = (
 )
 
 
-def page_token(listing: RunList, run: RunInfo | None, measuring: str | None = None) -> str:
-    """Return the token of a page that shows `run`.
-
-    `measuring`: the running sweep or lesson, during which no training can start.
-    """
-    state = listing.version
-    if measuring is not None:
-        state += f"{zlib.crc32(measuring.encode()):x}"
+def page_token(listing: Listing, run: RunInfo | None, busy: str | None = None) -> str:
+    """Return the token of a page that shows `run`; `busy` is why no run can start, or None."""
     if run is None:
-        return state
-    run_json = [run.run_json.get(name) for name in _FACTS]
-    files = snapshots(run.folder), profiles(run.folder)
-    stuck = can_end_now(run)
-    used = sorted(used_gpus(run))
-    built_from: tuple[object, ...] = (run.id, run.status.value, run_json, files, stuck, used)
+        return _hash(listing.version, busy)
+    built_from: list[object] = [
+        *(listing.version, busy, run.id, run.status.value, can_end_now(run)),
+        [run.run_json.get(name) for name in _FACTS],
+        snapshots(run.folder),
+        profiles(run.folder),
+        sorted(used_gpus(run)),
+    ]
     if "mirror" in run.run_json:  # its connection may be lost, its store received later
         refused = read_only_reason(run) if run.status.live else None
-        built_from += refused, (run.folder / STORE_NAME).exists()
-    return f"{state}-{zlib.crc32(repr(built_from).encode()):x}"
+        built_from += [refused, (run.folder / STORE_NAME).exists()]
+    return _hash(*built_from)
+
+
+def _hash(*built_from: object) -> str:
+    return f"{zlib.crc32(repr(built_from).encode()):x}"

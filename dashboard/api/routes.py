@@ -29,18 +29,17 @@ from dashboard.controls.sidebar_groups import PLACES
 from dashboard.out_of_memory import as_verdict
 from dashboard.run_analyzer import RunAnalyzer
 from dashboard.sources import source_state
-from dashboard.verdicts import as_json, rank_verdict
-from stepscope.distributed.hangs.cases import Hang
+from dashboard.verdicts import as_json, diagnose, rank_verdict
+from stepscope.diagnosis.classify import BottleneckDiagnosis
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreError, StoreReader
 from stepscope.store.reader import Axis
+from trainer.config_validation import TrainDevice
 
 Answer = dict[str, Any]
 T = TypeVar("T")
-# For addresses that contain a version.
+DIAGNOSIS_S = 5.0  # between two diagnoses of a run: 2 ms of a training thread's time
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
-SWEEP_AGE_S = 1.0  # cached state of a running sweep
-AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
 
 def _json(content: Answer, status: int = 200) -> Response:
@@ -85,9 +84,7 @@ def get_series(request: Request) -> Answer:
     if not after.isdecimal() or len(after) > 15:
         raise ValueError(f"events: must be an event id, got {after[:40]!r}.")
     run = read_run(folder)
-    token: Answer = {
-        "page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))
-    }
+    token: Answer = {"page_token": _page_token(server, run)}
     source = server.source_of(run)
     if source is not None:
         source.want(run.id)  # it may be an old run, or one that the size limit would delete
@@ -102,36 +99,49 @@ def get_series(request: Request) -> Answer:
             unread = unseen(found or [], query.get("rank_events", ""))
             answer["rank_events"] = unread[0]
             answer["rank_events_seen"] = "" if found is None else unread[1]
-            return answer | token | {"verdict": _verdict(server, reader, run)}
+            return answer | token | {"verdict": _verdict(server, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:
             raise
         return state(run) | token  # the store is being created
 
 
-def _verdict(server: services.Services, reader: StoreReader, run: RunInfo) -> Answer | None:
+def _verdict(server: services.Services, run: RunInfo) -> Answer | None:
     """Return why the run ended, hangs or waits; None without a finding."""
+    hang = server.hangs.of(run) if run.status.live else None
+    return (
+        as_verdict(run, _known_devices(server))
+        or rank_verdict(hang, None)
+        or as_json(_DIAGNOSES.of(run), PLACES)
+    )
+
+
+def _known_devices(server: services.Services) -> list[TrainDevice]:
+    return server.devices().devices if server.devices_known else []
+
+
+def _diagnose(run: RunInfo) -> BottleneckDiagnosis | None:
+    server = services.get()
     config = run.run_json.get("config") or {}
-    devices = server.devices().devices if server.devices_known else []
-    short = as_verdict(run, devices)
-    if short is not None:
-        return short
-    hang = rank_verdict(_hang(server, run), None)
-    if hang is not None:
-        return hang
-    allowed = functools.partial(is_possible, config=config, devices=devices)
-    return as_json(server.verdicts.of(reader, run, allowed), PLACES)
+    allowed = functools.partial(is_possible, config=config, devices=_known_devices(server))
+    return diagnose(run, server.stragglers.of(run), allowed)
 
 
-def _hang(server: services.Services, run: RunInfo) -> Hang | None:
-    return server.hangs.of(run) if run.status.live else None
+_DIAGNOSES = RunAnalyzer(
+    _diagnose, "the run cannot be diagnosed", every_s=DIAGNOSIS_S, jobs_only=False
+)
 
 
 @_answering
 def get_runs(_request: Request) -> Answer:
     """`/api/runs`: the page token of a page without a run."""
     server = services.get()
-    return {"page_token": page_token(server.index.recent(), None, server.measuring(SWEEP_AGE_S))}
+    return {"page_token": _page_token(server, None)}
+
+
+def _page_token(server: services.Services, run: RunInfo | None) -> str:
+    busy = server.busy_reason(services.ServerActivity.RUN)
+    return page_token(server.run_list.recent(), run, busy)
 
 
 @_answering
@@ -139,8 +149,9 @@ def get_window(request: Request) -> Answer:
     """`/api/window?run=&axis=step|time&from=&to=&…`: rows of `get_series` in a zoomed range."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
-    axis = _axis(query.get("axis", "step"))
-    low, high = (_finite(name, query.get(name, "")) for name in ("from", "to"))
+    axis: Axis = "time" if query.get("axis") == "time" else "step"
+    low = _finite("from", query.get("from", ""))
+    high = _finite("to", query.get("to", ""))
     run = read_run(folder)
     with StoreReader(folder) as reader:
         include_folded = bool(query.get("include_folded"))
@@ -187,13 +198,6 @@ def _finite(name: str, text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{name}: must be a finite number, got {text[:40]!r}.")
     return value
-
-
-def _axis(text: str) -> Axis:
-    axis = AXES.get(text)
-    if axis is None:
-        raise ValueError(f"axis: must be step or time, got {text[:40]!r}.")
-    return axis
 
 
 ROUTES = [

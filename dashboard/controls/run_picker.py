@@ -10,7 +10,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.charts.run_view import KINDS, NAME_LENGTH, run_kind, run_name
-from dashboard.run_index import RunList
+from dashboard.run_list import Listing
 from dashboard.services import Services
 from stepscope.common.formatting import format_duration, printable
 from stepscope.run import RunInfo, is_local, is_run_id, read_only_reason
@@ -21,7 +21,7 @@ _ENDED = "run_ended_when_shown"
 _NO_ROOTS: Mapping[Path, str | None] = {}
 
 
-def picked_run(server: Services, listing: RunList) -> str | None:
+def picked_run(server: Services, listing: Listing) -> str | None:
     """Return the id of the run to show; None without runs.
 
     A run chosen by the user or the URL stays. Otherwise it is the active run, the newest live one
@@ -40,7 +40,7 @@ def picked_run(server: Services, listing: RunList) -> str | None:
 
 
 def choices(
-    picked: str | None, listing: RunList, roots: Mapping[Path, str | None] = _NO_ROOTS
+    picked: str | None, listing: Listing, roots: Mapping[Path, str | None] = _NO_ROOTS
 ) -> list[tuple[str, str]]:
     """Return ids and labels: live runs first, then the newest; an unlisted `picked` before all."""
     names = labels(listing.runs, roots=roots)

@@ -14,7 +14,6 @@ from dashboard.views.parts import READING_WIDTH, devices, practice_command, star
 from stepscope.host.child_process import ChildOutput, ChildState
 from stepscope.run import RunError
 from trainer.lessons import BY_NAME, LESSONS, Lesson
-from trainer.runners.child_process import LessonRun
 
 REFRESH, IDLE_REFRESH = (
     "500ms",
@@ -39,9 +38,9 @@ def cuda_note(lesson: Lesson) -> None:
 
 def result(lesson: Lesson, was_running: bool) -> None:
     """Draw the buttons, the progress and the output of the last run of this lesson."""
-    if was_running != (server.lessons.running() is not None):
+    if was_running != (server.running_lesson() is not None):
         st.rerun()  # for the other refresh interval
-    run = server.lessons.last(lesson.name)
+    run = server.lessons.get(lesson.name)
     output = run.output() if run else None
     if run is not None and output is not None and output.state is ChildState.RUNNING:
         if st.button("Stop", icon=":material/stop:", help="End the lesson's process."):
@@ -67,10 +66,7 @@ def run_button(lesson: Lesson) -> None:
         st.button("Run", type="primary", icon=icon, disabled=True, help=about)
     elif start_button("Run", server.busy_reason(ServerActivity.LESSON), about, icon=icon):
         try:
-            server.begin(
-                ServerActivity.LESSON,
-                lambda: server.lessons.keep(LessonRun(lesson), lesson.name),
-            )
+            server.start_lesson(lesson)
         except (RunError, OSError) as error:
             st.error(f"The lesson could not start. {error}")
         else:
@@ -109,7 +105,7 @@ with st.sidebar:
 st.markdown(f"### {shown.title}")
 st.container(width=READING_WIDTH).markdown(shown.text)
 cuda_note(shown)
-running = server.lessons.running() is not None
+running = server.running_lesson() is not None
 st.fragment(result, run_every=REFRESH if running else IDLE_REFRESH)(shown, running)
 st.caption(f"`{shown.command}`")
 st.code(shown.path.read_text(encoding="utf-8"), language="python", wrap_lines=True)

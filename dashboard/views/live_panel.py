@@ -24,7 +24,7 @@ from dashboard.format import button, code_between_backticks, escape_markdown
 from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import retry, retry_button
 from dashboard.ranks.members import used_gpus
-from dashboard.run_index import RunList
+from dashboard.run_list import Listing
 from dashboard.services import Devices, ServerActivity, Services
 from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import connections, practice_command, warn_of_unreadable
@@ -82,14 +82,14 @@ def start_if_requested(
 def live_panel(
     server: Services,
     config: RunConfig,
-    listing: RunList,
+    listing: Listing,
     run: RunInfo | None,
     tab: str,
     trouble: str | None = None,
 ) -> None:
     """Draw the header, with why the picked run is unreadable (`trouble`), and charts of `tab`."""
     # Before the layout: if a finding changes between the two, the next poll has another token.
-    token = page_token(listing, run, server.measuring())
+    token = page_token(listing, run, server.busy_reason(ServerActivity.RUN))
     picked = st.session_state.get(RUN)
     again = None if run is None else retry(run, server.devices().devices)
     error = st.session_state.pop(ERROR, None)
@@ -145,7 +145,7 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     best = found.devices[0]
     st.markdown("#### No run is shown")
     connections(server)
-    warn_of_unreadable(server.unreadable())
+    warn_of_unreadable(server.run_list.unreadable())
     if refused is None:
         memory = format_bytes(best.memory_total)
         name = escape_markdown(best.name)

@@ -30,8 +30,7 @@ ON_A_CPU = "On a CPU this is the growth of the process, with the libraries that 
 def estimate_buttons(server: Services, config: RunConfig) -> None:
     problem = probe_problem(config)
     refused = None if problem is None else str(problem)
-    refused = refused or server.busy_reason(ServerActivity.MEMORY_PROBE)
-    refused = refused or server.device_busy_reason(config.device)
+    refused = refused or server.busy_reason(ServerActivity.MEMORY_PROBE, config.device)
     with st.container(horizontal=True, key="probe_buttons"):
         st.button(
             "Estimate memory",
@@ -64,7 +63,7 @@ def estimate_panel(server: Services, config: RunConfig) -> None:
     error = st.session_state.pop(ERROR, None)
     if error is not None:
         st.error(error, icon=":material/error:")
-    last = server.probes.last()
+    last = server.probe
     if last is None:
         return
     with st.container(border=True, key="probe_panel"):
@@ -83,7 +82,7 @@ def estimate_panel(server: Services, config: RunConfig) -> None:
             if last.config != config:
                 note("info", "Settings changed since this measurement. Measure again.")
             _use_button(output.answer, config)
-        st.button("Close", key="probe_close", icon=":material/close:", on_click=server.probes.drop)
+        st.button("Close", key="probe_close", icon=":material/close:", on_click=server.drop_probe)
 
 
 def _progress(run: MemoryProbeRun) -> None:

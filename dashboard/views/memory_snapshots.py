@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import services
 from dashboard.controls.actions import refusal
 from dashboard.format import escape_markdown, note, pick
-from dashboard.run_files import SnapshotFile, file_content, snapshots
+from dashboard.run_files import SnapshotFile, file_content, pickles, snapshots
 from dashboard.views.parts import download, number, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
@@ -58,7 +58,7 @@ def snapshot_section(run: RunInfo | None) -> None:
 
 def _section(run: RunInfo | None) -> None:
     own = [] if run is None else snapshots(run.folder)
-    files = [*own, *services.get().snapshots.others()]
+    files = [*own, *pickles(services.get().snapshots.folder)]
     with st.container(border=True, key="snapshots_section"):
         with st.container(horizontal=True, vertical_alignment="bottom", key="snapshots_head"):
             st.markdown("#### Memory snapshots", width="content")

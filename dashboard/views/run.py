@@ -22,7 +22,7 @@ from trainer.config import checkpoints
 server = services.get()
 found = devices(server)
 link_problems = controls.load_settings(found)
-listing = server.index.fresh()
+listing = server.run_list.fresh()
 picked = picked_run(server, listing)
 run, trouble = None, None
 try:

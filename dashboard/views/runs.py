@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
 from dashboard.format import button, escape_markdown
-from dashboard.run_catalog import MIB, RunRow, disk_use, hint, matching
+from dashboard.run_rows import MIB, RunRow, disk_use, hint, matching
 from dashboard.views import parts
 from dashboard.views.live_panel import examples, open_run
 from dashboard.views.parts import connections, number, text
@@ -64,15 +64,14 @@ keep_settings()
 label_of = {str(folder): label for folder, label in server.roots.items()}
 if st.session_state.arrived:
     st.session_state.pop(KEPT, None)
-    server.rows(check=True)  # A change by another program is seen when the page is opened.
 
 
 @st.fragment(run_every="5s")
 def table() -> None:
     """Draw the search, a row for each run, and the buttons of the ticked runs."""
     with st.spinner("Reading the runs…", show_time=True):
-        rows = server.rows()
-    unreadable = server.unreadable()
+        rows = server.run_list.rows()
+    unreadable = server.run_list.unreadable()
     parts.warn_of_unreadable(unreadable)
     if not rows:
         if not unreadable:
@@ -218,7 +217,6 @@ def _edit(runs: Sequence[RunInfo]) -> None:
             own = [tag for tag in kept if tag in metadata.tags or tag not in tags]
             changed = {} if tuple(own) == metadata.tags else {"tags": own}
             edit_notes(run.folder, **changed, **edits)
-            server.forget(run.id)
     except (RunError, OSError) as error:
         parts.warning(f"Not saved: {error}")
     else:

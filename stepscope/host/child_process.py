@@ -31,6 +31,14 @@ def signal_all(processes: Iterable[psutil.Process], number: signal.Signals) -> N
             process.send_signal(number)
 
 
+def end_process(process: psutil.Process, timeout_s: float) -> None:
+    """End a process by SIGTERM, after `timeout_s` by SIGKILL, for whose effect it waits as long."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        signal_all([process], number)
+        if not psutil.wait_procs([process], timeout_s)[1]:
+            return
+
+
 def kill_group(leader: int) -> None:
     """Kill the processes of the group that a child leads, or has led: it keeps the child's pid."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

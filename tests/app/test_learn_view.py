@@ -22,7 +22,6 @@ from tests.support.app_page import (
 )
 from tests.support.lesson_programs import SLEEP, Write, write
 from trainer.lessons import BY_NAME, LESSONS
-from trainer.runners.child_process import LessonRun
 
 __all__ = ["write"]
 
@@ -91,7 +90,7 @@ def test_during_a_run_or_a_sweep_no_lesson_starts(
     owner = server if active == "run" else server.sweeps
     monkeypatch.setattr(owner, "active_id", lambda: "20261122-digits")
     press(app, "Run")  # drawn before the other one began
-    assert server.lessons.running() is None
+    assert server.running_lesson() is None
     app.run()
     assert label(app, "button", "Run").disabled
     assert label(app, "button", "Run").help == server.busy_reason(ServerActivity.LESSON)
@@ -106,7 +105,7 @@ def test_during_a_lesson_no_run_and_no_sweep_starts(
     lab.switch_page("views/lab.py").run()
     before = component(live)["page_token"]
     lesson = write(SLEEP)
-    server.begin(ServerActivity.LESSON, lambda: server.lessons.keep(LessonRun(lesson), "program"))
+    server.start_lesson(lesson)
     start_run(live)  # drawn before the lesson began
     assert not server.list_runs()
     assert start_refused(live) == server.busy_reason(ServerActivity.RUN) is not None
@@ -118,7 +117,7 @@ def test_during_a_lesson_no_run_and_no_sweep_starts(
     assert start_sweep.help == server.busy_reason(ServerActivity.SWEEP)
     with pytest.raises(RunError, match="program"):
         server.begin(ServerActivity.SWEEP, lambda: None)
-    server.lessons.close()
+    server.lessons[lesson.name].stop()
     live.run()
     assert start_refused(live) is None
     assert component(live)["page_token"] == before

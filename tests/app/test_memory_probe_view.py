@@ -50,14 +50,14 @@ def keep_ended(
         running=lambda: False,
         stop=lambda: None,
     )
-    server.probes.keep(child)
+    server.probe = child
 
 
 def test_the_settings_of_the_sidebar_are_measured(page: OpenPage, server: Services) -> None:
     app = page(workload="linear", device="cpu", batch_size="256")
     label(app, "button", "Estimate memory").click().run()
     assert not app.exception
-    run = server.probes.last()
+    run = server.probe
     assert run is not None
     assert run.config.batch_size == 256
     assert run.wait(300)
@@ -68,7 +68,7 @@ def test_the_settings_of_the_sidebar_are_measured(page: OpenPage, server: Servic
     assert {"Peak", "Left free"} <= set(app.dataframe[0].value["Memory"])
     assert "3 steps" in text_of(app)
     label(app, "button", "Close").click().run()
-    assert server.probes.last() is None
+    assert server.probe is None
     assert not app.success
 
 
@@ -77,12 +77,12 @@ def test_another_probe_replaces_the_running_one_and_can_be_stopped(
 ) -> None:
     app = page(workload="gpt", device="cpu")
     label(app, "button", "Estimate memory").click().run()
-    first = server.probes.last()
+    first = server.probe
     for activity in (ServerActivity.RUN, ServerActivity.LESSON):
         with pytest.raises(RunError):
             server.begin(activity, lambda: None)
     label(app, "button", "Find max batch size").click().run()
-    second = server.probes.last()
+    second = server.probe
     assert first is not None
     assert second is not None
     assert first.output().state is ChildState.STOPPED
@@ -95,7 +95,7 @@ def test_another_probe_replaces_the_running_one_and_can_be_stopped(
 
 
 def test_buttons_are_disabled_with_the_reason(
-    page: OpenPage, server: Services, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    page: OpenPage, server: Services, machine: Machine
 ) -> None:
     app = page(workload="linear", device="cpu", precision="tf32")
     assert "Estimate memory" not in [button.label for button in app.button]
@@ -111,8 +111,10 @@ def test_buttons_are_disabled_with_the_reason(
     (reason,) = reasons(device="cpu", strategy="ddp", devices_per_node="2")
     assert reason.startswith("strategy: ")
     machine(GPU)
-    monkeypatch.setattr(server, "device_busy_reason", {GPU.id: "The run one uses it."}.get)
-    assert reasons(device=GPU.id) == {"The run one uses it."}
+    live = make_run(server.runs, "live", device=GPU.id)
+    server.run_list.fresh()
+    (reason,) = reasons(device=GPU.id)
+    assert live.name in reason
     server.active_id = lambda: "one"  # type: ignore[method-assign]
     assert reasons(device="cpu") == {server.busy_reason(ServerActivity.MEMORY_PROBE)}
 
@@ -165,9 +167,10 @@ def test_a_live_run_of_this_machine_makes_its_gpu_busy(
     server: Services, facts: dict[str, Any]
 ) -> None:
     make_run(server.runs, "ended", status="finished", **facts)
-    assert server.device_busy_reason(GPU.id) is None
+    probe = ServerActivity.MEMORY_PROBE
+    assert server.busy_reason(probe, GPU.id) is None
     live = make_run(server.runs, "live", **facts)
-    server.index.fresh()
-    assert live.name in str(server.device_busy_reason(GPU.id))
-    assert server.device_busy_reason("cpu") is None
-    assert server.device_busy_reason("GPU-of-another") is None
+    server.run_list.fresh()
+    assert live.name in str(server.busy_reason(probe, GPU.id))
+    assert server.busy_reason(probe) is None
+    assert server.busy_reason(probe, "GPU-of-another") is None

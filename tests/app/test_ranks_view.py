@@ -11,7 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.run_catalog import row
+from dashboard.run_rows import cells_of
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.store.recorder import Recorder
@@ -111,4 +111,4 @@ def test_the_runs_page_has_the_number_of_ranks(
 ) -> None:
     describe(job, config=config, world_size=size)
     run = read_run(job)
-    assert row(run, None)["Ranks"] == label
+    assert cells_of(run, None)["Ranks"] == label

@@ -14,7 +14,7 @@ from dashboard import services
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
 from dashboard.format import escape_markdown
-from dashboard.run_catalog import disk_use, row, whole_metadata
+from dashboard.run_rows import cells_of, disk_use, whole_metadata
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunStatus, read_metadata, read_run
 from stepscope.run.metadata import FinalMetric, RunNotes, edit_notes, read_notes
@@ -53,7 +53,7 @@ def test_a_row_has_the_runs_best_loss_rate_and_peaks(tmp_path: Path) -> None:
     recorder = recorded(tmp_path / "job", device="GPU-1", devices=[gpu], rank=0, world_size=4)
     recorder.close(RunStatus.FINISHED)
     run = read_run(tmp_path / "job")
-    cells = row(run, None)
+    cells = cells_of(run, None)
     assert cells["Best loss"] == pytest.approx(2.0)
     assert cells["Samples/s"] == pytest.approx(4 * 500, rel=1e-3), "200 samples in 0.4 s a rank"
     assert (cells["Peak allocated"], cells["Peak process"]) == (2.0, 3.0)
@@ -72,7 +72,7 @@ def test_the_numbers_are_in_run_json_or_the_store_or_there_are_none(tmp_path: Pa
     (folder / "run.json").write_text(json.dumps(run_json))
     assert whole_metadata(read_run(folder)) == whole
     (folder / "rank0.sqlite").write_bytes(b"x" * 5000)
-    assert row(read_run(folder), None)["Best loss"] is None
+    assert cells_of(read_run(folder), None)["Best loss"] is None
 
 
 def test_the_disk_use_of_a_folder_that_disappears_is_empty(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_the_disk_use_of_a_folder_that_disappears_is_empty(tmp_path: Path) -> No
 def test_the_row_of_a_live_run_follows_it(server: services.Services) -> None:
     recorder = recorded(server.runs / "one")
     recorder.set_status(RunStatus.RUNNING)
-    wait_until(lambda: server.rows()[0].cells["Steps"] == 3000)
-    assert server.rows()[0].live
+    wait_until(lambda: server.run_list.rows()[0].cells["Steps"] == 3000)
+    assert server.run_list.rows()[0].live
     for step, loss in ((3001, 0.25), (3002, 9.0)):  # the best validation loss counts
         recorder.log(step, {"val/loss": loss})
     recorder.close(RunStatus.FINISHED)
-    wait_until(lambda: not server.rows()[0].live)  # a live run is read once a second
-    (ended,) = server.rows()
+    wait_until(lambda: not server.run_list.rows()[0].live)  # a live run is read once a second
+    (ended,) = server.run_list.rows()
     assert ended.cells["Best loss"] == 0.25
     assert ended.cells["final: val/loss"] == 9.0
 
@@ -156,7 +156,7 @@ def test_ticked_runs_are_renamed_tagged_and_pinned(
     label(app, "checkbox", "Pin").set_value(True)
     label(app, "button", "Save").click()
     run_ticked(app, 0)
-    (edited,) = [row for row in server.rows() if row.pinned]
+    (edited,) = [row for row in server.run_list.rows() if row.pinned]
     edit_notes(server.runs / "one", group="first")
     edit_notes(server.runs / "two", group="second")
     run_ticked(app, 0, 1)
@@ -208,16 +208,16 @@ def test_a_confirmed_deletion_never_removes_a_run_that_the_question_did_not_name
         record(server.runs, name, **GONE)
     app = runs_page(page)
     run_ticked(app, 1)
-    shown = [row.id for row in server.rows()]
+    shown = [row.id for row in server.run_list.rows()]
     shutil.rmtree(server.runs / shown[0])  # by another program
     app.button(key=confirm_key(app)).click()
     run_ticked(app, 1)
-    assert {row.id for row in server.rows()} == set(shown[1:])
+    assert {row.id for row in server.run_list.rows()} == set(shown[1:])
     run_ticked(app, 1)  # the second of three
     app.text_input(key="search").set_value(shown[3])
     app.button(key=confirm_key(app)).click()
     run_ticked(app, 1)
-    assert {row.id for row in server.rows()} == set(shown[1:])
+    assert {row.id for row in server.run_list.rows()} == set(shown[1:])
 
 
 def confirm_key(app: AppTest) -> str:
@@ -235,7 +235,7 @@ def test_no_run_is_ticked_after_a_deletion_in_part(
     before = app.dataframe[0].proto.id
     app.button(key=confirm_key(app)).click()
     run_ticked(app, 0, 1)
-    assert len(server.rows()) == 2
+    assert len(server.run_list.rows()) == 2
     assert app.dataframe[0].proto.id != before, "a table without ticks"
     assert len(app.warning) == 1
     app.run()
@@ -286,4 +286,4 @@ def test_a_rename_keeps_the_tags_of_a_later_call(page: OpenPage, server: service
     label(app, "button", "Save").click()
     run_ticked(app, 0)
     assert read_notes(server.runs / "one") == RunNotes(name="best")
-    assert [row.cells["Name"] for row in server.rows()] == ["best"]
+    assert [row.cells["Name"] for row in server.run_list.rows()] == ["best"]

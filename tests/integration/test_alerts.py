@@ -22,7 +22,7 @@ import pytest
 
 from dashboard import crash_watch
 from dashboard.crash_watch import CrashWatch
-from dashboard.run_index import RunIndex
+from dashboard.run_list import RunList
 from stepscope.alerts import notifier
 from stepscope.alerts.evaluator import AlertEvaluator
 from stepscope.alerts.monitor import MARKER
@@ -403,7 +403,7 @@ def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
 def test_the_server_reports_a_killed_run_once(tmp_path: Path, file: File) -> None:
     file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n')
     with killed(tmp_path) as folder:
-        watch = CrashWatch(RunIndex(folder.parent))
+        watch = CrashWatch(RunList(folder.parent))
         wait_until(lambda: watch.check_runs() == [folder.name])
         (event,) = alerts(folder)
         assert event.data["rule"] == "run_failed"
@@ -412,7 +412,7 @@ def test_the_server_reports_a_killed_run_once(tmp_path: Path, file: File) -> Non
         wait_until(lambda: len(file.lines()) == 1)
         # Neither another look nor another server reports it again.
         assert watch.check_runs() == []
-        assert CrashWatch(RunIndex(folder.parent)).check_runs() == []
+        assert CrashWatch(RunList(folder.parent)).check_runs() == []
         assert len(alerts(folder)) == 1
         assert file.lines()[0]["run"] == folder.name
 
@@ -433,12 +433,12 @@ def test_an_old_a_foreign_and_a_disabled_crash_is_not_reported(tmp_path: Path, f
             run_json = json.loads(original) | change
             path.write_text(json.dumps(run_json))
             os.utime(path, (run_json["heartbeat"],) * 2)
-            assert CrashWatch(RunIndex(folder.parent)).check_runs() == []
+            assert CrashWatch(RunList(folder.parent)).check_runs() == []
             assert not (folder / MARKER).exists()
         file.write("")
         path.write_text(original)
         os.utime(path)
-        assert CrashWatch(RunIndex(folder.parent)).check_runs() == [folder.name]
+        assert CrashWatch(RunList(folder.parent)).check_runs() == [folder.name]
 
 
 def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
@@ -455,7 +455,7 @@ def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
         return []
 
     monkeypatch.setattr(crash_watch, "PERIOD_S", 0.01)
-    watch = CrashWatch(RunIndex(tmp_path))
+    watch = CrashWatch(RunList(tmp_path))
     monkeypatch.setattr(watch, "check_runs", look)
     watch.start()
     assert twice.wait(30)

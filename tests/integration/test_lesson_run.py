@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dashboard import services
-from dashboard.services import ServerActivity
 from stepscope.host.child_process import ChildOutput, ChildState
 from stepscope.run import RunError
 from tests.support.child_process import is_running
@@ -100,23 +99,19 @@ def test_one_at_a_time_the_last_of_each_name_is_kept_and_the_server_ends_it(
 ) -> None:
     server = services.Services(tmp_path, tmp_path)
     server.devices()
-    lessons = server.lessons
     slow, quick = write(SLEEP, name="slow"), write("print('done')\n", name="quick")
-    first = LessonRun(slow)
-    server.begin(ServerActivity.LESSON, lambda: lessons.keep(first, "slow"))
-    assert lessons.running() is first
+    server.start_lesson(slow)
+    first = server.lessons["slow"]
+    assert server.running_lesson() is first
     with pytest.raises(RunError, match="“slow” is running"):
-        server.begin(ServerActivity.LESSON, lambda: None)
+        server.start_lesson(quick)
     first.stop(10)
-    second = LessonRun(quick)
-    server.begin(ServerActivity.LESSON, lambda: lessons.keep(second, "quick"))
-    assert ended(second).text == "done\n"
-    assert lessons.last("slow") is first
+    server.start_lesson(quick)
+    assert ended(server.lessons["quick"]).text == "done\n"
+    assert server.lessons["slow"] is first
     assert first.output().state is ChildState.STOPPED
-    lessons.drop("slow")
-    assert lessons.last("slow") is None
-    last = LessonRun(slow)
-    lessons.keep(last, "slow")
+    server.start_lesson(slow)
+    last = server.lessons["slow"]
     server.close()
     assert last.output().state is ChildState.STOPPED
 

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from dashboard import live_chart, services
 from dashboard.crash_watch import CrashWatch
-from dashboard.run_index import RunIndex
+from dashboard.run_list import RunList
 from stepscope.run import STALE_S, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from stepscope.store.schema import SCHEMA_VERSION
@@ -118,7 +118,7 @@ def test_the_server_stores_the_last_rows_of_a_killed_run_and_no_answer_writes(
     before = files()
     body = client.get("/api/series", params={"run": "killed"}).json()
     assert (body["status"], files()) == ("crashed", before)
-    CrashWatch(RunIndex(runs)).check_runs()
+    CrashWatch(RunList(runs)).check_runs()
     body = client.get("/api/series", params={"run": "killed"}).json()
     assert body["progress"]["step"] >= told
     assert body["series"]["steps"]["end"] == body["progress"]["step"]

@@ -69,9 +69,8 @@ def test_a_job_that_hangs_says_so_while_it_does(server: Services, tmp_path: Path
         assert record is not None
         record = replace(record, since=now - 9, seen=now)
         (folder / hang_name(number)).write_text(json.dumps(asdict(record)))
-    server.hangs = RunAnalyzer(
-        hang_of, "", start=lambda look: look()
-    )  # else in a thread: a poll does not wait for it
+    # Else in a thread, for which a poll does not wait.
+    server.hangs = RunAnalyzer(hang_of, "", start=lambda search: search())
     told = poll("job")["verdict"]
     assert told["kind"] == "hang"
     assert "all_reduce #81" in told["text"]

@@ -119,6 +119,6 @@ def press(app: AppTest, name: str) -> None:
 
 
 def wait_for_result(app: AppTest, server: services.Services) -> None:
-    wait_until(lambda: server.lessons.running() is None, 60)
+    wait_until(lambda: server.running_lesson() is None, 60)
     app.run()
     assert not app.exception

@@ -30,9 +30,9 @@ from dashboard import services
 from dashboard.charts.memory_breakdown import read_breakdown
 from dashboard.crash_watch import CrashWatch
 from dashboard.ranks.job_ranks import read_job
-from dashboard.run_catalog import row
 from dashboard.run_files import profiles, snapshots
-from dashboard.run_index import RunIndex
+from dashboard.run_list import RunList
+from dashboard.run_rows import cells_of
 from dashboard.sweeps import Sweeps
 from stepscope.cli import main
 from stepscope.diagnosis.findings import findings, read_recorded
@@ -76,14 +76,14 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
         yield route, lambda route=route: _get(client, route.format(run=RUN))
     yield "POST mark", lambda: _post(client, "mark", {"text": "x"})
     yield "POST stop", lambda: _post(client, "stop", {})
-    yield "index", lambda: RunIndex(root).fresh()
+    yield "index", lambda: RunList(root).fresh()
     yield "the other run", lambda: _is_found(root)
     yield "python", lambda: _read_all(folder)
     yield "findings", lambda: findings(read_recorded(read_run(folder)))
     yield "recover", lambda: recover_ended(read_run(folder))
     yield "note end", lambda: note_end(folder, RunStatus.FAILED, "killed")
-    yield "crash watch", lambda: CrashWatch(RunIndex(root)).check_runs()
-    yield "summary", lambda: row(read_run(folder), None)
+    yield "crash watch", lambda: CrashWatch(RunList(root)).check_runs()
+    yield "summary", lambda: cells_of(read_run(folder), None)
     yield "files", lambda: (profiles(folder), snapshots(folder))
     yield "memory", lambda: read_breakdown(read_run(folder))
     yield "ranks", lambda: read_job(read_run(folder))
@@ -106,7 +106,7 @@ def _post(client: TestClient, name: str, args: dict[str, str]) -> None:
 
 
 def _is_found(root: Path) -> None:
-    assert OTHER in [run.id for run in RunIndex(root).fresh().runs], "the intact run is hidden"
+    assert OTHER in [run.id for run in RunList(root).fresh().runs], "the intact run is hidden"
 
 
 def _read_all(folder: Path) -> None:

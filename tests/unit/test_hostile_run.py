@@ -23,11 +23,10 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_state import state
 from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
-from dashboard.run_catalog import row
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, tail
-from dashboard.run_index import RunIndex
+from dashboard.run_list import RunList
+from dashboard.run_rows import cells_of
 from dashboard.sweeps import Sweeps
-from stepscope.alerts import monitor
 from stepscope.alerts.monitor import report_crash
 from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
@@ -197,7 +196,7 @@ def test_a_run_without_its_times_or_status_is_skipped(
     make_run(tmp_path / "good")
     with pytest.raises(RunError, match=next(iter(false))):
         read_run(tmp_path / "bad")
-    assert [run.id for run in RunIndex(tmp_path).fresh().runs] == ["good"]
+    assert [run.id for run in RunList(tmp_path).fresh().runs] == ["good"]
     assert main(["runs", "--json"]) == 0
     assert [run["id"] for run in json.loads(capsys.readouterr().out)] == ["good"]
 
@@ -217,7 +216,7 @@ def test_a_row_of_the_runs_page_holds_whatever_run_json_says(tmp_path: Path) -> 
         for value in HOSTILE:
             (folder / "run.json").write_text(json.dumps(written | {name: value}))
             run = read_run(folder)
-            assert type(row(run, None)["Steps"]) in (int, type(None))
+            assert type(cells_of(run, None)["Steps"]) in (int, type(None))
             json.dumps([state(run), layout(run_content(run))], allow_nan=False).encode()
 
 
@@ -237,7 +236,7 @@ def test_a_folder_that_cannot_be_read_costs_itself_only(
         shown = {folder.name for folder in run_folders(readable)}
         assert "good" in shown
         assert "good" in {folder.name for folder in sweep_folders(readable)}
-        assert "good" in {run.id for run in RunIndex(readable).fresh().runs}
+        assert "good" in {run.id for run in RunList(readable).fresh().runs}
         assert "good/last.pt" in checkpoints(readable)
         assert Sweeps(readable, readable / "none").list_sweeps() == []
         assert main(["runs"]) == 0
@@ -285,52 +284,29 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert content() == before
 
 
-def test_a_crash_whose_alert_fails_hides_no_other_and_is_tried_again(
+def test_a_crash_whose_alert_fails_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("one", "two", "three"):
         crashed(tmp_path / name)
-    failing = {"two"}
 
     def tell(run: Any, settings: AlertSettings) -> Any:
-        if run.id in failing:
+        if run.id == "two":
             raise RuntimeError("an unexpected error")
         return SimpleNamespace(close=lambda: None)
 
-    monkeypatch.setattr(crash_watch, "report_crash", tell)
-    watch = CrashWatch(RunIndex(tmp_path))
-    assert sorted(watch.check_runs()) == ["one", "three"]
-    assert watch.check_runs() == []
-    assert len(caplog.records) == 1
-    failing.clear()
-    assert watch.check_runs() == ["two"]
-    assert watch.check_runs() == []
-
-
-def test_a_crash_is_alerted_after_errors_of_its_settings_and_of_its_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crashed(tmp_path / "run")
-    outcomes = iter([OSError("an error of the disk")])
+    loaded = iter([OSError("an error of the disk")])
 
     def load_once_refused() -> AlertSettings:
-        for error in outcomes:
+        for error in loaded:
             raise error
         return AlertSettings(path=tmp_path / "alerts.toml")
 
-    make = monitor.make_alert
-    refused = iter([RuntimeError("an unexpected error")])
-
-    def make_once_refused(*args: Any) -> Any:
-        for error in refused:
-            raise error
-        return make(*args)
-
     monkeypatch.setattr(crash_watch, "load", load_once_refused)
-    monkeypatch.setattr(monitor, "make_alert", make_once_refused)
-    watch = CrashWatch(RunIndex(tmp_path))
+    monkeypatch.setattr(crash_watch, "report_crash", tell)
+    watch = CrashWatch(RunList(tmp_path))
     with pytest.raises(OSError, match="an error of the disk"):
         watch.check_runs()
+    assert sorted(watch.check_runs()) == ["one", "three"]
     assert watch.check_runs() == []
-    assert watch.check_runs() == ["run"]
-    assert watch.check_runs() == []
+    assert len(caplog.records) == 1

@@ -24,7 +24,7 @@ from dashboard.charts.ranks import (
 from dashboard.ranks import members
 from dashboard.ranks.job_ranks import JobRanks, read_job
 from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
-from dashboard.run_index import RunList
+from dashboard.run_list import Listing
 from stepscope.run import process_identity, rank_json, read_run, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 
@@ -286,7 +286,7 @@ def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.Monk
     job.add(0, devices=GPUS, device="GPU-1")
     job.add(1, device="GPU-3")
     run = read_run(tmp_path)
-    before = page_token(RunList((), ""), run)
+    before = page_token(Listing((), ""), run)
     read: list[int] = []
 
     def counted(folder: Path, number: int) -> members.RankEntry:
@@ -294,9 +294,9 @@ def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.Monk
         return read_member(folder, number)
 
     monkeypatch.setattr(members, "read_member", counted)
-    assert page_token(RunList((), ""), run) == before
+    assert page_token(Listing((), ""), run) == before
     assert not read
     searches.pop()()
     assert read == [0, 1]
-    assert page_token(RunList((), ""), run) != before  # the page's script draws the tiles again
+    assert page_token(Listing((), ""), run) != before  # the page's script draws the tiles again
     assert not searches

@@ -107,7 +107,7 @@ def test_a_poll_loads_an_old_run_and_shows_it_once_it_is_there(
     assert waiting["series"] == {}
     assert waiting["source"]["note"]
     assert waiting["source"]["connected"]
-    (old,) = server.rows()
+    (old,) = server.run_list.rows()
     assert old.cells["Best loss"] == 1.0, "run.json of an ended run has it"
     source.now = LOST
     assert "Connection refused" in poll("old")["source"]["note"]
@@ -116,7 +116,7 @@ def test_a_poll_loads_an_old_run_and_shows_it_once_it_is_there(
     assert loaded["source"]["note"] is loaded["source"]["lost"] is None
     assert loaded["series"]["steps"]["end"] == 1
     assert loaded["page_token"] != waiting["page_token"], "the page draws the rest of the tab"
-    (old,) = server.rows(check=True)
+    (old,) = server.run_list.rows()
     assert (old.cells["Best loss"], old.cells["Size"]) == (1.0, None)
 
 

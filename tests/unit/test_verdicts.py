@@ -1,9 +1,8 @@
-"""The diagnosis on the page: computed rarely, equal for all tabs."""
+"""The diagnosis on the page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,13 @@ import pytest
 
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
-from dashboard.run_analyzer import RunAnalyzer
-from dashboard.verdicts import EVERY_S, HOLD_S, Verdicts, as_json
+from dashboard.verdicts import as_json, diagnose
 from stepscope.diagnosis.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
 from stepscope.diagnosis.findings import straggler_of
-from stepscope.run import RunInfo, RunStatus, read_run
+from stepscope.run import RunStatus, read_run
 from stepscope.run_setup import RunSetup
-from stepscope.store import StoreReader
 from stepscope.store.blocks import Event
 from stepscope.store.writer import StoreWriter
-from tests.support.fake_nvml import FakeClock
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import CREATED, rows, write_run, write_slow_job
 from tests.support.train_devices import SIMULATED
@@ -33,83 +29,18 @@ __all__ = ["js"]
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**34)
 
 
-Ask = Callable[..., BottleneckDiagnosis | None]
+def ask(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
+    """Return the diagnosis of a run, live by default."""
+    run = replace(read_run(folder), status=status)
+    return diagnose(run, straggler_of(run), lambda name, value: True)
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def ask(clock: FakeClock) -> Ask:
-    """Return the function that returns the diagnosis of a run, live by default."""
-    verdicts = Verdicts(RunAnalyzer(straggler_of, "", clock), clock)
-
-    def of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
-        run: RunInfo = replace(read_run(folder), status=status)
-        with StoreReader(folder) as reader:
-            return verdicts.of(reader, run, lambda name, value: True)
-
-    return of
-
-
-def test_young_runs_and_recordings_have_none(tmp_path: Path, clock: FakeClock, ask: Ask) -> None:
-    young = write_run(tmp_path / "a", steps=rows(0.06, count=10))
-    assert ask(young) is None
+def test_young_runs_and_recordings_have_none(tmp_path: Path) -> None:
+    assert ask(write_run(tmp_path / "a", steps=rows(0.06, count=10))) is None
     assert ask(write_run(tmp_path / "r", {"kind": "record"}, steps=rows(0.06))) is None
-    (young / "rank0.sqlite").unlink()
-    write_run(young, steps=rows(0.06))
-    assert ask(young) is None
-    clock.now += EVERY_S
-    found = ask(young)
-    assert found is not None
-    assert found.kind is BottleneckKind.INPUT
 
 
-def test_it_is_made_once_for_all_tabs_and_stays_a_while(
-    tmp_path: Path, clock: FakeClock, ask: Ask, monkeypatch: Any
-) -> None:
-    folder = write_run(tmp_path / "r", steps=rows(0.06))
-    shown = ask(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr("dashboard.verdicts.recent_figures", lambda *_: pytest.fail("read again"))
-        for _ in range(10):
-            clock.now += HOLD_S / 11
-            assert ask(folder) is shown
-    clock.now += HOLD_S
-    assert ask(folder) is not shown
-
-
-def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
-    tmp_path: Path, clock: FakeClock, ask: Ask, monkeypatch: Any
-) -> None:
-    folder = write_run(tmp_path / "r", steps=rows(0.06))
-    live = ask(folder)
-    ended = ask(folder, RunStatus.FINISHED)
-    assert ended is not live
-    monkeypatch.setattr("dashboard.verdicts.recent_figures", lambda *_: pytest.fail("read again"))
-    clock.now += 1000
-    assert ask(folder, RunStatus.FINISHED) is ended
-
-
-def test_a_run_of_another_host_that_recovers_has_new_verdicts(
-    tmp_path: Path, clock: FakeClock, ask: Ask
-) -> None:
-    folder = write_run(tmp_path / "r", {"host": "elsewhere"}, steps=rows(0.06))
-    silent = ask(folder, RunStatus.CRASHED)
-    assert ask(folder, RunStatus.CRASHED) is silent
-    for _ in range(2):
-        clock.now += HOLD_S
-        live = ask(folder)
-        assert live is not silent
-        silent = live
-    ended = ask(folder, RunStatus.FINISHED)
-    clock.now += HOLD_S
-    assert ask(folder, RunStatus.FINISHED) is ended is not live
-
-
-def test_that_a_gpu_is_simulated_is_shown_instead(tmp_path: Path, ask: Ask) -> None:
+def test_that_a_gpu_is_simulated_is_shown_instead(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", {"device": SIMULATED.id}, steps=rows(0.06))
     found = as_json(ask(folder), PLACES)
     assert found is not None
@@ -121,25 +52,17 @@ def test_that_a_gpu_is_simulated_is_shown_instead(tmp_path: Path, ask: Ask) -> N
         assert job.kind == kind
 
 
-def test_a_run_whose_loss_became_nan_says_so_after_its_end(tmp_path: Path, ask: Ask) -> None:
-    """Such a run ended "Finished" without a word on the page."""
-    folder = write_run(tmp_path / "nan", steps=rows(0.063))
-    writer = StoreWriter(folder / "rank0.sqlite", reopen=True)
-    with writer.transaction():
-        writer.add_event(Event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {}))
-    writer.close()
-    found = ask(folder, RunStatus.FINISHED)
-    assert found is not None
-    assert (found.kind, found.text) == (
-        BottleneckKind.NOT_FINITE,
-        "train/loss is NaN from step 7 on.",
-    )
-    assert as_json(found, PLACES) is not None
-
-
-@pytest.mark.parametrize(("loss", "is_broken"), [(math.nan, True), (0.5, False)])
-def test_a_live_run_says_so_while_its_loss_is_nan(
-    tmp_path: Path, ask: Ask, loss: float, is_broken: bool
+@pytest.mark.parametrize(
+    ("loss", "status", "is_broken"),
+    [
+        (math.nan, RunStatus.RUNNING, True),
+        (0.5, RunStatus.RUNNING, False),
+        (0.5, RunStatus.FINISHED, True),
+        (math.nan, RunStatus.FAILED, False),
+    ],
+)
+def test_a_loss_that_became_nan_is_the_diagnosis_until_it_is_finite_or_the_run_failed(
+    tmp_path: Path, loss: float, status: RunStatus, is_broken: bool
 ) -> None:
     last = (100.0, 100, {"train/loss": loss})
     folder = write_run(tmp_path / "nan", steps=[*rows(0.063), last])
@@ -147,8 +70,10 @@ def test_a_live_run_says_so_while_its_loss_is_nan(
     with writer.transaction():
         writer.add_event(Event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {}))
     writer.close()
-    found = ask(folder, RunStatus.RUNNING)
-    assert (found is not None and found.kind is BottleneckKind.NOT_FINITE) == is_broken
+    found = as_json(ask(folder, status), PLACES)
+    assert found is not None
+    assert (found["kind"] == BottleneckKind.NOT_FINITE) is is_broken
+    assert (found["text"] == "train/loss is NaN from step 7 on.") is is_broken
 
 
 def test_what_the_browser_gets() -> None:

@@ -1,0 +1,212 @@
+"""Rows of the Runs page, and the search of `lr>0.01 val/loss<0.3 status=failed` in them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dashboard.charts import run_view
+from stepscope.common.formatting import format_bytes, printable
+from stepscope.common.json_values import flattened
+from stepscope.run import RunInfo, read_metadata
+from stepscope.run.metadata import RunMetadata
+from stepscope.run.rank_info import now_of
+from stepscope.store import StoreError
+from stepscope.store.final_values import final_values
+
+MIB, GIB, J_PER_WH = 2**20, 2**30, 3600.0
+MAX_CELLS = 200  # settings and metrics of one run
+MAX_SEARCHED_CHARS = 20_000
+
+Cell = bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run: `cells` by column, `created` in epoch seconds, `duration` in seconds.
+
+    `root` is the folder of its run folder, `words` has the casefolded texts that a search finds.
+    """
+
+    id: str
+    root: str
+    live: bool
+    pinned: bool
+    created: float
+    duration: float | None
+    cells: dict[str, Cell]
+    words: str
+
+
+def row_of(run: RunInfo, size: int | None) -> RunRow:
+    """Return the row of a run with files of `size` bytes, None if unknown."""
+    cells = cells_of(run, size)
+    ended = now_of(run.run_json) if run.status.live else run.ended
+    texts = [
+        f"{key.removeprefix('config: ')}={cell}" if key.startswith("config: ") else cell
+        for key, cell in cells.items()
+        if isinstance(cell, str) or key.startswith("config: ")
+    ]
+    return RunRow(
+        id=run.id,
+        root=str(run.folder.parent),
+        live=run.status.live,
+        pinned=cells["Pinned"],
+        created=run.created,
+        duration=None if ended is None else max(0, round(ended - run.created)),
+        cells=cells,
+        words="\n".join([run.id, *texts])[:MAX_SEARCHED_CHARS].casefold(),
+    )
+
+
+def cells_of(run: RunInfo, size: int | None) -> dict[str, Any]:
+    """Return the cells of a run with files of `size` bytes, by column; None for missing values.
+
+    The fixed columns precede settings and metrics: `config: lr`, `final: val/accuracy`, `best: …`.
+    """
+    metadata = whole_metadata(run)
+    totals, final, git = metadata.totals or {}, metadata.final or {}, metadata.git
+    best = (final[key].best for key in ("val/loss", "train/loss") if key in final)
+
+    def total(name: str, unit: float = 1.0) -> float | None:
+        return totals[name] / unit if name in totals else None
+
+    cells = {
+        "Name": run_view.run_name(run),
+        "Status": run.status.value,
+        "Kind": run_view.KINDS[run_view.run_kind(run)],
+        "Tags": ", ".join(metadata.tags) or None,
+        "Group": metadata.group,
+        "Pinned": metadata.pinned,
+        "Ranks": run.world_size,
+        "Device": _device_name(run),
+        "Precision": _cell(metadata.config.get("precision")),
+        "Steps": run.run_json.get("step"),
+        "Best loss": next((loss for loss in best if loss is not None), None),
+        "Samples/s": total("samples_per_s"),
+        "Peak allocated": total("peak_allocated", GIB),
+        "Peak process": total("peak_process", GIB),
+        "Energy": total("energy", J_PER_WH),
+        "Size": None if size is None else size / MIB,
+        "Commit": None if git is None else git.commit[:12] + ("*" if git.dirty else ""),
+        "Note": metadata.note,
+    }
+    own: dict[str, Any] = {f"final: {key}": value.last for key, value in final.items()}
+    own |= {f"best: {key}": value.best for key, value in final.items()}
+    own |= {f"config: {name}": _cell(value) for name, value in flattened(metadata.config).items()}
+    shown = [(name, value) for name, value in own.items() if value is not None]
+    cells |= {printable(name)[: run_view.NAME_LENGTH]: value for name, value in shown[:MAX_CELLS]}
+    return {
+        name: printable(cell) if isinstance(cell, str) else cell for name, cell in cells.items()
+    }
+
+
+def whole_metadata(run: RunInfo) -> RunMetadata:
+    """Return the metadata with the values of the whole run, of the store if run.json has none."""
+    if "totals" not in run.run_json:
+        with contextlib.suppress(StoreError):  # neither numbers nor a reason: the run page names it
+            run = replace(run, run_json=run.run_json | final_values(run.folder, run.run_json))
+    return read_metadata(run)
+
+
+def _cell(value: Any) -> bool | float | str | None:
+    """Return a setting as a cell, a long text cut; None for lists."""
+    if isinstance(value, str) and len(value) > run_view.NAME_LENGTH:
+        return f"{value[: run_view.NAME_LENGTH - 1]}…"
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def disk_use(folder: Path, sizes: Sequence[int]) -> str:
+    """Return the disk use of `sizes` (bytes) as a sentence; "" if the free space is unknown."""
+    try:
+        free = format_bytes(shutil.disk_usage(folder).free)
+    except OSError:
+        return ""
+    listed = f"The {len(sizes)} listed runs use" if len(sizes) > 1 else "The listed run uses"
+    return f"{listed} {format_bytes(sum(sizes))}; {free} are free. `stepscope gc` deletes old runs."
+
+
+def _device_name(run: RunInfo) -> str | None:
+    """Return "CPU" or the GPU's name; None without training, or before its device is known."""
+    device = run_view.training_device(run)
+    if device in (None, "cpu"):
+        return "CPU" if device else None
+    names = {gpu.uuid: gpu.name for gpu in run_view.run_content(run).gpus}
+    return names.get(device, device)
+
+
+_CONDITION = re.compile(r"([^<>=!]+)(<=|>=|<|>|=)([^<>=!]+)")
+_DATE = re.compile(r"\d{4}-\d\d")  # dates of this form are in the order of their texts
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+}
+
+
+def matching(rows: Iterable[RunRow], query: str) -> list[RunRow]:
+    """Return the rows with all words and conditions of a query, in any order and case."""
+    found = list(rows)
+    for word in query.casefold().split():
+        match = _CONDITION.fullmatch(word)
+        if match is None:
+            found = [row for row in found if word.removeprefix("#") in row.words]
+        else:
+            name, compare, value = match.groups()
+            found = [
+                row
+                for row in found
+                if any(_compares(cell, compare, value) for cell in _cells(row, name))
+            ]
+    return found
+
+
+def hint(rows: Iterable[RunRow], query: str) -> str | None:
+    """Return which condition of a query no row can satisfy, or None."""
+    listed = list(rows)
+    for word in query.casefold().split():
+        match = _CONDITION.fullmatch(word)
+        if match is None and re.search("[<>=]", word):
+            return f"{word}: a condition is a column, one of <, <=, >, >= and =, and a value."
+        if match is not None and not any(_cells(row, match[1]) for row in listed):
+            return f"No column of these runs is named {match[1]}."
+    return None
+
+
+def _cells(row: RunRow, name: str) -> list[Cell]:
+    """Return the cells of a column: lr, best_loss or config:lr; the fixed one before others."""
+    if name == "duration":
+        return [row.duration]
+    if name == "started":
+        return [datetime.fromtimestamp(row.created).isoformat(" ", "minutes")]
+    asked = name.replace(":_", ":")
+    named = [(_names(column), cell) for column, cell in row.cells.items()]
+    whole = [cell for (folded, _), cell in named if folded == asked]
+    return whole or [cell for (_, short), cell in named if short == asked]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(column: str) -> tuple[str, str]:
+    folded = column.casefold().replace(": ", ":").replace(" ", "_")
+    return folded, re.sub("^(config|final):", "", folded)
+
+
+def _compares(cell: Cell, compare: str, value: str) -> bool:
+    if isinstance(cell, str) and _DATE.match(cell) and _DATE.match(value):
+        return _COMPARE[compare](cell[: len(value)], value)
+    try:
+        if cell is None or _COMPARE[compare](float(cell), float(value)):
+            return cell is not None
+        return compare == "=" and value == str(cell).casefold()  # nan
+    except (TypeError, ValueError):  # a text, of which a part is enough
+        return compare == "=" and value in str(cell).casefold()
