@@ -169,7 +169,7 @@ class Sweeps:
         """Stop the sweep that this server started; a second call does nothing."""
         with self._lock:
             child, self._child, self._child_id = self._child, None, None
-        if child is not None:
+        if child is not None and child.poll() is None:
             self._end(child, timeout_s)
 
     def _changeable(self, action: str, sweep_id: str) -> StoredSweep:
@@ -188,7 +188,7 @@ class Sweeps:
 
     def _launch(self, folder: Path) -> None:
         """Start the process that measures, in a process group that can be ended as a whole."""
-        if self._child is not None:
+        if self._child is not None and self._child.poll() is None:
             self._end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
         cwd, words = self._commands.get(folder.name, (PROJECT, ()))
         # -P: a file of the script's folder, such as random.py, must not replace a module.

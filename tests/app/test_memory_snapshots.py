@@ -130,7 +130,7 @@ def test_an_uploaded_file_is_kept_and_shown(section: Section, tmp_path: Path) ->
     app = section(None)
     app.file_uploader[0].upload("my file.pickle", REAL.read_bytes(), "application/octet-stream")
     until_open(app.run())
-    assert app.selectbox(key="snapshot_chosen").value.name == "my-file.pickle"
+    assert app.selectbox(key="snapshot_chosen").value.name.startswith("my-file-")
     assert len(app.dataframe) == 1
     app.file_uploader[0].upload("empty.pickle", b"", "application/octet-stream").run()
-    assert [path.name for path in (tmp_path / "snapshots").glob("*.pickle")] == ["my-file.pickle"]
+    assert len(list((tmp_path / "snapshots").glob("*.pickle"))) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import socket
@@ -177,35 +176,6 @@ def test_a_server_on_every_address_knows_users_of_the_loopback_interface(
     assert refused == "HTTP/1.1 403 Forbidden"
 
 
-def test_the_token_is_exchanged_for_a_cookie_of_this_server(server: Server) -> None:
-    proxied = {"X-Forwarded-For": "10.0.0.9"}
-    port = port_of(server)
-
-    def get(path: str, **headers: str) -> tuple[http.client.HTTPResponse, str]:
-        connection = http.client.HTTPConnection("localhost", port, timeout=20)
-        connection.request("GET", path, headers=proxied | headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        connection.close()
-        return answer, text
-
-    def status_of(path: str, **headers: str) -> int:
-        return get(path, **headers)[0].status
-
-    first, page = get(f"/lab?run=a%20b&token={TOKEN}&x=")
-    assert first.status == 200
-    assert TOKEN not in str(first.headers) + page
-    assert 'content="0; url=./lab?run=a+b&amp;x="' in page
-    cookie, *flags = first.headers["Set-Cookie"].split("; ")
-    assert cookie.startswith(f"stepscope-token-{port}=")
-    assert {flag.lower() for flag in flags} == {"httponly", "samesite=strict", "path=/"}
-    assert status_of("/lab", Cookie=cookie) == 200
-    assert status_of("/api/runs", Cookie=cookie) == 200
-    assert status_of("/api/runs", Cookie=cookie[:-1]) == 403
-    assert status_of("/api/runs", Authorization=f"Bearer {TOKEN}") == 200
-    assert 'content="0; url=./"' in get(f"//evil.test/?token={TOKEN}")[1]
-
-
 def test_the_address_of_a_running_server_is_in_a_private_file(
     server: Server, network_server: Server
 ) -> None:
@@ -253,14 +223,6 @@ def test_settings_of_the_callers_folder_open_nothing(tmp_path: Path) -> None:
     ]
     assert listening == [f"0100007F:{port_of(server):04X}"]
     stop_server(server)
-
-
-def test_a_short_token_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import app"]
-    environment = os.environ | {"STEPSCOPE_TOKEN": "short"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, check=False)
-    assert ended.returncode == 1
-    assert b"Traceback" not in ended.stderr
 
 
 Pair = tuple[socket.socket, socket.socket]

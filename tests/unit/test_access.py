@@ -84,25 +84,6 @@ def test_the_owner_of_the_connection_decides(
     assert [client.get("/lab").status_code for _ in range(2)] == [status, status]
 
 
-def test_the_kernel_is_asked_once_for_each_connection(
-    monkeypatch: pytest.MonkeyPatch, connection: socket.socket
-) -> None:
-    asked = []
-
-    def owner(*addresses: Any) -> int:
-        asked.append(addresses)
-        return os.geteuid()
-
-    monkeypatch.setattr(access, "loopback_owner", owner)
-    app = guarded()
-    for count in (1, 2):
-        client = client_of(Connected(app, connection))
-        for _ in range(3):
-            assert client.get("/").status_code == 200
-        assert len(asked) == count
-    assert asked[0] == (connection.getpeername(), connection.getsockname())
-
-
 def test_a_connection_that_was_reset_belongs_to_nobody(
     monkeypatch: pytest.MonkeyPatch, connection: socket.socket
 ) -> None:
@@ -167,7 +148,9 @@ def test_the_token_leaves_the_address(address: str, target: str) -> None:
     assert answer.status_code == 200
     assert f'content="0; url={html.escape(target)}"' in answer.text
     assert answer.headers["cache-control"] == "no-store"
-    name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
+    cookie, *flags = answer.headers["set-cookie"].split("; ")
+    assert {flag.lower() for flag in flags} == {"httponly", "samesite=strict", "path=/"}
+    name, _, value = cookie.partition("=")
     assert name == "stepscope-token-8501"
     assert TOKEN not in value
     assert client.get("http://localhost:8501/lab").status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from dashboard.run_files import (
     SnapshotFile,
     SnapshotLibrary,
     file_content,
+    pickles,
     snapshots,
     tail,
     too_large_to_download,
@@ -22,17 +24,18 @@ from dashboard.run_files import (
 
 
 def test_snapshots_are_the_newest_regular_files_of_their_name(tmp_path: Path) -> None:
-    (tmp_path / "snapshot-x").write_bytes(b"no")
+    assert snapshots(tmp_path) == pickles(tmp_path / "absent") == []
     (tmp_path / "secret").write_bytes(b"no")
     (tmp_path / "snapshot-link.pickle").symlink_to(tmp_path / "secret")
     (tmp_path / "snapshot-folder.pickle").mkdir()
-    assert snapshots(tmp_path) == snapshots(tmp_path / "absent") == []
-    paths = [tmp_path / f"snapshot-step-{step}.pickle" for step in range(1, 120)]
-    for path in paths:
-        path.write_bytes(b"abc")
-    newest = [SnapshotFile(path, 3, tmp_path.name) for path in paths[:-51:-1]]
+    names = ["my file (ä).PICKLE", "snapshot-9.pickle", "a.pkl", "snapshot-10.pickle"]
+    for number, name in enumerate([*names, "snapshot-x", ".hidden.pickle", "a\nb.pickle"]):
+        (tmp_path / name).write_bytes(b"abc")
+        os.utime(tmp_path / name, (number, number))
+    assert [file.name for file in pickles(tmp_path)] == names[::-1]
+    newest = [SnapshotFile(tmp_path / name, 3, tmp_path.name) for name in (names[3], names[1])]
     assert snapshots(tmp_path) == newest
-    assert file_content(paths[0]) == b"abc"
+    assert file_content(newest[0].path) == b"abc"
     with pytest.raises(OSError, match="snapshot-link"):
         file_content(tmp_path / "snapshot-link.pickle")
 
@@ -56,28 +59,12 @@ def test_only_the_end_of_a_regular_file_is_read(tmp_path: Path) -> None:
         assert tail(tmp_path / name) is None
 
 
-def test_the_folder_of_snapshots_lists_plain_files_newest_first(tmp_path: Path) -> None:
-    offered = SnapshotLibrary(tmp_path)
-    assert offered.others() == []
-    offered.folder.mkdir()
-    for number, name in enumerate(
-        ["my file (ä).PICKLE", "b.pickle", "a.pkl", "c.txt", ".hidden.pickle", "a\nb.pickle"]
-    ):
-        (offered.folder / name).write_bytes(b"x")
-        os.utime(offered.folder / name, (number, number))
-    (offered.folder / "folder.pickle").mkdir()
-    assert [file.name for file in offered.others()] == ["a.pkl", "b.pickle", "my file (ä).PICKLE"]
-
-
-def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
-    offered = SnapshotLibrary(tmp_path)
-    names = [offered.keep("../x.pickle", content) for content in (b"1", b"2", b"3")]
-    assert names == ["x.pickle", "x-2.pickle", "x-3.pickle"]
-    assert [(offered.folder / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
-
-
-def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = SnapshotLibrary(tmp_path)
+def test_an_upload_is_kept_under_a_new_name_if_it_can_be_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = SnapshotLibrary(tmp_path)
+    names = [library.keep("../x.pickle", content) for content in (b"1", b"2", b"3")]
+    assert [(library.folder / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
     monkeypatch.setattr("dashboard.run_files.MAX_FILE_BYTES", 1000)
     for name, size, told in (
         ("a.exe", 1, "must end in .pickle"),
@@ -85,9 +72,8 @@ def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
         ("b.pickle", 1001, "must have 1 to 1,000 bytes, got 1,001"),
     ):
         with pytest.raises(ValueError, match=told):
-            offered.keep(name, bytes(size))
-    assert offered.keep("b.pickle", bytes(1000)) == "b.pickle"
-    assert [file.name for file in offered.others()] == ["b.pickle"]
+            library.keep(name, bytes(size))
+    assert {file.name for file in pickles(library.folder)} == set(names)
 
 
 @pytest.mark.parametrize("name", ["", ".pickle/..", "a", "a.pickle.exe", "/etc/passwd"])
@@ -99,15 +85,17 @@ def test_a_name_that_is_no_snapshots_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
-        ("../../x.pickle", "x.pickle"),
-        (".pickle", "snapshot.pickle"),
-        ("ä ö.PKL", "snapshot.pkl"),
-        ("a" * 300 + ".pickle", "a" * 100 + ".pickle"),
-        ("run/../snap\x00shot.pickle", "run-..-snap-shot.pickle"),
+        ("../../x.pickle", "x"),
+        (".pickle", "snapshot"),
+        ("ä ö.PKL", "snapshot"),
+        ("a" * 300 + ".pickle", "a" * 100),
+        ("run/../snap\x00shot.pickle", "run-..-snap-shot"),
     ],
 )
 def test_an_upload_gets_a_plain_name(name: str, kept: str) -> None:
-    assert upload_name(name) == kept
+    made = upload_name(name)
+    ending = name.lower().rpartition(".")[2]
+    assert re.fullmatch(rf"{re.escape(kept)}-[0-9a-f]{{6}}\.{ending}", made)
 
 
 class Opening:
