@@ -11,15 +11,20 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import named_reason, note, pick
+from dashboard.format import named_reason, note
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from trainer import custom_workload as custom
 from trainer.config import SETTINGS, RunConfig, Workload, limits_of
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.datasets import data_problem, data_root, data_sets
 
-# The smallest value that turns on a number whose default is off.
-LEAST_USE = {"num_workers": 1, "gradient_accumulation_steps": 2, "max_grad_norm": 1.0}
+LEAST_USE = {
+    "num_workers": 1,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 1.0,
+    "devices_per_node": 2,
+}
+"""The smallest value that turns on a number whose default is off."""
 DEFAULTS = RunConfig()
 
 
@@ -35,91 +40,111 @@ class SidebarState:
         return choice_problem(field, value, self.config, self.devices)
 
 
-def number(name: str, *, refused: ConfigIssue | None = None, off: bool = True) -> None:
-    """Draw a number, disabled while it is `refused` and `off`.
+def switch_or_number(name: str, state: SidebarState) -> None:
+    """Draw a setting that is on or off, or a number.
+
+    It is disabled with the reason if it is off and cannot be turned on. The reason why its present
+    value is unsupported is below it.
+    """
+    value = getattr(state.config, name)
+    problem = state.refusal(name, value)
+    other = None
+    if isinstance(value, bool):
+        other = not value
+    elif value == getattr(DEFAULTS, name):
+        other = LEAST_USE.get(name)
+    refused = None
+    if problem is None and other is not None:
+        refused = state.refusal(name, other)
+    if isinstance(value, bool):
+        toggle(name, refused)
+    else:
+        number(name, refused)
+    if problem is not None:
+        problem_caption(problem)
+
+
+def toggle(name: str, refused: ConfigIssue | None = None) -> None:
+    """Draw a setting that is on or off, disabled if `refused`."""
+    st.toggle(
+        SETTINGS[name].label,
+        key=f"config_{name}",
+        help=_help(name, refused),
+        disabled=refused is not None,
+    )
+
+
+def number(name: str, refused: ConfigIssue | None = None) -> None:
+    """Draw a number, disabled if `refused`.
 
     A value outside the limits is kept and shown with its range: `min_value` would ignore it.
     """
-    about = SETTINGS[name]
+    label = SETTINGS[name].label
     low, high = limits_of(name)
-    whole = isinstance(getattr(DEFAULTS, name), int)
-    small = name == "learning_rate"
-    disabled = refused is not None and off
+    step, number_format = 0.1, "%.2f"
+    if isinstance(getattr(DEFAULTS, name), int):
+        step, number_format = 1, "%d"
+    elif name == "learning_rate":
+        step, number_format = 1e-4, "%.3g"
     value = st.number_input(
-        about.label,
+        label,
         key=f"config_{name}",
-        help=_disabled_help(about.help, refused if disabled else None),
-        disabled=disabled,
-        step=1 if whole else 1e-4 if small else 0.1,
-        format="%d" if whole else "%.3g" if small else "%.2f",
+        help=_help(name, refused),
+        disabled=refused is not None,
+        step=step,
+        format=number_format,
     )
     if not low <= value <= high:
-        st.caption(f":red[{about.label} must be {low:,.15g} to {high:,.15g}.]")
-    elif refused is not None and not off:
-        problem_caption(refused)
+        st.caption(f":red[{label} must be {low:,.15g} to {high:,.15g}.]")
+
+
+def _help(name: str, refused: ConfigIssue | None) -> str:
+    text = SETTINGS[name].help
+    return text if refused is None else f"{text}\n\nDisabled: {refused.reason}."
 
 
 def select(
     name: str,
-    options: Mapping[Any, str] | None = None,
+    options: Mapping[Any, str],
     on_change: Callable[[], None] | None = None,
     reasons: Sequence[str] = (),
 ) -> None:
-    """Draw a choice of values, by default all of the setting; `reasons` follow the help."""
-    about = SETTINGS[name]
-    text = "\n".join([about.help, "", *reasons]) if reasons else about.help
-    options = about.choices if options is None else options
-    pick(about.label, options, f"config_{name}", text, on_change=on_change)
+    """Draw a choice of values by label; `reasons` follow the help."""
+    st.selectbox(
+        SETTINGS[name].label,
+        list(options),
+        key=f"config_{name}",
+        format_func=options.__getitem__,
+        help="\n".join([SETTINGS[name].help, "", *reasons]).strip(),
+        on_change=on_change,
+    )
+
+
+def supported_select(
+    name: str, state: SidebarState, on_change: Callable[[], None] | None = None
+) -> None:
+    """Draw the supported values; a line names the others: Streamlit cannot disable one option."""
+    value = getattr(state.config, name)
+    supported: dict[Any, str] = {}
+    others: dict[str, str] = {}
+    for option, label in SETTINGS[name].choices.items():
+        problem = state.refusal(name, option)
+        if problem is None or option == value:
+            supported[option] = label
+        else:
+            others[label] = f"- {named_reason(label, problem.reason)}."
+    select(name, supported, on_change, list(others.values()))
+    present = state.refusal(name, value)
+    if present is not None:
+        problem_caption(present)
+    if others:
+        device = "CPU" if state.config.device == "cpu" else "this device"
+        st.caption(f"Not available on {device}: {', '.join(others)}.")
 
 
 def problem_caption(problem: ConfigIssue) -> None:
     """Draw why a setting is unsupported, and the fix."""
     note("block", f"{problem.reason}. {problem.remedy}.")
-
-
-def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
-    return text if problem is None else f"{text}\n\nDisabled: {problem.reason}."
-
-
-def switch(name: str, choice: SidebarState) -> None:
-    """Draw a technique that is on or off; an unsupported one can only be turned off."""
-    about = SETTINGS[name]
-    value = bool(getattr(choice.config, name))
-    wrong, refused = choice.refusal(name, value), choice.refusal(name, not value)
-    fixed = refused if wrong is None else None
-    help_text = _disabled_help(about.help, fixed)
-    st.toggle(about.label, key=f"config_{name}", help=help_text, disabled=fixed is not None)
-    if wrong is not None:
-        problem_caption(wrong)
-
-
-def switch_number(name: str, choice: SidebarState) -> None:
-    """Draw a number that can be off, disabled if it is unsupported."""
-    off, value = getattr(DEFAULTS, name), getattr(choice.config, name)
-    refused = choice.refusal(name, value if value != off else LEAST_USE.get(name, off + 1))
-    number(name, refused=refused, off=value == off)
-
-
-def switch_select(
-    name: str, choice: SidebarState, on_change: Callable[[], None] | None = None
-) -> None:
-    """Draw the supported values; a line names the others: Streamlit cannot disable one option."""
-    options = SETTINGS[name].choices
-    value = getattr(choice.config, name)
-    refused = {
-        kind: problem
-        for kind in options
-        if (problem := choice.refusal(name, kind)) is not None and kind != value
-    }
-    reasons = [f"- {named_reason(options[kind], one.reason)}." for kind, one in refused.items()]
-    possible = {kind: label for kind, label in options.items() if kind not in refused}
-    select(name, possible, on_change, reasons)
-    chosen = choice.refusal(name, value)
-    if chosen is not None:
-        problem_caption(chosen)
-    if refused:
-        device = "CPU" if choice.config.device == "cpu" else "this device"
-        st.caption(f"Not available on {device}: {', '.join(map(options.__getitem__, refused))}.")
 
 
 NOT_PROPOSED = ("workload", "device", "resume_from", "runner")
@@ -187,8 +212,7 @@ def workload_fields(config: RunConfig) -> None:
                 number(name)
     for name in names:
         if isinstance(getattr(config, name), bool):
-            about = SETTINGS[name]
-            st.toggle(about.label, key=f"config_{name}", help=about.help)
+            toggle(name)
 
 
 def _dataset(config: RunConfig) -> None:

@@ -24,7 +24,6 @@ from stepscope.gpu.source import is_simulated
 from trainer import config as fields
 from trainer.config_validation import TrainDevice, validate
 
-DEVICE_NAME = 15  # Characters of a GPU's name that fit into the select box after its index.
 PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_size": "64"}
 """First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
@@ -106,17 +105,17 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
             )
         _device(config, found)
         _workload(config, found)
-        choice = widgets.SidebarState(config, found.devices)
-        widgets.switch_select("precision", choice)
+        state = widgets.SidebarState(config, found.devices)
+        widgets.supported_select("precision", state)
         columns = st.columns(2)
         with columns[0]:
             widgets.number("batch_size")
             widgets.number("learning_rate")
         with columns[1]:
             widgets.number("epochs")
-            widgets.select("optimizer")
+            widgets.select("optimizer", fields.SETTINGS["optimizer"].choices)
         estimate = st.container()
-        groups(choice, checkpoints)
+        groups(state, checkpoints)
         start = st.container()
     config, invalid = _current()
     st.session_state[SETTINGS] = _values(config)
@@ -205,13 +204,9 @@ def _device(config: fields.RunConfig, found: Devices) -> None:
 
 
 def _device_name(device: TrainDevice) -> str:
-    """Return a name that fits into the select box; the full name follows below it."""
     if device.cuda_index is None:
         return "CPU"
-    name = device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
-    if len(name) > DEVICE_NAME:
-        name = f"{name[: DEVICE_NAME - 1].rstrip()}…"
-    return f"cuda:{device.cuda_index} · {name}"
+    return f"cuda:{device.cuda_index} · {device.name.removeprefix('NVIDIA ')}"
 
 
 def _workload(config: fields.RunConfig, found: Devices) -> None:

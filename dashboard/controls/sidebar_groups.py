@@ -1,9 +1,10 @@
-"""The sidebar's collapsed groups: techniques, and rarely changed settings."""
+"""The sidebar's collapsed groups of settings."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -17,15 +18,15 @@ CPU_RANKS = 2  # Default number of ranks on a CPU.
 PLACES = {name: about.group for name, about in fields.SETTINGS.items() if about.group}
 
 
-def groups(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
+def groups(state: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
     """Draw the groups, collapsed: a run needs none of them to start."""
     for group in fields.GROUPS:
-        with st.expander(group_label(group, choice.config), key=f"group_{group}"):
+        with st.expander(group_label(group, state.config), key=f"group_{group}"):
             for name in names_in(group):
-                if _has_effect(name, choice.config):
-                    _field(name, choice, checkpoints)
-            if group == "Distributed" and choice.config.strategy is not fields.Strategy.NONE:
-                _distributed_notes(choice.config)
+                if _has_effect(name, state.config):
+                    _field(name, state, checkpoints)
+            if group == "Distributed" and state.config.strategy is not fields.Strategy.NONE:
+                _distributed_notes(state.config)
 
 
 def names_in(group: str) -> list[str]:
@@ -39,39 +40,44 @@ def group_label(group: str, config: fields.RunConfig) -> str:
     'Performance · torch.compile default, channels_last off'
     """
     base = fields.defaults(config.workload, config.device)
-    changed = []
-    for name in names_in(group):
-        value = getattr(config, name)
-        if value != getattr(base, name):
-            shown = ("off", "on")[value] if isinstance(value, bool) else value
-            changed.append(f"{fields.SETTINGS[name].label} {shown}")
+    changed = differences(config, {name: getattr(base, name) for name in names_in(group)})
     return f"{group} · {', '.join(changed)}" if changed else group
 
 
-def _field(name: str, choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
+def differences(config: fields.RunConfig, base: Mapping[str, Any]) -> list[str]:
+    """Return the settings that differ from `base`, with their values."""
+    texts = []
+    for name, usual in base.items():
+        value = getattr(config, name)
+        if value != usual:
+            shown = ("off", "on")[value] if isinstance(value, bool) else value
+            texts.append(f"{fields.SETTINGS[name].label} {shown}")
+    return texts
+
+
+def _field(name: str, state: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
     if name == "resume_from":
         current = st.session_state.get("config_resume_from", "")
         names = dict.fromkeys(["", current, *checkpoints])
         widgets.select(name, {each: each or "None (start from scratch)" for each in names})
     elif fields.SETTINGS[name].choices:
-        on_change = functools.partial(_set_default_ranks, choice) if name == "strategy" else None
-        widgets.switch_select(name, choice, on_change)
-    elif isinstance(getattr(choice.config, name), bool):
-        widgets.switch(name, choice)
+        on_change = functools.partial(_set_default_ranks, state) if name == "strategy" else None
+        widgets.supported_select(name, state, on_change)
     else:
-        widgets.switch_number(name, choice)
+        widgets.switch_or_number(name, state)
 
 
 def _has_effect(name: str, config: fields.RunConfig) -> bool:
     strategy = config.strategy
     on_gpu = config.device != "cpu"
-    of_workers = dict.fromkeys(("prefetch_factor", "persistent_workers"), config.num_workers > 0)
-    of_strategy = {
+    has_effect = {
+        "prefetch_factor": config.num_workers > 0,
+        "persistent_workers": config.num_workers > 0,
         "devices_per_node": strategy is not fields.Strategy.NONE,
         "cpu_offload": strategy is fields.Strategy.FSDP and (on_gpu or config.cpu_offload),
         "runner": not config.distributed,
     }
-    return (of_workers | of_strategy).get(name, True)
+    return has_effect.get(name, True)
 
 
 def _distributed_notes(config: fields.RunConfig) -> None:
@@ -91,10 +97,9 @@ def _placement(config: fields.RunConfig) -> str:
     return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
 
 
-def _set_default_ranks(choice: widgets.SidebarState) -> None:
+def _set_default_ranks(state: widgets.SidebarState) -> None:
     """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
-    state = st.session_state
-    if state.config_strategy != fields.Strategy.NONE:
-        gpus = [one for one in choice.devices if one.cuda_index is not None and one.reason is None]
-        on_cpu = choice.config.device == "cpu"
-        state.config_devices_per_node = CPU_RANKS if on_cpu else max(1, len(gpus))
+    if st.session_state.config_strategy != fields.Strategy.NONE:
+        gpus = [one for one in state.devices if one.cuda_index is not None and one.reason is None]
+        on_cpu = state.config.device == "cpu"
+        st.session_state.config_devices_per_node = CPU_RANKS if on_cpu else max(1, len(gpus))

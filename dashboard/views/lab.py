@@ -6,8 +6,9 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_form import settings_of_sidebar, wanted, wanted_script
+from dashboard.controls.lab_form import settings_of_sidebar, workload_form
 from dashboard.controls.run_picker import newest_live
+from dashboard.controls.script_form import script_form
 from dashboard.format import escape_markdown, segments
 from dashboard.views import lab_panel as panel
 from dashboard.views.parts import devices, start_button
@@ -28,9 +29,9 @@ with left, st.container(key="lab_choice"):
     about = "Training code of Stepscope, or a script of yours, which is not changed."
     more = {"help": about, "persist_state": "session"}
     if segments("What to measure", WORKLOADS, "lab_what", **more) == MY_SCRIPT:
-        choice = wanted_script(found.simulated)
+        choice = script_form(found.simulated)
     else:
-        choice = wanted(server, found, settings_of_sidebar())
+        choice = workload_form(server, found, settings_of_sidebar())
     busy = server.busy_reason(SWEEP)
     refused, about = busy or choice.refused, "Measure the selection, one process per trial."
     pressed = start_button(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.controls import lab_form
+from dashboard.controls import script_form as form
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepStatus, to_content
@@ -30,7 +30,7 @@ from tests.support.app_page import GPU, Machine, OpenPage, at_address, label, st
 from tests.support.fake_sweep import BEST, sweep
 from tests.support.train_devices import SIMULATED
 from tests.support.waiting import wait_until
-from trainer.config import Precision
+from trainer.config import SETTINGS, Precision
 from trainer.lab.plan import WorkloadPlan
 
 ID = "20261122-061500-digits-mlp-ab12"
@@ -91,34 +91,29 @@ def test_a_tick_has_an_estimate_and_start_takes_it(
     assert label(app, "selectbox", "Sweep").value == "started-1"
 
 
-def test_the_ticks_are_there_after_a_reload_and_an_invalid_address_changes_nothing(
-    lab: OpenPage, page: OpenPage
+def test_a_reload_restores_the_selection_and_an_invalid_address_changes_nothing(
+    page: OpenPage,
 ) -> None:
-    app = lab()
-    label(app, "selectbox", "Workload").select("digits_mlp").run()
-    label(app, "radio", "Baseline").set_value("sidebar").run()
-    label(app, "checkbox", "bf16 AMP").check().run()
-    label(app, "checkbox", "num_workers 2").check().run()
-    address = {name: str(value) for name, value in app.query_params.items()}
-    assert address["ticks"].split("~") == ["precision=bf16", "num_workers=2"]
-    again = at_address(page, "lab", **address)
-    assert label(again, "selectbox", "Workload").value == "digits_mlp"
-    assert label(again, "radio", "Baseline").value == "sidebar"
-    ticked = [box.label for box in again.checkbox if box.value]
-    assert sorted(ticked) == ["bf16 AMP", "num_workers 2"]
-    label(again, "checkbox", "num_workers 2").uncheck().run()
-    assert again.query_params["ticks"] == "precision=bf16"
-    ticks = "precision=bf17~~__class__"
-    app = at_address(page, "lab", on="nonsense", baseline="x", preset="<b>", ticks=ticks)
+    address = {
+        "lab_workload": SETTINGS["workload"].choices["digits_mlp"],
+        "lab_baseline": "Sidebar settings",
+        "lab_variant_precision=bf16": "true",
+        "lab_variant_num_workers=2": "true",
+    }
+    reloaded = at_address(page, "lab", **address)
+    assert label(reloaded, "selectbox", "Workload").value == "digits_mlp"
+    assert label(reloaded, "radio", "Baseline").value == "sidebar"
+    checked = [box.label for box in reloaded.checkbox if box.value]
+    assert sorted(checked) == ["bf16 AMP", "num_workers 2"]
+    invalid = {"lab_workload": "nonsense", "lab_baseline": "x", "lab_preset": "<b>"}
+    app = at_address(page, "lab", **invalid, **{"lab_variant_precision=bf17": "true"})
     assert [box.label for box in app.checkbox if box.value] == []
-    assert "ticks" not in app.query_params
-    assert app.query_params["on"] == label(app, "selectbox", "Workload").value
 
 
 def test_the_speed_of_a_simulated_gpu_is_not_measured(lab: OpenPage, machine: Machine) -> None:
     machine(SIMULATED)
     app = lab()
-    label(app, "checkbox", "pin_memory").check().run()
+    label(app, "checkbox", "pin_memory on").check().run()
     assert label(app, "button", "Start sweep").disabled
     label(app, "selectbox", "Device").select("cpu").run()
     label(app, "checkbox", "bf16 AMP").check().run()
@@ -130,19 +125,17 @@ def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(
 ) -> None:
     machine()
     app = lab()
-    box = label(app, "checkbox", "pin_memory")
+    box = label(app, "checkbox", "pin_memory on")
     assert (box.disabled, box.value) == (True, False)
     pills = label(app, "button_group", "Preset")
     pills.set_value("precision").run()
     assert label(app, "checkbox", "bf16 AMP").value
-    assert label(app, "checkbox", "tf32").value
-    label(app, "checkbox", "tf32").uncheck().run()
-    assert label(app, "checkbox", "tf32").disabled  # it could not be measured
-    label(app, "checkbox", "bf16 AMP").uncheck().run()
+    assert label(app, "checkbox", "tf32").disabled  # it cannot be measured
+    label(app, "checkbox", "fp16 AMP").uncheck().run()
     label(app, "button", "Start sweep").click().run()
     names = {variant.name for variant in started[0].variants}
-    assert "precision=fp16" in names
-    assert not {"precision=bf16", "precision=tf32"} & names
+    assert "precision=bf16" in names
+    assert not {"precision=fp16", "precision=tf32"} & names
     label(app, "button_group", "Preset").set_value(None).run()  # a second press
     assert not any(box.value for box in app.checkbox)
     label(app, "button_group", "Preset").set_value("cpu_gpu").run()
@@ -436,7 +429,6 @@ INVALID = [
     ("script", "missing.py", "missing.py"),
     ("script", "/dev/zero", "/dev/zero"),
     ("script", ".", "Python"),
-    ("script", "weights.pt", "weights.pt"),
     ("script", "secret.py", "secret.py"),
     ("script", "-m ", "-m"),
     ("arguments", "--name 'a", "quotes"),
@@ -456,7 +448,6 @@ def test_an_invalid_field_of_a_script_is_named_and_not_started(
     lab: OpenPage, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     (tmp_path / "train.py").touch()
-    (tmp_path / "weights.pt").write_bytes(bytes(range(256)))
     os.mkfifo(tmp_path / "secret.py")  # as unreadable as a file without permission, also for root
     app = script_form(lab)
     valid = {"script": "train.py", "arguments": "", "cwd": str(tmp_path), "variants": "tf32"}
@@ -478,7 +469,7 @@ def test_a_script_needs_scipy(
     def missing() -> None:
         raise SweepError(NO_SCIPY)
 
-    monkeypatch.setattr(lab_form, "load_scipy", missing)
+    monkeypatch.setattr(form, "load_scipy", missing)
     app = script_form(lab)
     fill(app, script="train.py", cwd=str(tmp_path), variants="tf32")
     assert "SciPy" in label(app, "button", "Start sweep").help

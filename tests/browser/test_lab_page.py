@@ -87,7 +87,7 @@ def start(page: Page, rounds: int) -> None:
     page.get_by_text("Duration").click()
     fill(page, "Max rounds", rounds)
     fill(page, "Steps per trial", 20)
-    for name in ("bf16 AMP", "fused optimizer"):
+    for name in ("bf16 AMP", "optimizer_impl fused"):
         tick(page, name)
     button(page, "Start sweep").click()
     expect(button(page, "Stop")).to_be_visible()
