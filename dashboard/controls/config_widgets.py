@@ -48,7 +48,7 @@ def switch_or_number(name: str, state: SidebarState) -> None:
     """
     value = getattr(state.config, name)
     problem = state.refusal(name, value)
-    other = None
+    other: bool | float | None = None
     if isinstance(value, bool):
         other = not value
     elif value == getattr(DEFAULTS, name):
