@@ -24,11 +24,10 @@ from scipy.stats import binomtest
 from benchmarks.report import at_most, report, say
 from stepscope.lab.plan import LOOKS
 from stepscope.lab.statistics import EffectEstimate, Rules, Side, estimate_effects, estimate_loss
-from stepscope.lab.sweep_state import rules_of
 from trainer.config import RunConfig
 from trainer.lab.plan import WorkloadPlan
 
-RULES = rules_of(WorkloadPlan(config=RunConfig(), variants=()))
+RULES = WorkloadPlan(config=RunConfig(), variants=()).rules
 STRICT = replace(RULES, margin=0.0, same=0.0)
 LEAVING = replace(RULES, margin=0.0)
 NOISE, DRIFT = 0.012, 0.06

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import report, say
-from stepscope.lab.script_plan import with_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHED = "patched"
@@ -325,7 +324,7 @@ def measure(script: Script, own: Path, options: argparse.Namespace) -> dict[str,
     own.mkdir(parents=True, exist_ok=True)
     folder = unpack(script, options.clones.resolve(), own / "source")
     given = script.cuda if options.device == "cuda" else ()
-    call = [script.file, *with_arguments(script.arguments, given)]
+    call = [script.file, *script.arguments, *given]
     sweep_folder, began = own / "tune", time.monotonic()
     shutil.rmtree(sweep_folder, ignore_errors=True)
     files = ["--folder", str(sweep_folder), "--json", str(own / "tune.json")]

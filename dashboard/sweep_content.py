@@ -14,7 +14,6 @@ from stepscope.common.formatting import printable
 from stepscope.lab.verdict_text import VariantVerdict
 
 MAX_TEXT_LENGTH = 400
-DRIFT_P = 0.05  # p-value below which the machine counts as drifted.
 
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Time = Annotated[float, Meta(ge=0, lt=253_402_300_800)]
@@ -93,24 +92,12 @@ class Round(Struct, frozen=True, kw_only=True):
     samples: dict[str, RoundSample] = field(default_factory=dict)
 
 
-class Drift(Struct, frozen=True, kw_only=True):
-    """Change of the baseline's speed over the rounds, as a sentence."""
-
-    text: str
-    p: float | None = None
-
-    @property
-    def found(self) -> bool:
-        return self.p is not None and self.p < DRIFT_P
-
-
 class Plan(Struct, frozen=True, kw_only=True):
     """The plan of the sweep."""
 
     config: dict[str, Any] = field(default_factory=dict)
     script: dict[str, Any] = field(default_factory=dict)  # instead of `config`
     variants: list[Any] = field(default_factory=list)
-    margin: float | None = None
     minutes: float | None = None  # the time budget
 
 
@@ -126,8 +113,7 @@ class SweepContent(Struct, frozen=True, kw_only=True):
     baseline: VariantResult
     variants: Annotated[tuple[VariantResult, ...], Meta(max_length=200)] = ()
     best: Best | None = None
-    drift: Drift | None = None
-    tried: list[Any] = field(name="combining", default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
     rounds: tuple[Round, ...] = ()
     plan: Plan = Plan()
     machine: dict[str, Any] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import Any
 from dashboard.charts import figures
 from dashboard.charts.figures import Json
 from dashboard.sweep_content import SweepContent, VariantResult
+from stepscope.lab.statistics import MARGIN
 from stepscope.lab.verdict_text import VariantVerdict, signed
 
 
@@ -57,7 +58,7 @@ def effects_figure(sweep: SweepContent) -> Json | None:
         for verdict in STYLES
         if (shown := [variant for variant in variants if variant.verdict is verdict])
     ]
-    return {"data": traces, "layout": _layout(variants, sweep.plan.margin)}
+    return {"data": traces, "layout": _layout(variants)}
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -97,7 +98,7 @@ def _trace(verdict: VariantVerdict, variants: list[VariantResult], rows: dict[st
     }
 
 
-def _layout(variants: list[VariantResult], margin: float | None) -> Json:
+def _layout(variants: list[VariantResult]) -> Json:
     # Effects within the margin count as no difference.
     same: Json = {"fillcolor": figures.GRAY, "opacity": 0.16, "layer": "below"}
     x_axis = {
@@ -106,12 +107,12 @@ def _layout(variants: list[VariantResult], margin: float | None) -> Json:
         "zerolinecolor": figures.GRAY,
         "ticksuffix": "%",
         "tickfont": {"size": 13},
-        "range": _range(variants, margin or 0.0),
+        "range": _range(variants),
     }
     return figures.layout(
         92 + ROW_PX * len(variants),
         showlegend=True,
-        shapes=[figures.band("x", -100 * margin, 100 * margin, **same)] if margin else [],
+        shapes=[figures.band("x", -100 * MARGIN, 100 * MARGIN, **same)],
         xaxis=figures.FIXED | x_axis | {"zeroline": True},
         yaxis=figures.rows_axis(
             [figures.shortened(variant.label, MAX_LABEL_CHARS) for variant in variants]
@@ -119,16 +120,16 @@ def _layout(variants: list[VariantResult], margin: float | None) -> Json:
     )
 
 
-def _range(variants: list[VariantResult], margin: float) -> list[float]:
+def _range(variants: list[VariantResult]) -> list[float]:
     """Return the axis range in percent; intervals far wider than the effects are cut off."""
-    limit = 3 * max(0.02, margin, *(abs(variant.effect or 0.0) for variant in variants))
+    limit = 3 * max(0.02, *(abs(variant.effect or 0.0) for variant in variants))
     ends = [
         end
         for variant in variants
         for end in (variant.low, variant.high, variant.effect)
         if end is not None
     ]
-    low, high = min(-2 * margin, *ends), max(2 * margin, *ends)
+    low, high = min(-2 * MARGIN, *ends), max(2 * MARGIN, *ends)
     low, high = max(low, -limit), min(high, limit)
     pad = 0.04 * (high - low)
     return [round(100 * (low - pad), 3), round(100 * (high + pad), 3)]

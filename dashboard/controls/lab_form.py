@@ -22,10 +22,9 @@ from dashboard.controls.lab_labels import (
 )
 from dashboard.controls.sidebar import SETTINGS as SIDEBAR
 from dashboard.format import escape_markdown, named_reason, note
-from dashboard.services import Devices, Services
+from dashboard.services import Devices
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.common.formatting import format_duration
-from stepscope.lab.folder import seconds_per_sample
 from stepscope.lab.plan import MAX_ROUNDS, SweepPlan, Variant, estimate
 from trainer.config import SETTINGS, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
@@ -48,7 +47,7 @@ class LabForm:
     words: tuple[str, ...] = ()
 
 
-def workload_form(server: Services, found: Devices, settings: RunConfig) -> LabForm:
+def workload_form(found: Devices, settings: RunConfig) -> LabForm:
     """Draw the form and return the selection; `settings` are the sidebar's."""
     st.markdown("#### Settings to compare")
     base = _baseline_fields(found.devices, settings)
@@ -93,7 +92,7 @@ def workload_form(server: Services, found: Devices, settings: RunConfig) -> LabF
     )
     refused = _refusal(plan, (*validate(base, found.devices), *absent(base)))
     if refused is None:
-        place.markdown(_duration_text(server, plan))
+        place.markdown(_duration_text(plan))
     return LabForm(plan, refused, place)
 
 
@@ -194,7 +193,7 @@ def length_fields() -> tuple[int, int, bool]:
             "Find the best combination",
             value=True,
             key="lab_find_best",
-            help="Combines the winners one by one and measures the result against the baseline.",
+            help="Combines the faster settings and measures the result against the baseline.",
             persist_state="session",
         )
     return int(rounds), int(steps), bool(find_best)
@@ -242,11 +241,11 @@ def _refusal(plan: WorkloadPlan, problems: Sequence[ConfigIssue]) -> str | None:
     return None if plan.variants else "Select at least one setting or a preset."
 
 
-def _duration_text(server: Services, plan: WorkloadPlan) -> str:
-    known = seconds_per_sample(server.runs, str(plan.config.workload), plan.config.device)
-    duration, count = estimate(plan, known), len(plan.variants)
+def _duration_text(plan: WorkloadPlan) -> str:
+    shortest, longest = map(format_duration, estimate(plan))
+    count = len(plan.variants)
     text = (
-        f"Takes **{format_duration(duration.low)} to {format_duration(duration.high)}**: {count} "
+        f"Takes **{shortest} to {longest}**: {count} "
         f"setting{'s' if count > 1 else ''} plus the baseline, up to {plan.max_rounds} rounds."
     )
     if plan.max_rounds < min(plan.looks):

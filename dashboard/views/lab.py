@@ -31,7 +31,7 @@ with left, st.container(key="lab_choice"):
     if segments("What to measure", WORKLOADS, "lab_what", **more) == MY_SCRIPT:
         choice = script_form(found.simulated)
     else:
-        choice = workload_form(server, found, settings_of_sidebar())
+        choice = workload_form(found, settings_of_sidebar())
     busy = server.busy_reason(SWEEP)
     refused, about = busy or choice.refused, "Measure the selection, one process per trial."
     pressed = start_button(

@@ -17,7 +17,7 @@ from dashboard.charts.lab import effects_figure, listed, reasons, rows
 from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_labels import throttle_words, workload_and_device
 from dashboard.controls.run_picker import distinct
-from dashboard.format import button, escape_markdown, note, pick
+from dashboard.format import button, escape_markdown, pick
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import Best, SweepContent, SweepStatus
 from dashboard.sweeps import EXAMPLE, StoredSweep
@@ -263,13 +263,9 @@ def _results(sweep: SweepContent) -> None:
             plot(figure, "lab_effects")
         elif sweep.status.live:
             st.caption("Effects appear after the first rounds.")
-    drift, throttled = sweep.drift, throttle_words(sweep)
-    if drift is not None and drift.found:
-        st.warning(escape_markdown(drift.text), icon=":material/trending_down:")
+    throttled = throttle_words(sweep)
     if throttled is not None:
         st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
-    if drift is not None and not drift.found:
-        note("check", escape_markdown(drift.text))
     if sweep.variants:
         with st.container(key="lab_table"):
             variants = listed(sweep)
@@ -296,12 +292,12 @@ def labels(sweep: SweepContent, names: Iterable[str], between: str = " + ") -> s
 
 def _best(sweep: SweepContent) -> None:
     best = sweep.best
-    if best is None and not (sweep.tried and sweep.status is SweepStatus.FINISHED):
+    if best is None and not (sweep.left_out and sweep.status is SweepStatus.FINISHED):
         return
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
         if best is None:
             st.markdown(
-                "**No best combination:** every faster combination had a worse loss after the same "
+                "**No best combination:** every faster setting had a worse loss after the same "
                 "number of steps."
             )
         elif not best.changes:

@@ -28,12 +28,10 @@ from stepscope.lab.script_plan import (
     ScriptPlan,
     parse_variant,
     script_command,
-    with_arguments,
 )
 from stepscope.lab.statistics import load_scipy
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
-from stepscope.lab.verdict_text import percent
 from stepscope.run import runs_root
 from stepscope.watch.script import split_options
 
@@ -66,19 +64,13 @@ def _lab(
     gates = _gates(options.gate)
     plan = _plan(options, words)
     folder = process.folder = folder_of(options, plan)
-    command.print_estimate(folder, plan, None)
+    command.print_estimate(folder, plan)
     for variant in plan.variants:
         if ARGUMENTS in variant.changes:
-            words = with_arguments(plan.script.arguments, variant.changes[ARGUMENTS])
+            words = [*plan.script.arguments, *variant.changes[ARGUMENTS]]
             print_error(
                 f"{variant.name}: {shlex.join([plan.script.target, *without_secrets(words)])}"
             )
-    if gates:
-        print_error(
-            f"{plan.max_rounds} rounds resolve about ±"
-            f"{percent(gate.expected_resolution(plan, len(gates)))} if processes of one script "
-            f"differ by {percent(gate.ASSUMED_SPREAD)} (standard deviation)."
-        )
     sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
     write_patch(folder, plan, sweep)
     resume = resume_command("lab", options, folder, argv)

@@ -24,7 +24,7 @@ from stepscope.lab.script_plan import TunePlan, parse_variant, tuning_candidates
 from stepscope.lab.statistics import load_scipy
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
-from stepscope.lab.verdict_text import signed
+from stepscope.lab.verdict_text import is_recommended, signed
 from stepscope.settings import SettingError, parse
 from stepscope.watch.script import split_options
 
@@ -101,12 +101,13 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
         if any(variant["verdict"] == "faster" for variant in sweep["variants"]):
             text = "No faster setting keeps the loss"
         lines = [f"{text}: {_waits_for(sweep['baseline']['metrics'])}."]
-    elif best["verdict"] != "faster":
+    elif not is_recommended(best):
         used = set(best["variants"])
-        lines = [f"Not confirmed: {' + '.join(best['variants'])}: {best['text']}."]
+        names, loss = " + ".join(best["variants"]), best["loss"]["text"]
+        lines = [f"Not confirmed: {names}: {best['text']}; {loss}."]
     else:
         used, lines = set(best["variants"]), _gain(best, patch)
-    left_out = {one["tried"][-1]: one["reason"] for one in sweep["combining"] if not one["kept"]}
+    left_out = sweep["left_out"]
     refused = [
         variant for variant in sweep["variants"] if variant["verdict"] in ("failed", "impossible")
     ]

@@ -12,18 +12,13 @@ import signal
 import threading
 from collections.abc import Callable
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 NICENESS = 10  # of a process that parses an untrusted file
 
 
 def set_parent_death_signal() -> None:
     """Have Linux kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def adopt_orphans() -> None:
-    """Have Linux make this process the parent of its orphaned descendants."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def call_at_end_of(pipe: int, action: Callable[[], object]) -> None:

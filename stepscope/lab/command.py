@@ -77,18 +77,13 @@ def check_outputs(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name}: must be a file in an existing folder, got {path!r}.")
 
 
-def print_estimate(folder: Path, plan: SweepPlan, known: float | None) -> None:
-    """Print the folder and the duration; `known` are the seconds of an earlier trial."""
-    duration, count = estimate(plan, known), len(plan.variants)
-    source = "measured in an earlier sweep" if known else "assumed"
-    first = (
-        f"{format_duration(duration.low)} if all are decided at the first look, otherwise about "
-    )
-    if plan.looks[0] >= plan.max_rounds and not plan.find_best:
-        first = ""  # all rounds are measured
+def print_estimate(folder: Path, plan: SweepPlan) -> None:
+    """Print the folder and the expected duration of a sweep."""
+    shortest, longest = map(format_duration, estimate(plan))
+    count = len(plan.variants)
     print_error(
-        f"{folder}: {count} variant{'' if count == 1 else 's'}; about {first}"
-        f"{format_duration(duration.high)} (duration of a trial: {source})."
+        f"{folder}: {count} variant{'' if count == 1 else 's'}; about {shortest} if all are "
+        f"decided at the first look, otherwise {longest}."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,11 @@ from stepscope.lab.statistics import (
     estimate_effects,
     estimate_loss,
     log_ratios,
-    loss_differences,
 )
 
-MAX_ATTEMPTS = 2  # At one trial; then its variant has failed.
-MAX_FAILURES = 3  # Of a variant in all rounds; then the variant has failed.
-RATE, MEAN_RATE = "samples_per_sec", "mean_samples_per_sec"
-Pairs = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""Metrics of the reference and of a variant, a pair per round."""
-RoundFits = Callable[[int, Sequence[str]], bool]
+MAX_ATTEMPTS = 2  # Processes of one trial; then its variant has failed.
+Pairs = list[tuple[float, float]]
+"""Values of the reference and of a variant, a pair per round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +52,9 @@ class VariantComparison:
 class ComparisonState:
     """The state of a comparison; `next` is None at its end.
 
-    `left` is the maximum number of trials that follow. `broken` counts rounds with a finite loss of
-    the reference only. `mean_effect` is on the mean rate over all steps, which includes stalls.
-    `failed` has reasons of variants without a measurement, `flaky` of any failed process.
+    `left` is the maximum number of trials that follow. `broken` counts trials of a variant whose
+    loss is not finite, where all losses of the reference are. `failed` has the reasons of variants
+    without a measurement. `is_cut` is True if the time budget ended the comparison.
     """
 
     next: NextTrial | None = None
@@ -67,16 +63,13 @@ class ComparisonState:
     speed: dict[str, EffectEstimate] = field(default_factory=dict)
     loss: dict[str, EffectEstimate] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
-    decided: set[str] = field(default_factory=set)
-    mean_effect: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     is_cut: bool = False
-    """True if the time budget ended the comparison before a decision."""
-    flaky: dict[str, str] = field(default_factory=dict)
 
-
-def of_contest(trials: Iterable[Trial], key: str) -> list[Trial]:
-    return [trial for trial in trials if trial.contest == key]
+    def is_open(self, name: str) -> bool:
+        """Return True if a variant has neither failed nor a verdict on its speed."""
+        decided = name in self.speed and self.speed[name].side is not Side.OPEN
+        return not decided and name not in self.failed
 
 
 def replay_comparison(
@@ -84,122 +77,107 @@ def replay_comparison(
     trials: Sequence[Trial],
     rules: Rules,
     seed: int,
-    fits: RoundFits | None = None,
+    round_fits: Callable[[int, Sequence[str]], bool] = lambda number, names: True,
 ) -> ComparisonState:
-    """Return the state of a comparison after its trials; a round begins only if it `fits`."""
-    taken = of_contest(trials, comparison.key)
+    """Return the state of a comparison after its trials.
+
+    A round, of which `round_fits` gets the number and the names, begins only if it fits.
+    """
+    taken = [trial for trial in trials if trial.contest == comparison.key]
     state = ComparisonState()
-    state.flaky = {name: text for name in comparison.challengers if (text := _flaky(taken, name))}
     remaining = list(comparison.challengers)
     for number in range(1, rules.max_rounds + 1):
-        state.round = number
         names = [*comparison.references, *remaining]
         random.Random(f"{seed}/{comparison.key}/{number}").shuffle(names)
-        if fits is not None and not fits(number, names):
-            state.is_cut = True
+        state.round = number
+        state.is_cut = not round_fits(number, names)
+        if state.is_cut:
             break
-        for place, name in enumerate(names):
-            attempts = [one for one in taken if (one.round, one.name) == (number, name)]
-            if any(one.ok for one in attempts):
-                continue
-            is_reference = name in comparison.references
-            failures = sum(not one.ok for one in taken if one.name == name)
-            too_often = not is_reference and failures >= MAX_FAILURES
-            is_refused = any(one.is_refused for one in attempts)
-            if len(attempts) < MAX_ATTEMPTS and not too_often and not is_refused:
-                state.next = NextTrial(comparison.key, number, name)
-                state.left = len(names) - place + (rules.max_rounds - number) * len(names)
-                break
-            state.failed[comparison.reference if is_reference else name] = (
-                state.flaky[name] if too_often else attempts[-1].reason or "No reason given."
-            )
-        if state.next is not None or comparison.reference in state.failed:
+        _replay_round(state, comparison, taken, names)
+        if state.next is not None:
+            state.left += (rules.max_rounds - number) * len(names)
+            break
+        if comparison.reference in state.failed:
             break
         remaining = [name for name in remaining if name not in state.failed]
         if number in rules.decision_rounds:
-            _estimate(state, _pairs(comparison, taken, number), remaining, rules, decides=True)
-            remaining = [name for name in remaining if name not in state.decided]
+            within = [trial for trial in taken if trial.round <= number]
+            _estimate(state, comparison, within, remaining, rules)
+            remaining = list(filter(state.is_open, remaining))
         if not remaining:
             break
-    pairs = _pairs(comparison, taken, rules.max_rounds)
-    still_open = [name for name in remaining if name not in state.failed]
-    _estimate(state, pairs, still_open, rules, decides=False)
-    for name in state.speed:
-        if (mean := _mean_effect(pairs[name])) is not None:
-            state.mean_effect[name] = mean
+    still_open = list(filter(state.is_open, remaining))
+    _estimate(state, comparison, taken, still_open, rules)
+    for name in still_open:  # no decision between the looks
+        state.speed[name] = replace(state.speed[name], side=Side.OPEN)
     return state
 
 
-def _flaky(trials: Sequence[Trial], name: str) -> str | None:
-    """Return the number of failed processes of a variant, and the last reason."""
-    failed = [one for one in trials if one.name == name and not one.ok]
-    if not failed:
-        return None
-    count = sum(one.name == name for one in trials)
-    return f"{len(failed)} of {count} processes failed: {failed[-1].reason}"
+def _replay_round(
+    state: ComparisonState,
+    comparison: VariantComparison,
+    taken: Sequence[Trial],
+    names: Sequence[str],
+) -> None:
+    """Find the first trial of a round that is missing, and the variants that have failed."""
+    for place, name in enumerate(names):
+        attempts = [one for one in taken if (one.round, one.name) == (state.round, name)]
+        if any(one.ok for one in attempts):
+            continue
+        if len(attempts) < MAX_ATTEMPTS and not any(one.is_refused for one in attempts):
+            state.next = NextTrial(comparison.key, state.round, name)
+            state.left = len(names) - place
+            return
+        failed = comparison.reference if name in comparison.references else name
+        state.failed[failed] = attempts[-1].reason or "No reason given."
 
 
-def _pairs(comparison: VariantComparison, trials: Sequence[Trial], last: int) -> dict[str, Pairs]:
-    """Return the pairs of metrics of each variant in the rounds up to `last`."""
-    ok = [one for one in trials if one.ok and one.round <= last]
-    runs: dict[int, list[Mapping[str, Any]]] = {}
-    for one in ok:
-        if one.name in comparison.references:
-            runs.setdefault(one.round, []).append(one.metrics)
-    reference = {number: _combined(of_round) for number, of_round in runs.items()}
-    found: dict[str, Pairs] = {name: [] for name in comparison.challengers}
-    for one in ok:
-        if one.name in found and one.round in reference:
-            found[one.name].append((reference[one.round], one.metrics))
-    return found
+def paired(comparison: VariantComparison, trials: Sequence[Trial], key: str) -> dict[str, Pairs]:
+    """Return the pairs of a metric of each variant: one per round in which both are above 0.
+
+    Several trials of the reference in a round count as their geometric mean.
+    """
+    reference: dict[int, list[float]] = {}
+    values: dict[str, dict[int, float]] = {name: {} for name in comparison.challengers}
+    for trial in trials:
+        value = positive(trial.metrics.get(key)) if trial.ok else None
+        if value is None:
+            continue
+        if trial.name in comparison.references:
+            reference.setdefault(trial.round, []).append(value)
+        elif trial.name in values:
+            values[trial.name][trial.round] = value
+    means = {number: statistics.geometric_mean(found) for number, found in reference.items()}
+    return {
+        name: [(means[number], value) for number, value in found.items() if number in means]
+        for name, found in values.items()
+    }
 
 
-def _combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the reference of a round: geometric means of its rates, the mean of its losses."""
-    rates = {}
-    for name in (RATE, MEAN_RATE):
-        values = [rate for metrics in runs if (rate := metrics.get(name)) is not None and rate > 0]
-        if len(values) == len(runs):
-            rates[name] = statistics.geometric_mean(values)
-    losses = [loss for metrics in runs if (loss := _loss(metrics)) is not None]
-    return {**rates, "loss": statistics.fmean(losses) if losses else None}
-
-
-def _loss(metrics: Mapping[str, Any]) -> float | None:
-    loss = metrics.get("loss")
-    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
-
-
-def _mean_effect(pairs: Pairs) -> float | None:
-    """Return the effect on the mean rates, a fraction; None if a round has none."""
-    rates = [(a.get(MEAN_RATE) or 0.0, b.get(MEAN_RATE) or 0.0) for a, b in pairs]
-    if not rates or min(map(min, rates)) <= 0:
-        return None
-    return math.expm1(statistics.fmean(log_ratios(rates)))
+def positive(value: Any) -> float | None:
+    """Return a finite number above 0, otherwise None."""
+    is_positive = isinstance(value, int | float) and 0 < value < math.inf
+    return float(value) if is_positive else None
 
 
 def _estimate(
     state: ComparisonState,
-    pairs: Mapping[str, Pairs],
+    comparison: VariantComparison,
+    trials: Sequence[Trial],
     names: Sequence[str],
     rules: Rules,
-    *,
-    decides: bool,
 ) -> None:
-    """Estimate the effects of these variants; between looks their speed stays open."""
-    ratios = {
-        name: log_ratios([(a[RATE], b[RATE]) for a, b in found]) for name, found in pairs.items()
-    }
-    speed = estimate_effects(ratios, rules)
+    """Estimate the effects of the variants `names`; all share their variance and the level."""
+    rates = paired(comparison, trials, "samples_per_sec")
+    losses = paired(comparison, trials, "loss")
+    speed = estimate_effects({name: log_ratios(rates[name]) for name in rates}, rules)
+    measured = [one for one in trials if one.ok]
+    references = [one for one in measured if one.name in comparison.references]
+    is_finite = all(one.metrics.get("loss_finite", True) for one in references)
     for name in names:
-        state.speed[name] = speed[name] if decides else replace(speed[name], side=Side.OPEN)
-        if state.speed[name].side is not Side.OPEN:
-            state.decided.add(name)
-        losses = [(_loss(a), _loss(b)) for a, b in pairs[name]]
-        finite = [(a, b) for a, b in losses if a is not None and b is not None]
-        values, are_logs = loss_differences(finite)
-        state.loss[name] = estimate_loss(values, rules, are_logs=are_logs)
+        state.speed[name] = speed[name]
+        state.loss[name] = estimate_loss(log_ratios(losses[name]), rules)
         state.broken[name] = sum(
-            a is not None and b is None and not metrics["loss_finite"]
-            for (a, b), (_, metrics) in zip(losses, pairs[name], strict=True)
+            is_finite and one.name == name and not one.metrics.get("loss_finite", True)
+            for one in measured
         )

@@ -7,10 +7,9 @@ import json
 import math
 import os
 import socket
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +48,7 @@ STALE_S = 3600.0
 
 MAX_SAMPLES_BYTES = 256 * 2**20  # A trial has about 2 kB.
 METRICS = (
-    *("samples_per_sec", "mean_samples_per_sec", "step_time", "data_wait", "h2d", "gpu_time"),
+    *("samples_per_sec", "step_time", "data_wait", "h2d", "gpu_time"),
     *("peak_allocated", "peak_reserved", "peak_process", "energy_per_sample", "loss", "mfu"),
 )
 """Metrics of a trial that sweep.json has for each variant (docs/lab.md)."""
@@ -120,26 +119,6 @@ def _alive(sweep: dict[str, Any]) -> bool:
     return isinstance(updated, int | float) and abs(time.time() - updated) < STALE_S
 
 
-def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
-    """Return the median seconds of a trial in the newest sweep of a workload on a device."""
-    for folder in sweep_folders(root):
-        try:
-            sweep = read_sweep(folder)
-            config = sweep["plan"]["config"]
-            if (config["workload"], config["device"]) != (workload, device):
-                continue
-            taken = [
-                float(sample["seconds"])
-                for a_round in sweep["rounds"]
-                for sample in a_round["samples"].values()
-            ]
-        except (SweepError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            continue  # a foreign or damaged folder
-        if taken:
-            return statistics.median(taken)
-    return None
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a JSON file atomically. Raises OSError, and ValueError for NaN and infinity."""
     atomic_write(path, json.dumps(content, indent=1, allow_nan=False), durable=False)
@@ -161,8 +140,8 @@ def _read(path: Path) -> dict[str, Any]:
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The metrics of one child process, or the `reason` of its failure.
 
-    `contest` is the key of its comparison, `seconds` the wall time of the process, and `session`
-    the number of times that the sweep had been resumed. `settings` are those of a script's trial.
+    `contest` is the key of its comparison, `seconds` the wall time of the process. `settings` are
+    those of a script's trial.
     """
 
     contest: str
@@ -170,8 +149,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     reason: str | None = None
     seconds: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0
-    ended: float = 0.0
-    session: int = 0
     metrics: dict[str, Any] = {}
     machine: dict[str, Any] = {}
     settings: list[AppliedSetting] = []
@@ -204,12 +181,13 @@ def read_samples(folder: Path) -> list[Trial]:
             raise SweepError(
                 f"{folder.name}/{SAMPLES}: line {number} is no trial ({error}). Delete the line."
             ) from error
-    # The trials of a round that a resumed sweep has repeated are invalid.
-    last: dict[tuple[str, int], int] = {}
-    for one in samples:
-        key = (one.contest, one.round)
-        last[key] = max(last.get(key, 0), one.session)
-    return [one for one in samples if one.session == last[one.contest, one.round]]
+    return samples
+
+
+def write_samples(folder: Path, trials: Sequence[Trial]) -> None:
+    """Replace the trials of a sweep, on disk when it returns. Raises OSError."""
+    lines = [msgspec.json.encode(trial).decode() + "\n" for trial in trials]
+    atomic_write(folder / SAMPLES, "".join(lines), durable=True)
 
 
 def _decoded(text: bytes) -> Trial:

@@ -8,19 +8,15 @@ than the steps of one run, so a test over steps would find differences that are 
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from stepscope.lab.comparison import VariantComparison, of_contest
+from stepscope.lab.comparison import VariantComparison, paired, positive
 from stepscope.lab.folder import Trial
 from stepscope.lab.plan import SweepPlan
-from stepscope.lab.statistics import confidence_interval, log_ratios
+from stepscope.lab.statistics import ALPHA, confidence_interval, log_ratios
 from stepscope.lab.sweep_state import BASELINE, VARIANTS
 from stepscope.lab.verdict_text import percent, signed
 
@@ -30,8 +26,6 @@ METRICS = {
     "energy": ("energy_per_sample",),
 }
 """Keys of a trial's metrics by the name of a gate, in order of preference."""
-ASSUMED_SPREAD = 0.012
-"""Standard deviation between processes as a fraction, until the sweep has measured it."""
 _GATE = re.compile(r"(\w+):\+?(\d{1,3}(?:\.\d+)?)%")
 
 
@@ -85,16 +79,16 @@ def parse_gate(text: str) -> Gate:
 def check_gates(
     plan: SweepPlan, trials: Sequence[Trial], gates: Sequence[Gate]
 ) -> list[GateResult]:
-    """Return the result of each gate for each variant; all share `plan.alpha` (Bonferroni)."""
-    variants = [variant.name for variant in plan.variants if variant.problem is None]
-    level = plan.alpha / max(1, len(gates) * len(variants))
-    measured = [trial for trial in of_contest(trials, VARIANTS) if trial.ok]
-    references = VariantComparison(VARIANTS, BASELINE, (), plan.baselines).references
-    return [
-        _check_gate(gate, name, _pairs(measured, references, name, gate.metric), level)
-        for gate in gates
-        for name in variants
-    ]
+    """Return the result of each gate for each variant; all share the error rate (Bonferroni)."""
+    names = tuple(variant.name for variant in plan.runnable)
+    level = ALPHA / max(1, len(gates) * len(names))
+    comparison = VariantComparison(VARIANTS, BASELINE, names, plan.baselines)
+    measured = [trial for trial in trials if trial.contest == VARIANTS]
+    results = []
+    for gate in gates:
+        pairs = paired(comparison, measured, metric_key(measured, gate.metric) or "")
+        results += [_check_gate(gate, name, pairs[name], level) for name in names]
+    return results
 
 
 def _check_gate(
@@ -118,52 +112,12 @@ def gate_result(
     return GateResult(gate, variant, verdict, rounds, change, low, high)
 
 
-def _pairs(
-    trials: Sequence[Trial], references: Sequence[str], variant: str, metric: str
-) -> list[tuple[float, float]]:
-    """Return (baseline, variant) of each round that has both; several baselines as their mean."""
-    baseline: dict[int, list[float]] = {}
-    found: dict[int, float] = {}
-    key = metric_key(trials, metric)
-    for trial in trials:
-        value = _value(trial.metrics, key)
-        if value is None:
-            continue
-        if trial.name in references:
-            baseline.setdefault(trial.round, []).append(value)
-        elif trial.name == variant:
-            found[trial.round] = value
-    return [
-        (statistics.geometric_mean(baseline[number]), value)
-        for number, value in sorted(found.items())
-        if number in baseline
-    ]
-
-
 def metric_key(trials: Sequence[Trial], metric: str) -> str | None:
-    """Return the key that most trials have, so that all compare the same; None without a value."""
-    values = ((_value(trial.metrics, key), key) for key in METRICS[metric] for trial in trials)
-    counts = Counter(key for value, key in values if value is not None)
-    return max(counts, key=counts.__getitem__, default=None)
-
-
-def _value(metrics: Mapping[str, Any], key: str | None) -> float | None:
-    value = metrics.get(key or "")
-    if isinstance(value, int | float) and math.isfinite(value) and value > 0:
-        return float(value)
+    """Return the first key of a metric that a trial has a value of, or None."""
+    for key in METRICS[metric]:
+        if any(positive(trial.metrics.get(key)) is not None for trial in trials):
+            return key
     return None
-
-
-def expected_resolution(plan: SweepPlan, gates: int, spread: float = ASSUMED_SPREAD) -> float:
-    """Return the half width of the interval if processes vary by `spread` (fractions)."""
-    variants = max(1, sum(variant.problem is None for variant in plan.variants))
-    level = plan.alpha / (gates * variants)
-    # The differences of `max_rounds` pairs with that standard deviation and the mean 0.
-    size = spread * math.sqrt(1 + 1 / plan.baselines)
-    half = math.sqrt((plan.max_rounds - 1) / plan.max_rounds)
-    values = [size * half * (-1) ** number for number in range(plan.max_rounds)]
-    mean, _, high = confidence_interval(values, level)
-    return high - mean
 
 
 def worst(results: Sequence[GateResult]) -> GateVerdict:

@@ -96,18 +96,16 @@ def measured(folder: Path, warmup: int, ranks: int = 1) -> dict[str, Any]:
     unit = STEPS_S if any(steps.unit == STEPS_S for steps in each) else each[0].unit
     if unit == STEPS_S:
         samples = np.ones(len(seconds))  # a step of all ranks is one step
-    total, window = float(samples.sum()), float(seconds.sum())
+    total = float(samples.sum())
     per_second = rate(seconds, samples, each[0].epochs[: len(seconds)])
     losses = each[0].of("train/loss")
     losses = losses[-math.ceil(len(losses) * LOSS_FRACTION) :]
     finite = bool(np.isfinite(losses).all())
     return {
         "samples_per_sec": per_second,
-        "mean_samples_per_sec": total / window,
         "rate_unit": unit,
         "step_time": total / len(seconds) / per_second,
         "steps": len(seconds),
-        "window_s": window,
         **{
             name: _reduced(np.mean, [_reduced(np.mean, steps.of(f"perf/{name}")) for steps in each])
             for name in TIMES
@@ -118,7 +116,7 @@ def measured(folder: Path, warmup: int, ranks: int = 1) -> dict[str, Any]:
         },
         "loss": float(losses.mean()) if finite else None,
         "loss_finite": finite,
-        **_device(runs[0], each[0], devices, window / total),
+        **_device(runs[0], each[0], devices, float(seconds.sum()) / total),
     }
 
 

@@ -16,6 +16,7 @@ import msgspec
 from stepscope.common.files import read_json
 from stepscope.lab.folder import read_samples, write_json
 from stepscope.lab.script_plan import ScriptPlan, TunePlan, words_of
+from stepscope.lab.verdict_text import is_recommended
 from stepscope.run.rank_info import AppliedSetting, CallPlace
 
 LOADER = {"num_workers": 5, "pin_memory": 7, "persistent_workers": 13, "prefetch_factor": 12}
@@ -259,13 +260,13 @@ def _lines(text: str) -> tuple[bytes, list[int]]:
 
 def write_patch(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any]) -> Patch:
     """Write and return the patch of the best combination, empty if not faster. Raises OSError."""
-    best = sweep.get("best") or {}
-    pays = best.get("verdict") == "faster" and sweep["status"] == "finished"
-    words = words_of(best["changes"]) if pays else []
-    name, settings = " + ".join(best.get("variants", ())), []
-    for one in read_samples(folder) if words else ():
-        if one.ok and one.name == name:
-            settings = one.settings
+    words, settings = list[str](), list[AppliedSetting]()
+    if sweep["status"] == "finished" and is_recommended(sweep["best"]):
+        best = sweep["best"]
+        words = words_of(best["changes"])
+        name = " + ".join(best["variants"])
+        taken = [one for one in read_samples(folder) if one.ok and one.name == name]
+        settings = taken[-1].settings if words else []
     source, path = "", Path(plan.script.cwd, plan.script.target)
     if settings and not plan.script.is_module:
         try:

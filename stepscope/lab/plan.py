@@ -13,12 +13,14 @@ import msgspec
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.lab.folder import PLAN_JSON, SCHEMA, SWEEP_JSON, SweepError, Trial, write_json
+from stepscope.lab.statistics import Rules
 
 LOOKS = (5, 8, 12)  # Rounds of the interim looks (docs/lab.md).
 MAX_ROUNDS = 100
 
-STARTUP_S = 4.0  # Of a child process: mostly the import of torch.
-COMPILE_S = 40.0  # Assumed duration of torch.compile in a trial, until one was measured.
+SAMPLE_S = 2.0  # Duration of the measured steps of a trial, if their number is automatic.
+TRIAL_S = 4.0 + SAMPLE_S  # Assumed duration of a trial: mostly the import of torch.
+MAX_CONFIRMED = 3  # Trials per round of the confirmation: the baseline and two combinations.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,14 +37,8 @@ class Variant:
 class SweepPlan:
     """The parameters of a sweep; `variants` are its variants. Raises ConfigError.
 
-    `steps` are measured after `warmup` steps; 0 means automatic: a trial of the baseline measures
-    `sample_s` seconds, at least 30 steps. `alpha` is the probability of any false "faster" or
-    "slower" among the variants, `margin` the minimum effect, `same` the widest interval around 0
-    that is called "no difference". `baselines` are the baseline trials per round; 0 becomes the
-    integer nearest to the square root of the number of variants, which gives the shortest intervals
-    for the number of trials (Dunnett 1955).
-
-    A subclass adds what is measured, and overrides the methods that depend on it.
+    `steps` are measured after `warmup` steps; 0 means automatic, by the first trial of the
+    baseline. A subclass adds what is measured.
     """
 
     variants: tuple[Variant, ...]
@@ -50,36 +46,42 @@ class SweepPlan:
     warmup: int = 0
     max_rounds: int = 12
     looks: tuple[int, ...] = LOOKS
-    alpha: float = 0.05
-    margin: float = 0.01
-    same: float = 0.03
-    baselines: int = 0
     find_best: bool = True
-    sample_s: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in _LIMITS.items():
-            _check_number(name, getattr(self, name), low, high)
-        _check_number("same", self.same, float(self.margin), 0.5)
-        if not self.baselines:
-            runnable = sum(variant.problem is None for variant in self.variants)
-            object.__setattr__(self, "baselines", max(1, round(math.sqrt(runnable))))
-        for look in self.looks:
-            _check_number("looks", look, 2, 10**6)
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                reason = f"must be {low} to {high}, got {value!r}"
+                raise ConfigError(ConfigIssue(name, reason, "Choose a value in this range"))
+        if not self.looks or self.looks[0] < 2 or list(self.looks) != sorted(set(self.looks)):
+            raise ConfigError(ConfigIssue("looks", "must rise from 2 or more", "Use the default"))
         names = [variant.name for variant in self.variants]
-        double = next((name for name in names if names.count(name) > 1), None)
-        reserved = any(name.split(" ")[0] == "baseline" for name in names)
-        rising = self.looks and list(self.looks) == sorted(set(self.looks))
-        decides = isinstance(self.find_best, bool)
-        for right, field, reason, remedy in (
-            (decides, "find_best", "must be true or false", "Choose one"),
-            (rising, "looks", "must rise from 2 or more", "Use the default"),
-            (double is None, "variants", f"has {double!r} twice", "Remove one"),
-            (not reserved, "variants", "the name baseline is reserved", "Choose another name"),
-        ):
-            if not right:
-                raise ConfigError(ConfigIssue(field, reason, remedy))
+        if len(set(names)) < len(names):
+            double = max(names, key=names.count)
+            raise ConfigError(ConfigIssue("variants", f"has {double!r} twice", "Remove one"))
+        if any(name.split(" ")[0] == "baseline" for name in names):
+            reason = "the name baseline is reserved"
+            raise ConfigError(ConfigIssue("variants", reason, "Choose another name"))
+
+    @property
+    def runnable(self) -> list[Variant]:
+        """The variants that have no problem."""
+        return [variant for variant in self.variants if variant.problem is None]
+
+    @property
+    def baselines(self) -> int:
+        """The baseline trials per round.
+
+        The integer nearest to the square root of the number of variants gives the shortest
+        intervals for the number of trials (Dunnett 1955).
+        """
+        return max(1, round(math.sqrt(len(self.runnable))))
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(looks=self.looks, max_rounds=self.max_rounds)
 
     @property
     def workload(self) -> str:
@@ -92,9 +94,9 @@ class SweepPlan:
         raise NotImplementedError
 
     @property
-    def budget_s(self) -> float | None:
-        """The time limit of the sweep in seconds; None without one."""
-        return None
+    def budget_s(self) -> float:
+        """The time limit of the sweep in seconds; infinite without one."""
+        return math.inf
 
     @property
     def probe(self) -> list[str]:
@@ -123,14 +125,6 @@ class SweepPlan:
                 return {}, f"{name} is {first[name]} in the combination already"
         return {**first, **second}, None
 
-    def compiles(self, changes: Mapping[str, Any]) -> bool:
-        """Return True if these changes turn torch.compile on, which needs a longer time limit."""
-        return False
-
-    def scaling(self, changes: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the verdict per device for sweep.json; empty on the devices of the baseline."""
-        return {}
-
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values for plan.json and sweep.json."""
         numbers = {spec.name: getattr(self, spec.name) for spec in fields(SweepPlan)}
@@ -139,9 +133,11 @@ class SweepPlan:
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a SweepPlan from plan.json. Raises KeyError and TypeError."""
+    """Return the fields of a SweepPlan but its variants. Raises KeyError and ValidationError."""
     names = [spec.name for spec in fields(SweepPlan) if spec.name != "variants"]
-    return {name: values[name] for name in names} | {"looks": tuple(values["looks"])}
+    return {name: values[name] for name in names} | {
+        "looks": msgspec.convert(values["looks"], tuple[int, ...])
+    }
 
 
 def write_plan(folder: Path, plan: SweepPlan) -> None:
@@ -163,56 +159,31 @@ def write_plan(folder: Path, plan: SweepPlan) -> None:
         "progress": None,
         "baseline": None,
         "variants": [],
-        "combining": [],
+        "left_out": {},
         "best": None,
-        "drift": None,
         "rounds": [],
         "machine": {},
     }
     write_json(folder / SWEEP_JSON, pending)
 
 
-_LIMITS: dict[str, tuple[float, float]] = {
+def estimate(plan: SweepPlan) -> tuple[float, float]:
+    """Return the shortest and the longest duration of a sweep in seconds, before its first trial.
+
+    It is the shortest if all variants are decided at the first look and none is combined.
+    """
+    a_round = TRIAL_S * (plan.baselines + len(plan.runnable))
+    shortest = TRIAL_S + a_round * min(plan.looks[0], plan.max_rounds)
+    longest = TRIAL_S + a_round * plan.max_rounds
+    if plan.find_best:
+        longest += TRIAL_S * MAX_CONFIRMED * plan.max_rounds
+    return shortest, longest
+
+
+_LIMITS = {
     "steps": (0, 10**8),
     "warmup": (0, 10**6),
     "max_rounds": (1, MAX_ROUNDS),
-    "baselines": (0, MAX_ROUNDS),
     "seed": (0, 10**9),
-    "alpha": (1e-6, 0.5),
-    "margin": (0.0, 0.5),
-    "sample_s": (0.01, 3600),
 }
-"""Inclusive bounds; a value whose lower bound is an int must be an int."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds of a sweep: if all variants are decided at the first look, and if none is."""
-
-    low: float
-    high: float
-
-
-def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
-    """Return the duration of a sweep; only `high` includes the combination search.
-
-    `sample_seconds` is the duration of a baseline trial in an earlier sweep
-    (`folder.seconds_per_sample`). The default is the start of a process plus `sample_s`.
-    """
-    each = sample_seconds or STARTUP_S + plan.sample_s
-    runnable = [variant for variant in plan.variants if variant.problem is None and variant.changes]
-    compiled = sum(plan.compiles(variant.changes) for variant in runnable)
-    a_round = each * (plan.baselines + len(runnable)) + COMPILE_S * compiled
-    first = min(plan.looks[0], plan.max_rounds)
-    high = a_round * plan.max_rounds
-    if plan.find_best and plan.max_rounds >= plan.looks[0]:
-        # Each further winner needs a comparison of two, and so does the confirmation.
-        high += 2 * each * plan.max_rounds * len(runnable)
-    return Estimate(each + a_round * first, each + high)
-
-
-def _check_number(field: str, value: Any, low: float, high: float) -> None:
-    kind = int if isinstance(low, int) else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        reason = f"must be {low:g} to {high:g}, got {value!r}"
-        raise ConfigError(ConfigIssue(field, reason, "Choose a value in this range"))
+"""Inclusive bounds."""

@@ -103,7 +103,7 @@ def table(sweep: Mapping[str, Any]) -> list[str]:
 def closing(sweep: Mapping[str, Any]) -> list[str]:
     """Return the lines below the final table."""
     counts = Counter(str(variant["verdict"]) for variant in sweep["variants"])
-    plan, best, drift = sweep["plan"], of_best(sweep), sweep["drift"]
+    plan, best = sweep["plan"], of_best(sweep)
     lines = [
         f"{summary(counts) or 'No variant'}; {plan['steps']} steps per trial after "
         f"{plan['warmup']} warm-up steps, in fresh processes.",
@@ -112,11 +112,11 @@ def closing(sweep: Mapping[str, Any]) -> list[str]:
     for variant in sweep["variants"]:
         if variant["reason"] and variant["reason"] not in variant["text"]:
             lines.append(f"{variant['name']}: {variant['reason']}")
-    lines += [f"Best combination: {best}"] if best is not None else []
-    for tried in sweep["combining"]:
-        if not tried["kept"]:
-            lines.append(f"Not in it: {tried['tried'][-1]}: {tried['reason']}.")
-    lines += filter(None, (drift and drift["text"], sweep["reason"]))
+    if best is not None:
+        lines.append(f"Best combination: {best}")
+    lines += [f"Not in it: {name}: {reason}." for name, reason in sweep["left_out"].items()]
+    if sweep["reason"]:
+        lines.append(sweep["reason"])
     return [printable(line) for line in lines]
 
 

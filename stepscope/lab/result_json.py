@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -9,25 +10,20 @@ from typing import Any
 
 import msgspec
 
-from stepscope.lab.comparison import NextTrial, VariantComparison, of_contest
+from stepscope.lab.comparison import NextTrial, VariantComparison
 from stepscope.lab.folder import METRICS, Trial
 from stepscope.lab.plan import SweepPlan, Variant
-from stepscope.lab.statistics import drift
 from stepscope.lab.sweep_state import (
     BASELINE,
-    COMBINE,
+    CALIBRATE,
     CONFIRM,
-    NOT_DECIDED,
     VARIANTS,
     SweepPhase,
     SweepState,
-    confirming_rules,
-    rules_of,
+    confirming_trials,
 )
-from stepscope.lab.verdict_text import impossible, of_drift, verdict_json
+from stepscope.lab.verdict_text import impossible, verdict_json
 
-CALIBRATE = "calibrate"
-_PHASES = {CONFIRM: SweepPhase.CONFIRMING, COMBINE: SweepPhase.COMBINING}
 _OF_A_ROUND = (
     *("samples_per_sec", "step_time", "loss", "sm_clock", "power", "throttle"),
     "energy_per_sample",
@@ -38,10 +34,10 @@ def content(
     plan: SweepPlan, trials: Sequence[Trial], state: SweepState, *, over: bool
 ) -> dict[str, Any]:
     """Return the measured part of sweep.json. `over` is True unless the sweep is running."""
-    of_variants = of_contest(trials, VARIANTS)
-    baseline = [one for one in of_variants if one.ok and one.name == BASELINE]
-    rates = [one.metrics["samples_per_sec"] for one in baseline]
+    of_variants = [one for one in trials if one.contest == VARIANTS]
     references = VariantComparison(VARIANTS, BASELINE, (), plan.baselines).references
+    # The keys of a variant, so that all rows are alike.
+    nothing = dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason"))
     return {
         "workload": plan.workload,
         "plan": plan.to_dict(),
@@ -49,21 +45,16 @@ def content(
         "baseline": {
             "name": BASELINE,
             "label": plan.label,
-            # The keys of a variant, so that all rows are alike.
-            **dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason")),
-            "rounds": len(baseline),
+            **nothing,
+            "rounds": sum(one.ok and one.name == BASELINE for one in of_variants),
             "metrics": _medians(of_variants, *references),
         },
         "variants": [
             _variant(plan, variant, of_variants, state, over=over) for variant in plan.variants
         ],
-        "combining": [
-            {"tried": list(one.names), "kept": one.kept, "reason": one.reason}
-            for one in state.tried
-        ],
-        "best": _best(plan, trials, state, over=over),
-        "drift": of_drift(drift(rates), rates[-1] / rates[0] - 1 if rates else None),
-        "rounds": list(_rounds(trials)),
+        "left_out": state.left_out,
+        "best": _best(trials, state, over=over),
+        "rounds": _rounds(trials),
     }
 
 
@@ -79,18 +70,21 @@ def _medians(trials: Iterable[Trial], *names: str) -> dict[str, float | None]:
 
 def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> dict[str, Any]:
     """Return the progress; the seconds left are the maximum."""
-    left = state.state.left if state.next is not None else 0
-    decides = plan.find_best and bool(rules_of(plan).decision_rounds)
-    if state.next is not None and decides and state.phase is not SweepPhase.CONFIRMING:
-        left += 2 * plan.max_rounds  # of the confirmation; the combination search is unknown
-    each = [one.seconds for one in trials[-20:] if one.ok]
-    seconds = left * statistics.fmean(each) if each else None
-    if plan.budget_s is not None and state.next is not None:
-        seconds = max(0.0, plan.budget_s - sum(one.seconds for one in trials))
+    left = 0
+    seconds: float | None = 0.0
+    if state.next is not None:
+        left = state.current.left
+        if plan.find_best and state.phase is not SweepPhase.CONFIRMING:
+            left += confirming_trials(plan) * plan.max_rounds
+        taken = [one.seconds for one in trials[-20:] if one.ok]
+        used_s = sum(one.seconds for one in trials)
+        seconds = left * statistics.fmean(taken) if taken else None
+        if plan.budget_s < math.inf:
+            seconds = max(0.0, plan.budget_s - used_s)
     return {
         "done": len(trials),
         "total": len(trials) + left,
-        "round": state.state.round,
+        "round": state.current.round,
         "doing": "done" if state.next is None else _doing(plan, state.phase, state.next),
         "seconds_left": seconds,
         "phase": state.phase,
@@ -101,9 +95,8 @@ def _doing(plan: SweepPlan, phase: SweepPhase, trial: NextTrial) -> str:
     if phase is SweepPhase.CALIBRATING:
         return "a first trial of the baseline, to choose the number of steps"
     text = f"round {trial.round} of {plan.max_rounds}: {trial.name}"
-    if phase is SweepPhase.CONFIRMING:
-        return f"confirming the best combination, {text}"
-    return f"combining, {text}" if phase is SweepPhase.COMBINING else text
+    is_confirming = phase is SweepPhase.CONFIRMING
+    return f"confirming the best combination, {text}" if is_confirming else text
 
 
 def _variant(
@@ -113,57 +106,53 @@ def _variant(
         # Without the remedy, which is for the sidebar: "Turn it off".
         verdict = impossible(f"{variant.problem.field}: {variant.problem.reason}")
     else:
-        ended = over or state.phase is not SweepPhase.MEASURING or state.next is None
-        verdict = verdict_json(state.variants, variant.name, rules_of(plan), over=ended)
-        verdict |= plan.scaling(variant.changes, verdict)
-        if state.variants.is_cut and verdict["verdict"] == "undecided":
-            verdict["reason"] = NOT_DECIDED
+        over = over or state.confirmed is not None or state.next is None
+        verdict = verdict_json(state.variants, variant.name, plan.rules, over=over)
     return {**asdict(variant), **verdict, "metrics": _medians(trials, variant.name)}
 
 
-def _best(
-    plan: SweepPlan, trials: Sequence[Trial], state: SweepState, *, over: bool
-) -> dict[str, Any] | None:
-    if state.confirmed is None or state.best is None:
+def _best(trials: Sequence[Trial], state: SweepState, *, over: bool) -> dict[str, Any] | None:
+    confirmed, best, rules = state.confirmed, state.best, state.rules
+    if confirmed is None or best is None or rules is None:
         return None
-    name = " + ".join(state.winners)
-    ended = over or state.next is None
-    rules = confirming_rules(plan, trials, state.comparison.key)
-    verdict = verdict_json(state.confirmed, name, rules, over=ended)
-    if BASELINE in state.confirmed.failed:
-        verdict["reason"] = f"The baseline failed: {state.confirmed.failed[BASELINE]}"
+    over = over or state.next is None
+    verdict = verdict_json(confirmed, best.name, rules, over=over)
+    if BASELINE in confirmed.failed:
+        verdict["reason"] = f"The baseline failed: {confirmed.failed[BASELINE]}"
+    taken = [one for one in trials if one.contest == CONFIRM]
     return {
-        "variants": list(state.winners),
-        "changes": dict(state.best),
+        "variants": list(best.variants),
+        "changes": dict(best.changes),
         **verdict,
-        "metrics": _medians(of_contest(trials, state.comparison.key), name),
-        "baseline": _medians(of_contest(trials, state.comparison.key), BASELINE),
+        "metrics": _medians(taken, best.name),
+        "baseline": _medians(taken, BASELINE),
     }
 
 
-def _rounds(trials: Sequence[Trial]) -> Iterable[dict[str, Any]]:
+def _rounds(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], list[Trial]] = {}
     for one in trials:
         if one.contest != CALIBRATE:
             found.setdefault((one.contest, one.round), []).append(one)
-    for (contest, number), taken in found.items():
-        yield {
+    return [
+        {
             "round": number,
-            "phase": _PHASES.get(contest.split(" ")[0], SweepPhase.MEASURING),
             "contest": contest,
             "order": list(dict.fromkeys(one.name for one in taken)),
-            "samples": {
-                one.name: {
-                    **{name: one.metrics.get(name) for name in _OF_A_ROUND},
-                    "seconds": one.seconds,
-                    "reason": one.reason,
-                    "failures": [
-                        two.reason for two in taken if two.name == one.name and not two.ok
-                    ],
-                }
-                for one in taken
-            },
+            "samples": {one.name: _sample(one, taken) for one in taken},
         }
+        for (contest, number), taken in found.items()
+    ]
+
+
+def _sample(trial: Trial, of_round: Sequence[Trial]) -> dict[str, Any]:
+    failed = [one for one in of_round if one.name == trial.name and not one.ok]
+    return {
+        **{name: trial.metrics.get(name) for name in _OF_A_ROUND},
+        "seconds": trial.seconds,
+        "reason": trial.reason,
+        "failures": [one.reason for one in failed],
+    }
 
 
 def finite(value: Any) -> Any:

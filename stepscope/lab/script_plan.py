@@ -1,6 +1,6 @@
 """The plan of a sweep over a script of the user: its command, and variants of it.
 
-A variant changes arguments (`bs64: --batch-size 64`), settings that need no edit
+A variant adds arguments (`bs64: --batch-size 64`), settings that need no edit
 (`tf32 num_workers=4`), environment variables (`env:NAME=VALUE`), the interpreter (`python:PATH`) or
 the revision (`rev:main`). Without a name its text is its name, and may have several parts.
 """
@@ -83,30 +83,23 @@ class ScriptPlan(SweepPlan):
         return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"
 
     def subject(self) -> dict[str, Any]:
-        script = asdict(self.script)
-        lists = {"arguments": list(self.script.arguments), "links": list(self.script.links)}
-        return {"script": script | lists}
+        return {"script": asdict(self.script)}
 
     def combine(
         self, first: Mapping[str, Any], second: Mapping[str, Any]
     ) -> tuple[dict[str, Any], str | None]:
-        one, two = first.get(ARGUMENTS, []), second.get(ARGUMENTS, [])
+        before, added = first.get(ARGUMENTS, []), second.get(ARGUMENTS, [])
         rest = {name: value for name, value in second.items() if name != ARGUMENTS}
         together, refused = SweepPlan.combine(self, first, rest)
-        both = sorted({*map(_name, one)} & {*map(_name, two)} - {""})
-        if both:
-            refused = f"{both[0]} is in the combination already"
-        together |= {ARGUMENTS: [*one, *two]} if one or two else {}
-        try:
-            parse(words_of(together))
-        except SettingError as error:
-            refused = refused or str(error)
+        twice = {*map(_name, before)} & {*map(_name, added)} - {""}
+        if twice:
+            refused = f"{min(twice)} is in the combination already"
+        if added:
+            together[ARGUMENTS] = [*before, *added]
         return together, refused
 
-    def compiles(self, changes: Mapping[str, Any]) -> bool:
-        return WITH + "compile" in changes
 
-
+COMPILE_S = 40.0  # Assumed duration of the first torch.compile.
 TUNE_LOOKS = (3, 5, 8, 12)  # The first one is early, because the confirmation has fresh rounds.
 
 
@@ -133,19 +126,17 @@ class TunePlan(ScriptPlan):
     def after_probe(self, trial: Trial) -> tuple[TunePlan, str | None]:
         """Return the plan without refused settings, and those for which the time is too short.
 
-        `compile` is left out first, then the last ones. The text is why none can be measured.
+        The last ones are left out first. The text is why none can be measured.
         """
         refused = {one.word: one.text for one in trial.settings if one.state != "applies"}
         plan = self._without(
             {variant.name: _refusal(variant, refused) for variant in self.variants}
         )
-        runnable = [variant for variant in plan.variants if variant.problem is None]
-        runnable.sort(key=lambda variant: self.compiles(variant.changes))
         text = f"Left out, to fit in {self.minutes:g} minutes."
-        while len(runnable) > 1 and seconds_needed(plan, trial) > self.budget_s:
-            variant = runnable.pop()
-            plan = plan._without({variant.name: ConfigIssue(variant.name, text, "")})
-        needed = math.ceil(seconds_needed(plan, trial) / 6) / 10
+        while len(plan.runnable) > 1 and plan._needed_s(trial) > self.budget_s:
+            name = plan.runnable[-1].name
+            plan = plan._without({name: ConfigIssue(name, text, "")})
+        needed = math.ceil(plan._needed_s(trial) / 6) / 10
         if needed <= self.minutes:
             return plan, None
         return plan, (
@@ -153,12 +144,16 @@ class TunePlan(ScriptPlan):
             f"trial, got {self.minutes:g}. Increase it."
         )
 
+    def _needed_s(self, first: Trial) -> float:
+        compiled = sum(WITH + "compile" in variant.changes for variant in self.runnable)
+        return seconds_needed(self, first) + COMPILE_S * compiled
+
     def _without(self, problems: Mapping[str, ConfigIssue | None]) -> TunePlan:
         variants = (
             replace(variant, problem=variant.problem or problems.get(variant.name))
             for variant in self.variants
         )
-        return replace(self, variants=tuple(variants), baselines=0)
+        return replace(self, variants=tuple(variants))
 
 
 def _refusal(variant: Variant, refused: Mapping[str, str]) -> ConfigIssue | None:
@@ -284,44 +279,6 @@ def words_of(changes: Mapping[str, Any]) -> list[str]:
         for name, value in changes.items()
         if name.startswith(WITH)
     ]
-
-
-def with_arguments(before: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """Return arguments with changed ones: at the place of the first one that they replace.
-
-    All occurrences of an option are replaced, each with as many values as the option has in
-    `changes`, and with all words up to the next option if it has several there.
-
-    >>> with_arguments(["--lr", "0.1", "data", "--amp=0"], ["--amp=1", "--lr=0.2", "--new"])
-    ['--lr=0.2', 'data', '--amp=1', '--new']
-    """
-    left: dict[str, list[list[str]]] = {}
-    for group in _groups(changes):
-        left.setdefault(_name(group[0]), []).append(group)
-    new = {name: groups for name, groups in left.items() if name}
-    result: list[str] = []
-    for group in _groups(before):
-        name = _name(group[0])
-        if name not in new:
-            result += group
-            continue
-        result += chain.from_iterable(left.pop(name, []))
-        values = max(len(one) - 1 + ("=" in one[0]) for one in new[name])
-        result += group[1 + values :] if values < 2 else []
-    return [*result, *chain.from_iterable(chain.from_iterable(left.values()))]
-
-
-def _groups(words: Sequence[str]) -> list[list[str]]:
-    """Return each option with the words up to the next one, and each other word."""
-    groups: list[list[str]] = []
-    is_open = False
-    for word in words:
-        if is_open and not _OPTION.match(word):
-            groups[-1].append(word)
-        else:
-            groups.append([word])
-            is_open = _OPTION.match(word) is not None and "=" not in word
-    return groups
 
 
 def _name(word: str) -> str:

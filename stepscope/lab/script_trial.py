@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import site
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed import ranks_text
 from stepscope.gpu.source import is_simulated
-from stepscope.host.child_process import kill_until_none
-from stepscope.host.process_limits import adopt_orphans
 from stepscope.lab.command import UsageError
-from stepscope.lab.folder import LAB, write_json
+from stepscope.lab.folder import LAB
 from stepscope.lab.measurement import RunTooShortError, Steps, measured
 from stepscope.lab.revision import RevisionError, moved, repository, unpack
 from stepscope.lab.script_plan import (
@@ -35,19 +31,16 @@ from stepscope.lab.script_plan import (
     SEED,
     ScriptCommand,
     sha256_of,
-    with_arguments,
     words_of,
 )
-from stepscope.lab.trial_process import KILL_TIMEOUT_S, LOG, MAX_LOG_BYTES
+from stepscope.lab.trial_process import MAX_LOG_BYTES
 from stepscope.recorded_run import open_run
 from stepscope.run import RunError, RunInfo, RunStatus, rank_file, read_run, run_folders, runs_root
 from stepscope.run.rank_info import find_rank
-from stepscope.run.rank_status import RankState, rank_states
 from stepscope.store import StoreError
 from stepscope.watch.trial import LAST_STEP_S, TRIAL, UNEVEN
 
-MAX_FILES = 100_000
-"""Files whose changes are looked for, of each folder: about 0.3 s before and after a trial."""
+MAX_FILES = 100_000  # of each folder, about 0.3 s before and after a trial
 NO_UPLOAD = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
@@ -56,15 +49,14 @@ NO_UPLOAD = {
     "STEPSCOPE_GIT": "0",  # else git runs during the measured steps
     "PYTHONDONTWRITEBYTECODE": "1",  # no new __pycache__ in the script's folder
 }
-MODULES = "modules.json"
-MIN_SCRIPT_STEPS = 80  # of a whole script, for a warm-up of 10 and 30 measured steps
 SIMULATED = "The script trains on a simulated GPU, whose times are not those of a GPU."
 UNEVEN_STEPS = (
     f"{LAST_STEP_S:.0f} s after that of another rank. All ranks must make the same number of "
     "optimizer steps."
 )
 NEW_SWEEP = {"stops": True, "new_sweep": True}
-Files = dict[str, tuple[int, int]]
+Files = set[tuple[str, int, int]]
+"""Path, modification time in nanoseconds, and size of each file."""
 
 
 def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,75 +67,30 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     of this sweep can be measured, and `new_sweep` if resuming cannot help.
     """
     script = msgspec.convert(job["script"], ScriptCommand)
-    folder, out = Path(job["folder"]), Path(job["folder"], "out")
+    folder = Path(job["folder"])
     try:
-        out.mkdir()
-        if (reason := _edited(script, folder.parent)) is not None:
-            return {"reason": reason, **NEW_SWEEP}
+        if not script.is_module and sha256_of(Path(script.cwd, script.target)) != script.sha256:
+            return {"reason": f"{script.target} was edited during the sweep.", **NEW_SWEEP}
         before = _files(script, folder.parent)
-        adopt_orphans()
-        others = set(psutil.Process().children())
-        try:
-            code = _run(script, job, folder, out)
-        finally:
-            # All that the script has started, whatever its session and environment.
-            kill_until_none(
-                lambda: {*psutil.Process().children(recursive=True)} - others, KILL_TIMEOUT_S
-            )
-        after = _files(script, folder.parent)
-        pairs = zip(before, after, strict=True)
-        changed = sorted({path for old, new in pairs for path, _ in old.items() ^ new.items()})
-        if changed and next(run_folders(folder / "runs"), None) is None:
-            return {"reason": _touched(changed[0]), **NEW_SWEEP}
-        result = _result(folder, code, job, script.nproc_per_node or 1)
+        code = _run(script, job, folder)
+        changed = before ^ _files(script, folder.parent)
         if changed:
-            why = f"{_touched(changed[0])} {result.get('reason', '')}".strip()
-            return {"reason": why, **NEW_SWEEP}
-        _keep_hashes(script, folder.parent, result.pop("modules", ()))
-        return result
+            path, *_ = min(changed)
+            return {"reason": _touched(path), **NEW_SWEEP}
+        return _result(folder, code, job, script.nproc_per_node or 1)
+    except UsageError as error:
+        return {"reason": str(error), **NEW_SWEEP}
     except RevisionError as error:
         return {"reason": str(error)}
     except OSError as error:
         return {"reason": f"The script cannot be started: {error}.", "stops": True}
 
 
-def _edited(script: ScriptCommand, sweep: Path) -> str | None:
-    """Return why the script or a module of it is not that of the sweep any more, or None."""
-    own = {} if script.is_module else {script.target: str(script.sha256)}
-    for path, known in (own | _hashes(sweep)).items():
-        try:
-            if sha256_of(Path(script.cwd, path)) != known:
-                return f"{path} was edited during the sweep."
-        except UsageError as error:
-            return str(error)
-    return None
-
-
-def _hashes(sweep: Path) -> dict[str, str]:
-    """Return the hash of each module of the script that a trial has loaded. Raises OSError."""
-    try:
-        return msgspec.json.decode((sweep / MODULES).read_bytes(), type=dict[str, str])
-    except (FileNotFoundError, msgspec.DecodeError):
-        return {}
-
-
-def _keep_hashes(script: ScriptCommand, sweep: Path, modules: Iterable[str]) -> None:
-    """Add modules of the script's folders, except installed ones and those of a revision."""
-    known = _hashes(sweep)
-    for path in modules:
-        file = Path(path).resolve()
-        is_own = any(map(file.is_relative_to, script.folders)) and "site-packages" not in path
-        is_code = file.suffix == ".py" and file.is_file()
-        if is_own and is_code and not file.is_relative_to(sweep.resolve()):
-            known.setdefault(path, sha256_of(file))
-    write_json(sweep / MODULES, known)
-
-
-def _files(script: ScriptCommand, sweep: Path) -> list[Files]:
+def _files(script: ScriptCommand, sweep: Path) -> Files:
     """Return the files of each folder of a script, without this sweep, other sweeps and runs."""
     root = runs_root().resolve()
     without = {sweep.resolve(), root / LAB, *run_folders(root)}  # other runs may be live
-    return [files(of, without) for of in script.folders]
+    return set().union(*(files(of, without) for of in script.folders))
 
 
 def _touched(path: str) -> str:
@@ -154,11 +101,15 @@ def _touched(path: str) -> str:
     )
 
 
-def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path, out: Path) -> int:
+def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path) -> int:
     """Return the exit code of the script under `stepscope watch`. Raises OSError, RevisionError."""
+    out = folder / "out"
+    out.mkdir()
     changes = job["changes"]
-    words = with_arguments(script.arguments, changes.get(ARGUMENTS, []))
-    words = [word.replace(OUT, str(out)).replace(SEED, str(job["seed"])) for word in words]
+    words = [
+        word.replace(OUT, str(out)).replace(SEED, str(job["seed"]))
+        for word in (*script.arguments, *changes.get(ARGUMENTS, []))
+    ]
     limits = {name: job[name] for name in ("warmup", "steps", "seconds")}
     limits |= {"probe": "probe" in job, "ranks": script.nproc_per_node or 1}
     cwd, target = script.cwd, script.target
@@ -170,24 +121,6 @@ def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path, out: Path)
         if not script.is_module:
             file = moved(Path(script.cwd, target), top, tree)
             target = str(file) if os.path.isabs(target) else target
-    environment = {**os.environ, **NO_UPLOAD, TRIAL: json.dumps(limits)}
-    if "temporary" in job:
-        user = f"torchinductor_{os.environ.get('USER', os.getuid())}"
-        # Compiled once, not in each trial.
-        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), user))
-        environment["TMPDIR"] = job["temporary"]
-    environment |= {
-        name.removeprefix(ENV): value for name, value in changes.items() if name.startswith(ENV)
-    }
-    # The parent process has put the folder of this package first; a variant may have other ones.
-    own, *given = os.environ["PYTHONPATH"].split(os.pathsep)
-    if ENV + "PYTHONPATH" in changes:
-        given = environment["PYTHONPATH"].split(os.pathsep)
-        folders = [os.path.realpath(Path(cwd, one)) for one in given if one]
-        environment[TRIAL] = json.dumps(limits | {"folders": folders})
-    if own not in (*site.getsitepackages(), site.getusersitepackages()):
-        given.append(own)
-    environment["PYTHONPATH"] = os.pathsep.join(given)
     module = ["-m"] if script.is_module else []
     watch = ["-m", "stepscope.watch", "--runs", str(folder / "runs"), "--name", "trial"]
     if settings := job.get("probe") or words_of(changes):
@@ -198,9 +131,31 @@ def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path, out: Path)
     return subprocess.call(
         [changes.get(PYTHON, script.python), *watch, *module, target, *words],
         cwd=cwd,
-        env=environment,
+        env=_environment(job, limits, cwd),
         stdin=subprocess.DEVNULL,
     )
+
+
+def _environment(job: Mapping[str, Any], limits: dict[str, Any], cwd: str) -> dict[str, str]:
+    """Return the environment of a trial, whose `limits` get the folders of its PYTHONPATH."""
+    changes = job["changes"]
+    # torch.compile's cache is shared; without this name it is in TMPDIR, a folder of the trial.
+    cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    environment = {"TORCHINDUCTOR_CACHE_DIR": cache, **os.environ, **NO_UPLOAD}
+    environment["TMPDIR"] = job["temporary"]
+    environment |= {
+        name.removeprefix(ENV): value for name, value in changes.items() if name.startswith(ENV)
+    }
+    # The parent process has put the folder of this package first; a variant may have other ones.
+    own, *given = os.environ["PYTHONPATH"].split(os.pathsep)
+    if ENV + "PYTHONPATH" in changes:
+        given = environment["PYTHONPATH"].split(os.pathsep)
+        limits["folders"] = [os.path.realpath(Path(cwd, one)) for one in given if one]
+    if own not in (*site.getsitepackages(), site.getusersitepackages()):
+        given.append(own)
+    environment["PYTHONPATH"] = os.pathsep.join(given)
+    environment[TRIAL] = json.dumps(limits)
+    return environment
 
 
 def _result(folder: Path, code: int, job: Mapping[str, Any], ranks: int) -> dict[str, Any]:
@@ -217,31 +172,26 @@ def _result(folder: Path, code: int, job: Mapping[str, Any], ranks: int) -> dict
             if trial is not None and trial["refused"] is not None:
                 reason = of_rank(number, ranks, trial["refused"])
                 return {"reason": reason, **(NEW_SWEEP if trial["stops"] else {})}
-        if (run_folder / UNEVEN).exists():
-            others = ranks_text([number for number, one in enumerate(trials) if one is None])
-            return {"reason": f"No last step of {others} {UNEVEN_STEPS}"}
-        # A whole script shorter than the first trial shows how many steps a trial can have.
-        is_whole = [ended.status, job["steps"], ranks] == [RunStatus.FINISHED, 0, 1]
-        if None in trials and not (is_whole and _steps_of(ended, 0) >= MIN_SCRIPT_STEPS):
-            return {"reason": _early(ended, code, job, trials.index(None), ranks)}
+        if None in trials:
+            missing = [number for number, one in enumerate(trials) if one is None]
+            if (run_folder / UNEVEN).exists():
+                return {"reason": f"No last step of {ranks_text(missing)} {UNEVEN_STEPS}"}
+            return {"reason": of_rank(missing[0], ranks, _early(ended, code, job, missing[0]))}
         if is_simulated(str(ended.run_json.get("device"))):
             return {"reason": SIMULATED, **NEW_SWEEP}
         state = "applies" if "probe" in job else "in effect"
         settings = on_all_ranks([one.get("settings") or [] for one in files], state)
-        for one in settings:
-            if one["state"] != "in effect" and "probe" not in job:
-                reason = f"{one['name']} {one['state']}: {one['text']}"
-                return {"reason": reason, "settings": settings}
+        refused = next((one for one in settings if one["state"] != "in effect"), None)
+        if refused is not None and "probe" not in job:
+            reason = f"{refused['name']} {refused['state']}: {refused['text']}"
+            return {"reason": reason, "settings": settings}
         metrics = measured(run_folder, int(job["warmup"]), ranks)
-        if None in trials:
-            metrics["script_steps"] = _steps_of(ended, 0)
     except (RunTooShortError, RunError, StoreError) as error:
         return {"reason": str(error)}
     machine = {**(ended.run_json.get("environment") or {}), "rate": metrics.pop("rate_unit")}
     if PYTHON in job["changes"]:
         machine.pop("torch", None)  # may be another version
-    modules = {path for trial in trials if trial is not None for path in trial["modules"]}
-    return {"metrics": metrics, "machine": machine, "settings": settings, "modules": modules}
+    return {"metrics": metrics, "machine": machine, "settings": settings}
 
 
 def of_rank(number: int, ranks: int, text: str) -> str:
@@ -261,26 +211,22 @@ def on_all_ranks(ranks: Sequence[Sequence[Mapping[str, Any]]], state: str) -> li
     return settings
 
 
-def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int, ranks: int) -> str:
+def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int) -> str:
     """Return why a rank of a script has ended before the last step of its trial."""
     if ended.status is not RunStatus.FINISHED:
-        reason, cause, rank = ended.reason, ended.cause, ended.cause_rank
-        if sum(one.state is RankState.DEAD for one in rank_states(ended.folder)) > 1:
-            named = _last_line(Path(job["folder"]).parent / LOG)  # torchrun knows the first one
-            if (found := re.match(r"Rank (\d+) ended ", named)) is not None:
-                reason, cause, rank = named, int(found[1]), int(found[1])
-        reason = reason or f"The script ended with exit code {code}."
-        last = _last_line(ended.folder / rank_file("output.log", cause))
-        last = last.removeprefix(f"[rank{rank}]: ")
+        reason = ended.reason or f"The script ended with exit code {code}."
+        last = _last_line(ended.folder / rank_file("output.log", ended.cause))
         return (reason if last in reason else f"{reason} {last}")[:400]
     own = find_rank(ended.folder, number)
     if own is None or own.run_json.get("reason") is not None:  # no step was seen
-        return of_rank(number, ranks, own.run_json["reason"] if own else "It was not recorded.")
-    count = _steps_of(ended, number)
-    measured_s = f"{job['seconds']:g} s were measured"
-    wanted = f"{job['warmup'] + job['steps'] + 1} steps" if job["steps"] else measured_s
-    text = f"The script ended after {count} steps, before {wanted}. Train longer, or give fewer "
-    return of_rank(number, ranks, f"{text}steps (--steps, --warmup).")
+        return own.run_json["reason"] if own else "It was not recorded."
+    wanted = f"{job['seconds']:g} s were measured"
+    if job["steps"]:
+        wanted = f"{job['warmup'] + job['steps'] + 1} steps"
+    return (
+        f"The script ended after {_steps_of(ended, number)} steps, before {wanted}. Train longer, "
+        "or give fewer steps (--steps, --warmup)."
+    )
 
 
 def _steps_of(ended: RunInfo, number: int) -> int:
@@ -301,14 +247,15 @@ def _last_line(log: Path) -> str:
 
 
 def files(root: Path, without: Set[Path]) -> Files:
-    """Return modification time and size of up to MAX_FILES visible files outside of `without`."""
-    found: Files = {}
+    """Return up to MAX_FILES visible files outside of `without`."""
+    found: Files = set()
     for folder, folders, names in os.walk(root):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        for path in (os.path.join(folder, name) for name in sorted(names + links)):
+        for name in sorted(names + links):
             with contextlib.suppress(OSError):  # removed meanwhile
+                path = os.path.join(folder, name)
                 state = os.lstat(path)
-                found[path] = (state.st_mtime_ns, state.st_size)
+                found.add((path, state.st_mtime_ns, state.st_size))
             if len(found) >= MAX_FILES:
                 return found
         visible = (name for name in folders if not name.startswith(".") and name != "__pycache__")

@@ -7,10 +7,9 @@ logarithms of ratios (0.05 is about 5%); `EffectEstimate` has fractions.
 from __future__ import annotations
 
 import importlib
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -21,10 +20,10 @@ from numpy.typing import NDArray
 from stepscope.lab.folder import SweepError
 
 NO_SCIPY = "Intervals need SciPy. Run pip install scipy, or pip install 'stepscope[lab]'."
+ALPHA = 0.05
+MARGIN = 0.01  # of an effect, as a fraction
 MAX_VALUES = 1000  # of a side in `values_needed`
 PATHS = 2**18  # Simulated paths of a level: the error over all looks is 5% ± 0.1 points.
-MAX_EXACT_RANKS = 7
-"""Largest number of values with an exact p of Spearman's test (7! = 5040 permutations)."""
 
 
 class Side(StrEnum):
@@ -38,13 +37,17 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The parameters of the method (`stepscope.lab.plan.SweepPlan` explains them)."""
+    """The parameters of the method.
+
+    `alpha` is the probability of any false "faster" or "slower" among the variants, `margin` the
+    minimum effect, `same` the widest interval around 0 that is called "no difference".
+    """
 
     looks: tuple[int, ...]
     max_rounds: int
-    alpha: float
-    margin: float
-    same: float
+    alpha: float = ALPHA
+    margin: float = MARGIN
+    same: float = 0.03
 
     @property
     def decision_rounds(self) -> tuple[int, ...]:
@@ -152,39 +155,37 @@ def estimate_effects(
     Each interval has the level of its verdict: it is beyond the minimum effect exactly if the
     variant is called different. Fewer than two differences give no figures.
     """
-    several = {name: np.asarray(values) for name, values in differences.items() if len(values) > 1}
+    repeated = {name: np.asarray(values) for name, values in differences.items() if len(values) > 1}
     variances, degrees = moderated(
-        np.array([values.var(ddof=1) for values in several.values()]),
-        np.array([len(values) - 1.0 for values in several.values()]),
+        np.array([values.var(ddof=1) for values in repeated.values()]),
+        np.array([len(values) - 1.0 for values in repeated.values()]),
     )
     level, margin = rules.level(len(differences)), math.log1p(rules.margin)
     findings = {
         name: EffectEstimate(Side.OPEN, len(values)) for name, values in differences.items()
     }
-    for (name, values), variance, free in zip(several.items(), variances, degrees, strict=True):
+    for (name, values), variance, free in zip(repeated.items(), variances, degrees, strict=True):
         mean, low, high = _interval(values, variance, free, level)
-        none = -margin <= low and high <= margin
-        none |= math.log1p(-rules.same) <= low <= 0 <= high <= math.log1p(rules.same)
-        findings[name] = _finding(len(values), mean, low, high, margin, same=none)
+        is_small = -margin <= low and high <= margin
+        is_none = math.log1p(-rules.same) <= low <= 0 <= high <= math.log1p(rules.same)
+        is_same = is_small or is_none
+        findings[name] = _finding(len(values), mean, low, high, rules, is_same=is_same)
     return findings
 
 
-def estimate_loss(
-    differences: Sequence[float], rules: Rules, *, are_logs: bool = True
-) -> EffectEstimate:
+def estimate_loss(differences: Sequence[float], rules: Rules) -> EffectEstimate:
     """Estimate the difference in loss of one variant: ABOVE, BELOW, or SAME if shown equal.
 
     This is an equivalence test: the interval of level alpha is within ±`same`, which is two
     one-sided tests at alpha / 2 (Schuirmann 1987, doi:10.1007/BF01068419). Variances are not
     pooled: the losses of some settings are reproduced bit for bit, those of others are not.
     """
-    values, scale = np.asarray(differences), math.log1p if are_logs else float
+    values = np.asarray(differences)
     if len(values) < 2:
         return EffectEstimate(Side.OPEN, len(values))
     mean, low, high = _interval(values, values.var(ddof=1), len(values) - 1.0, rules.alpha)
-    equal = scale(-rules.same) <= low and high <= scale(rules.same)
-    found = _finding(len(values), mean, low, high, scale(rules.margin), same=equal)
-    return found if are_logs else replace(found, effect=mean, low=low, high=high)
+    is_same = math.log1p(-rules.same) <= low and high <= math.log1p(rules.same)
+    return _finding(len(values), mean, low, high, rules, is_same=is_same)
 
 
 def _interval(
@@ -237,11 +238,14 @@ def values_needed(variance: float, half: float, level: float) -> int | None:
 
 
 def _finding(
-    rounds: int, mean: float, low: float, high: float, margin: float, *, same: bool
+    rounds: int, mean: float, low: float, high: float, rules: Rules, *, is_same: bool
 ) -> EffectEstimate:
-    side = Side.SAME if same else Side.OPEN
-    if low > margin or high < -margin:
-        side = Side.ABOVE if mean > 0 else Side.BELOW
+    margin = math.log1p(rules.margin)
+    side = Side.SAME if is_same else Side.OPEN
+    if low > margin:
+        side = Side.ABOVE
+    elif high < -margin:
+        side = Side.BELOW
     return EffectEstimate(side, rounds, *_fractions(mean, low, high))
 
 
@@ -253,41 +257,3 @@ def _fractions(mean: float, low: float, high: float) -> tuple[float, float, floa
 def log_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
     """Return log(variant / reference) of (reference, variant), both above 0."""
     return [math.log(variant) - math.log(reference) for reference, variant in pairs]
-
-
-def loss_differences(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], bool]:
-    """Return the differences of finite losses (reference, variant), and True for log ratios.
-
-    These need losses above 0. Otherwise a ratio has no meaning, and the differences are fractions
-    of the mean absolute loss of the reference unless it is 0.
-    """
-    if all(reference > 0 and variant > 0 for reference, variant in pairs):
-        return log_ratios(pairs), True
-    size = sum(abs(reference) for reference, _ in pairs) / len(pairs)
-    return [(variant - reference) / (size or 1.0) for reference, variant in pairs], False
-
-
-@dataclass(frozen=True, slots=True)
-class DriftTest:
-    """Spearman's rank correlation of values with their order, and its two-sided p value."""
-
-    rho: float
-    p: float
-
-
-def drift(values: Sequence[float]) -> DriftTest | None:
-    """Test for a trend of values in their order; None for fewer than five, or equal ones."""
-    count = len(values)
-    if count < 5 or len(set(values)) == 1:
-        return None
-    _, place, times = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(times) - times / 2)[place]  # equal values have the mean of their ranks
-    order = np.arange(count, dtype=float)
-    rho = float(np.corrcoef(order, ranks)[0, 1])
-    if count <= MAX_EXACT_RANKS:
-        # All permutations have the same mean and variance, so their products are compared.
-        centered, others = ranks - ranks.mean(), np.array(list(itertools.permutations(order)))
-        products = np.abs(others @ centered)
-        return DriftTest(rho, float(np.mean(products >= abs(order @ centered) - 1e-9)))
-    t = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho * rho))
-    return DriftTest(rho, float(2 * load_scipy().stdtr(count - 2, -t)))

@@ -10,22 +10,15 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stepscope.common.files import open_for_append, open_regular_file
-from stepscope.lab.comparison import (
-    MAX_ATTEMPTS,
-    ComparisonState,
-    NextTrial,
-    VariantComparison,
-    of_contest,
-)
+from stepscope.common.files import open_for_append
+from stepscope.lab.comparison import MAX_ATTEMPTS, NextTrial
 from stepscope.lab.folder import (
     INTERRUPTED,
     SAMPLES,
@@ -38,10 +31,11 @@ from stepscope.lab.folder import (
     read_samples,
     read_sweep,
     write_json,
+    write_samples,
 )
-from stepscope.lab.plan import SweepPlan
-from stepscope.lab.result_json import CALIBRATE, content, finite
-from stepscope.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
+from stepscope.lab.plan import SAMPLE_S, SweepPlan
+from stepscope.lab.result_json import content, finite
+from stepscope.lab.sweep_state import BASELINE, CALIBRATE, SweepPhase, SweepState, replay_sweep
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import process_identity
 from stepscope.run.rank_info import AppliedSetting
@@ -49,10 +43,8 @@ from stepscope.run.rank_info import AppliedSetting
 MIN_STEPS = 30
 MIN_WARMUP_STEPS = 10
 CALIBRATION_WARMUP_STEPS = 5
-FIRST_TIMEOUT_S = 900.0
-MIN_TIMEOUT_S = 300.0
+MIN_TIMEOUT_S = 900.0  # torch.compile alone can take minutes.
 TIMEOUT_FACTOR = 20.0  # Timeout over the duration of the longest trial so far.
-COMPILE_TIMEOUT_S = 1800.0
 SAME_MACHINE = ("host", "gpu", "torch", "rate")
 """Keys of `machine` that must be equal in all trials of a sweep."""
 
@@ -72,7 +64,6 @@ class SweepRunner:
         self._process = process
         self._changed = changed
         self._trials: list[Trial] = []
-        self._session = 0
 
     def run(self) -> dict[str, Any]:
         """Measure the remaining trials; return sweep.json. Raises SweepError and OSError."""
@@ -81,25 +72,21 @@ class SweepRunner:
                 self._created = float(read_sweep(self._folder)["created"])
             except (SweepError, ValueError, KeyError, TypeError):
                 self._created = time.time()
-            self._resume()
+            self._drop_incomplete_round()
             return self._run()
 
-    def _resume(self) -> None:
-        """Read the trials so far, without those of the incomplete round."""
-        _drop_incomplete_line(self._folder / SAMPLES)
-        read = read_samples(self._folder)
-        self._session = 1 + max((one.session for one in read), default=-1)
-        self._trials = read
+    def _drop_incomplete_round(self) -> None:
+        """Read the trials so far; remove those of the incomplete round from the file."""
+        self._trials = read_samples(self._folder)
         _, state = self._state()
-        contest, number = state.open_round or ("", 0)
-        # Later rounds too: other rules may have ended a variant earlier than those of this version.
-        self._trials = [one for one in read if one.contest != contest or one.round < number]
+        key, number = state.open_round or ("", 0)
+        self._trials = [one for one in self._trials if one.contest != key or one.round < number]
+        write_samples(self._folder, self._trials)
 
     @property
     def _machine(self) -> dict[str, Any]:
-        """The machine of the trials so far, that of the baseline if it was measured."""
-        measured = [one for one in self._trials if one.ok and one.machine]
-        return min(measured, key=lambda one: one.name != BASELINE).machine if measured else {}
+        """The machine of the first trial, which is one of the baseline."""
+        return next((one.machine for one in self._trials if one.ok), {})
 
     def _run(self) -> dict[str, Any]:
         while True:
@@ -111,70 +98,53 @@ class SweepRunner:
             if self._process.stopping:
                 return self._write(plan, state, "stopped", INTERRUPTED)
             self._write(plan, state, "running", None)
-            answer = self._process.take(_job(plan, state, state.next), self._timeout_s(state))
+            changes = state.changes[state.next.name]
+            answer = self._process.take(_job(plan, state.next, changes), self._timeout_s())
             if self._process.stopping:
                 continue
             if answer.get("new_sweep"):
                 ended = f"{answer['reason']} Start a new sweep."
                 return self._write(plan, state, "failed", ended)
-            changes = state.changes[state.next.name]
-            if (reason := self._stop_reason(answer, changes)) is not None:
+            if answer.get("stops"):
+                reason = f"{answer['reason']} Resume continues from here once that is fixed."
                 return self._write(plan, state, "stopped", reason)
-            if (reason := self._not_comparable(answer, changes)) is not None:
+            machine = answer.get("machine") or {}
+            key = _difference(self._machine, machine)
+            if key is not None and not _explains(changes, key):
+                reason = (
+                    f"{key}: this sweep was measured with {self._machine[key]!r}, got "
+                    f"{machine[key]!r}. Resume it there, or start a new sweep here."
+                )
+                return self._write(plan, state, "stopped", reason)
+            if key is not None:
+                reason = (
+                    f"{key}: the baseline has {self._machine[key]!r}, this variant has "
+                    f"{machine[key]!r}, so their speeds cannot be compared."
+                )
                 answer = {"seconds": answer["seconds"], "reason": reason}
             self._append(state.next, answer)
 
-    def _not_comparable(self, answer: Mapping[str, Any], changes: Mapping[str, Any]) -> str | None:
-        """Return why a variant measures something else than the baseline."""
-        base = next((one.machine for one in self._trials if one.ok and one.name == BASELINE), {})
-        machine = answer.get("machine") or {}
-        if (key := _difference(_changed_by(changes), base, machine)) is None:
-            return None
-        return (
-            f"{key}: the baseline has {base[key]!r}, this variant has {machine[key]!r}, "
-            "so their speeds cannot be compared."
-        )
-
-    def _stop_reason(self, answer: Mapping[str, Any], changes: Mapping[str, Any]) -> str | None:
-        """Return why no trial can be measured now, for reasons other than its settings."""
-        if answer.get("stops"):
-            return f"{answer['reason']} Resume continues from here once that is fixed."
-        before, now = self._machine, answer.get("machine") or {}
-        # Trials before the first one of the baseline are of variants, which may differ from it.
-        known = any(one.ok and one.name == BASELINE for one in self._trials)
-        free = _changed_by(changes) if known else {"rate", "gpu"}
-        same = [key for key in SAME_MACHINE if key not in free]
-        if (key := _difference(same, before, now)) is None:
-            return None
-        return (
-            f"{key}: this sweep was measured with {before[key]!r}, got {now[key]!r}. "
-            "Resume it there, or start a new sweep here."
-        )
-
     def _state(self) -> tuple[SweepPlan, SweepState]:
         """Return the plan with its number of steps, and the state of the sweep."""
-        first = of_contest(self._trials, CALIBRATE)
+        first = [one for one in self._trials if one.contest == CALIBRATE]
         measured = next((one for one in first if one.ok), None)
-        if measured is not None or (self._plan.steps and not self._plan.probe):
-            plan, failed = with_steps(self._plan, measured), None
-            if measured is not None:
-                plan, failed = plan.after_probe(measured)
+        if measured is not None:
+            plan = with_steps(self._plan, measured.metrics["step_time"])
+            plan, failed = plan.after_probe(measured)
             state = replay_sweep(plan, self._trials)
             state.failed = state.failed or failed
             return plan, state
-        trial = NextTrial(CALIBRATE, 0, BASELINE)
-        comparison, nothing = VariantComparison(CALIBRATE, BASELINE, ()), ComparisonState()
-        state = SweepState(SweepPhase.CALIBRATING, nothing, comparison, nothing, trial)
-        state.changes = {BASELINE: {}}
-        if len(first) >= MAX_ATTEMPTS:
-            state.next, state.failed = None, f"The baseline cannot be measured: {first[-1].reason}"
-        return self._plan, state
+        plan = replace(self._plan, warmup=self._plan.warmup or CALIBRATION_WARMUP_STEPS)
+        state = SweepState(SweepPhase.CALIBRATING, changes={BASELINE: {}})
+        if len(first) < MAX_ATTEMPTS:
+            state.next = NextTrial(CALIBRATE, 0, BASELINE)
+        else:
+            state.failed = f"The baseline cannot be measured: {first[-1].reason}"
+        return plan, state
 
-    def _timeout_s(self, state: SweepState) -> float:
-        assert state.next is not None
-        took = [one.seconds for one in self._trials if one.ok]
-        limit = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * max(took)) if took else FIRST_TIMEOUT_S
-        return limit + COMPILE_TIMEOUT_S * self._plan.compiles(state.changes[state.next.name])
+    def _timeout_s(self) -> float:
+        longest_s = max((one.seconds for one in self._trials if one.ok), default=0.0)
+        return max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * longest_s)
 
     def _append(self, trial: NextTrial, answer: Mapping[str, Any]) -> None:
         """Append a trial to samples.jsonl, durably before the next one begins."""
@@ -185,8 +155,6 @@ class SweepRunner:
             name=trial.name,
             reason=no_rate(metrics) if reason is None else reason,
             seconds=float(answer["seconds"]),
-            ended=time.time(),
-            session=self._session,
             metrics=metrics,
             machine=answer.get("machine") or {},
             settings=msgspec.convert(answer.get("settings") or [], list[AppliedSetting]),
@@ -218,47 +186,35 @@ class SweepRunner:
         return sweep
 
 
-def _drop_incomplete_line(path: Path) -> None:
-    """Remove what a kill has left of the last line; only the holder of the lock may."""
-    with suppress(FileNotFoundError), open(open_regular_file(path, writable=True), "r+b") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
-
-
-def _difference(
-    keys: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]
-) -> str | None:
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return the first key that two machines have with different values."""
-    both = (key for key in keys if key in before and key in now)
+    both = (key for key in SAME_MACHINE if key in before and key in now)
     return next((key for key in both if before[key] != now[key]), None)
 
 
-def _changed_by(changes: Mapping[str, Any]) -> Set[str]:
-    """Return the keys of `machine` in which a variant may differ from the baseline."""
-    keys = {"rate"} if changes else set()
-    return keys | {"gpu"} if any(name.startswith("env:") for name in changes) else keys
+def _explains(changes: Mapping[str, Any], key: str) -> bool:
+    """Return True if a variant may have another value of a key of `machine` than the baseline."""
+    if key == "rate":
+        return bool(changes)
+    return key == "gpu" and any(name.startswith("env:") for name in changes)
 
 
-def _job(plan: SweepPlan, state: SweepState, trial: NextTrial) -> dict[str, Any]:
-    calibrates = trial.contest == CALIBRATE
-    return {
+def _job(plan: SweepPlan, trial: NextTrial, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job of a trial; that of the first one has the settings to probe."""
+    job = {
         **plan.subject(),
-        **({"probe": plan.probe} if calibrates and plan.probe else {}),
-        "changes": dict(state.changes[trial.name]),
+        "changes": dict(changes),
         "seed": seed_of(plan, trial),
-        "warmup": CALIBRATION_WARMUP_STEPS if calibrates else plan.warmup,
-        "steps": 0 if calibrates else plan.steps,
-        "seconds": plan.sample_s,
+        "warmup": plan.warmup,
+        "steps": plan.steps,
+        "seconds": SAMPLE_S,
     }
+    return job | {"probe": plan.probe} if trial.contest == CALIBRATE and plan.probe else job
 
 
-def with_steps(plan: SweepPlan, measured: Trial | None) -> SweepPlan:
-    """Return the plan with the automatic `steps` (7 of 10 of a whole script) and `warmup`."""
-    steps = plan.steps
-    if not steps:
-        assert measured is not None
-        steps = math.ceil(plan.sample_s / measured.metrics["step_time"])
-        whole = measured.metrics.get("script_steps") or math.inf
-        steps = max(MIN_STEPS, int(min(steps, 0.7 * whole)))
+def with_steps(plan: SweepPlan, step_s: float) -> SweepPlan:
+    """Return the plan with the automatic `steps` and `warmup`; a step takes `step_s` seconds."""
+    steps = plan.steps or max(MIN_STEPS, math.ceil(SAMPLE_S / step_s))
     return replace(plan, steps=steps, warmup=plan.warmup or max(MIN_WARMUP_STEPS, steps // 4))
 
 

@@ -1,39 +1,35 @@
 """The state of a sweep, from its plan and its trials: the next trial and its purpose. Pure.
 
-All variants are compared with the baseline. Then the winners join the best combination, the largest
-effect first, each after a comparison with the combination so far. The result is confirmed against
-the baseline in fresh rounds, because the largest of many estimates is biased upwards. If the loss
-of the combination is worse there, its last setting is removed. A time budget ends the rounds
-earlier: a sweep is replayed from its trials, so each decision depends only on the trials before it.
+All variants are compared with the baseline. Then the faster ones, as far as they can be combined,
+are confirmed in fresh rounds, because the largest of many estimates is biased upwards: all of them
+together, and the fastest of them alone. A time budget ends the rounds earlier: a sweep is replayed
+from its trials, so each decision depends only on the trials before it.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from stepscope.lab.comparison import (
     ComparisonState,
     NextTrial,
-    RoundFits,
     VariantComparison,
     replay_comparison,
 )
 from stepscope.lab.folder import Trial
-from stepscope.lab.plan import COMPILE_S, SweepPlan
+from stepscope.lab.plan import MAX_CONFIRMED, SweepPlan
 from stepscope.lab.statistics import Rules, Side
-from stepscope.lab.verdict_text import of_loss
 
 BASELINE = "baseline"
+CALIBRATE = "calibrate"
 VARIANTS = "variants"
 CONFIRM = "confirm"
-COMBINE = "combine"
 SCREENING = 0.5  # Fraction of the budget in which the variants are compared with the baseline.
 MIN_CONFIRMING_ROUNDS = 5
-NOT_DECIDED = "not decided within the time"
 
 
 class SweepPhase(StrEnum):
@@ -41,244 +37,199 @@ class SweepPhase(StrEnum):
 
     CALIBRATING = "calibrating"
     MEASURING = "measuring"
-    COMBINING = "combining"
     CONFIRMING = "confirming"
 
 
-@dataclass(frozen=True, slots=True)
-class CombinationStep:
-    """A combination that was tried: whether its last setting is kept, and why."""
+_CONTESTS = {
+    SweepPhase.CALIBRATING: CALIBRATE,
+    SweepPhase.MEASURING: VARIANTS,
+    SweepPhase.CONFIRMING: CONFIRM,
+}
 
-    names: tuple[str, ...]
-    kept: bool
-    reason: str
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """Variants whose changes are confirmed together."""
+
+    variants: tuple[str, ...]
+    changes: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return " + ".join(self.variants)
 
 
 @dataclass(slots=True)
 class SweepState:
-    """The state of a sweep; `next` is None at its end, and `failed` the reason of an error."""
+    """The state of a sweep; `next` is None at its end, and `failed` the reason of an error.
+
+    `left_out` has the reasons of faster variants that are in no combination, `changes` those of
+    each name of `next`.
+    """
 
     phase: SweepPhase
-    variants: ComparisonState
-    comparison: VariantComparison
-    state: ComparisonState
-    next: NextTrial | None = None
-    tried: list[CombinationStep] = field(default_factory=list)
-    winners: tuple[str, ...] = ()
-    best: Mapping[str, Any] | None = None
+    variants: ComparisonState = field(default_factory=ComparisonState)
     confirmed: ComparisonState | None = None
-    changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of any name of `next`
+    rules: Rules | None = None
+    """The rules of the confirmation."""
+    combinations: list[Combination] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    next: NextTrial | None = None
+    changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: str | None = None
+
+    @property
+    def current(self) -> ComparisonState:
+        """The state of the current comparison."""
+        return self.variants if self.confirmed is None else self.confirmed
 
     @property
     def open_round(self) -> tuple[str, int] | None:
         """Key and number of the incomplete round; None at the end of the sweep."""
-        if self.next is not None:
-            return self.next.contest, self.next.round
-        return None if self.failed is None else (self.comparison.key, self.state.round)
+        is_over = self.next is None and self.failed is None
+        return None if is_over else (_CONTESTS[self.phase], self.current.round)
 
+    @property
+    def best(self) -> Combination | None:
+        """The combination with the largest effect, of those whose loss is not worse if any."""
+        confirmed = self.confirmed
+        if confirmed is None:
+            return None
 
-def rules_of(plan: SweepPlan) -> Rules:
-    return Rules(**{spec.name: getattr(plan, spec.name) for spec in fields(Rules)})
+        def rank(one: Combination) -> tuple[bool, bool, float]:
+            estimate = confirmed.speed.get(one.name)
+            effect = None if estimate is None else estimate.effect
+            is_valid = one.name not in confirmed.failed
+            return is_valid, not is_loss_worse(confirmed, one.name), effect or 0.0
 
-
-def confirming_rules(plan: SweepPlan, trials: Sequence[Trial], key: str) -> Rules:
-    """Return the rules of the confirmation `key`: one look after a fixed number of rounds."""
-    # An end at the first significant look would bias the effect upwards.
-    rounds = confirming_rounds(plan, trials, key)
-    return replace(rules_of(plan), looks=(rounds,), max_rounds=rounds)
+        return max(self.combinations, key=rank)
 
 
 def replay_sweep(plan: SweepPlan, trials: Sequence[Trial]) -> SweepState:
     """Return the state of a sweep after its trials."""
-    variants = {
-        variant.name: variant.changes for variant in plan.variants if variant.problem is None
-    }
+    variants = {variant.name: variant.changes for variant in plan.runnable}
     comparison = VariantComparison(VARIANTS, BASELINE, tuple(variants), plan.baselines)
-    fits = rounds_that_fit(plan, trials, VARIANTS, SCREENING)
-    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
-    if state.is_cut and not any(state.speed[name].side is Side.ABOVE for name in state.decided):
-        # Nothing to combine yet: all of the budget but a confirmation is for these rounds.
-        fits = rounds_that_fit(plan, trials, VARIANTS, 1.0)
-        state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
-    found = SweepState(SweepPhase.MEASURING, state, comparison, state, state.next)
+    state = ComparisonState()
+    # Without a faster variant, all of the budget but a confirmation is for these rounds.
+    for fraction in (SCREENING, 1.0):
+        round_fits = _budget_test(plan, trials, fraction)
+        state = replay_comparison(comparison, trials, plan.rules, plan.seed, round_fits)
+        if not state.is_cut or any(one.side is Side.ABOVE for one in state.speed.values()):
+            break
+    found = SweepState(SweepPhase.MEASURING, state, next=state.next)
     found.changes = {name: {} for name in comparison.references} | variants
     if BASELINE in state.failed:
         found.failed = f"The baseline cannot be measured: {state.failed[BASELINE]}"
     elif state.next is None and plan.find_best:
-        _combine(found, plan, trials)
+        _combine(found, plan)
+        if found.combinations:
+            _confirm(found, plan, trials)
     return found
 
 
-def loss_is_worse(state: ComparisonState, name: str) -> bool:
+def is_loss_worse(state: ComparisonState, name: str) -> bool:
     """Return True if a variant's loss is larger than the reference's, or not finite."""
     estimate = state.loss.get(name)
-    worse = estimate is not None and estimate.side is Side.ABOVE
-    return worse or state.broken.get(name, 0) > 0
+    is_larger = estimate is not None and estimate.side is Side.ABOVE
+    return is_larger or state.broken.get(name, 0) > 0
 
 
-def _combine(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> None:
-    """Add the winners greedily and confirm the result; stop at the first missing trial."""
+def _combine(found: SweepState, plan: SweepPlan) -> None:
+    """Set the combinations: all faster variants together, and the fastest of them alone."""
     speed = found.variants.speed
-    winners = sorted(
-        (name for name in found.changes if name in speed and speed[name].side is Side.ABOVE),
-        key=lambda name: speed[name].effect or 0.0,
-        reverse=True,
-    )
-    accepted: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []  # the last is the largest
-    for name in winners:
-        new = found.changes[name]
-        names, changes = accepted[-1] if accepted else ((), {})
-        together, refused = plan.combine(changes, new)
-        kept: bool | None = False
-        if loss_is_worse(found.variants, name):
-            reason = "its loss after equal steps is worse"
-            found.tried.append(CombinationStep((name,), False, reason))
-        elif not accepted:
-            kept = True
-            found.tried.append(CombinationStep((name,), True, "the largest effect"))
-        elif together == changes:
-            found.tried.append(CombinationStep((*names, name), False, "it is part of another one"))
+    faster = [name for name, estimate in speed.items() if estimate.side is Side.ABOVE]
+    faster.sort(key=lambda name: speed[name].effect or 0.0, reverse=True)
+    joined = Combination((), {})
+    for name in faster:
+        together, refused = plan.combine(joined.changes, found.changes[name])
+        if is_loss_worse(found.variants, name):
+            found.left_out[name] = "its loss after equal steps is worse"
         elif refused is not None:
-            found.tried.append(CombinationStep((*names, name), False, refused))
+            found.left_out[name] = refused
+        elif together == joined.changes:
+            found.left_out[name] = "it is part of another one"
         else:
-            kept = _challenge(found, plan, trials, (*names, name), changes, together)
-        if kept is None:
-            return
-        if kept:
-            accepted.append(((*names, name), together))
-    _confirm(found, plan, trials, accepted)
+            joined = Combination((*joined.variants, name), together)
+            if len(joined.variants) == 1:
+                found.combinations.append(joined)
+    if len(joined.variants) > 1:
+        found.combinations.append(joined)
 
 
-def _challenge(
-    found: SweepState,
-    plan: SweepPlan,
-    trials: Sequence[Trial],
-    names: Sequence[str],
-    before: Mapping[str, Any],
-    together: Mapping[str, Any],
-) -> bool | None:
-    """Return whether the last setting makes the combination faster; None if trials are missing."""
-    reference, challenger = " + ".join(names[:-1]), " + ".join(names)
-    comparison = VariantComparison(f"{COMBINE} {challenger}", reference, (challenger,))
-    fits = rounds_that_fit(plan, trials, comparison.key, 1.0)
-    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
-    found.phase, found.comparison, found.state = SweepPhase.COMBINING, comparison, state
+def _confirm(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> None:
+    names = tuple(one.name for one in found.combinations)
+    rounds = confirming_rounds(plan, trials, names)
+    # An end at the first significant look would bias the effect upwards.
+    rules = Rules(looks=(rounds,), max_rounds=rounds)
+    comparison = VariantComparison(CONFIRM, BASELINE, names)
+    state = replay_comparison(comparison, trials, rules, plan.seed)
+    found.phase, found.confirmed, found.rules = SweepPhase.CONFIRMING, state, rules
     found.next = state.next
-    found.changes |= {reference: before, challenger: together}
-    if state.next is not None:
-        return None
-    failure = next(iter(state.failed.values()), None)
-    kept = failure is None and state.speed[challenger].side is Side.ABOVE
-    reason = "measured faster than the combination without it"
-    if failure is not None:
-        reason = f"it failed: {failure}"
-    elif state.is_cut:
-        kept, reason = False, NOT_DECIDED
-    elif not kept:
-        reason = "not measured faster than the combination without it"
-    elif loss_is_worse(state, challenger):
-        kept, reason = False, "the loss after equal steps is worse than without it"
-    found.tried.append(CombinationStep(tuple(names), kept, reason))
-    return kept
+    found.changes |= {one.name: one.changes for one in found.combinations}
 
 
-def _confirm(
-    found: SweepState,
-    plan: SweepPlan,
-    trials: Sequence[Trial],
-    accepted: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]],
-) -> None:
-    """Confirm the largest accepted combination or, if its loss is worse, the one before it."""
-    key = CONFIRM
-    for names, changes in reversed(accepted):
-        best = " + ".join(names)
-        comparison = VariantComparison(key, BASELINE, (best,))
-        rules = confirming_rules(plan, trials, key)
-        state = replay_comparison(comparison, trials, rules, plan.seed)
-        found.phase, found.comparison, found.state = SweepPhase.CONFIRMING, comparison, state
-        found.next = state.next
-        found.changes[best] = changes
-        if state.next is not None or not loss_is_worse(state, best):
-            found.winners, found.best, found.confirmed = names, changes, state
-            return
-        reason = f"confirmed against the baseline, {of_loss(state, best)['text']}"
-        found.tried = [
-            CombinationStep(names, False, reason) if one.names == names else one
-            for one in found.tried
-        ]
-        key = f"{CONFIRM} {' + '.join(names[:-1])}"
+def _budget_test(
+    plan: SweepPlan, trials: Sequence[Trial], fraction: float
+) -> Callable[[int, Sequence[str]], bool]:
+    """Return a test of whether a round of the variants fits in a fraction of the budget."""
+
+    def round_fits(number: int, names: Sequence[str]) -> bool:
+        before = _before(trials, VARIANTS, number)
+        used_s = sum(one.seconds for one in before)
+        limit_s = min(fraction * plan.budget_s, plan.budget_s - _reserve_s(plan, before))
+        return used_s + _expected_s(before, names) <= limit_s
+
+    return round_fits
 
 
-def seconds_needed(plan: SweepPlan, first: Trial) -> float:
-    """Return the seconds up to the first look and a confirmation, by the baseline's first trial."""
-    steps = plan.steps + plan.warmup - (first.metrics.get("steps") or 0)
-    each: float = first.seconds + max(0, steps) * first.metrics["step_time"]
-    runnable = [variant for variant in plan.variants if variant.problem is None]
-    look = each * min(plan.looks[0], plan.max_rounds) * (plan.baselines + len(runnable))
-    look += COMPILE_S * sum(plan.compiles(variant.changes) for variant in runnable)
-    confirmation = 2 * each * _confirming_rounds_at_least(plan)
-    return first.seconds + max(look / SCREENING, look + confirmation)
+def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], names: Sequence[str]) -> int:
+    """Return the number of rounds of the confirmation, fixed before its first one."""
+    before = _before(trials, CONFIRM, 1)
+    left_s = plan.budget_s - sum(one.seconds for one in before)
+    round_s = _expected_s(before, [BASELINE, *names])
+    least = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
+    return max(least, int(min(plan.max_rounds, left_s / round_s)))
 
 
-def rounds_that_fit(
-    plan: SweepPlan, trials: Sequence[Trial], key: str, fraction: float
-) -> RoundFits | None:
-    """Return a test of whether a round fits in a fraction of the budget; None without a budget."""
-    budget = plan.budget_s
-    if budget is None:
-        return None
-
-    def fits(number: int, names: Sequence[str]) -> bool:
-        before = _before(trials, key, number)
-        spent = sum(one.seconds for one in before)
-        reserve = _confirming_rounds_at_least(plan) * _pair_s(before)  # always remains
-        return spent + _round_s(before, names) <= min(fraction * budget, budget - reserve)
-
-    return fits
+def _reserve_s(plan: SweepPlan, before: Sequence[Trial]) -> float:
+    """Return the seconds that a confirmation needs at least."""
+    rounds = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
+    return rounds * confirming_trials(plan) * _expected_s(before, [""])
 
 
-def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], key: str) -> int:
-    """Return the number of rounds of the confirmation `key`, fixed before its first one."""
-    budget = plan.budget_s
-    if budget is None:
-        return plan.max_rounds
-    before = _before(trials, key, 1)
-    pair = _pair_s(before)
-    left = budget - sum(one.seconds for one in before)
-    fitting = int(left / pair) if pair else plan.max_rounds
-    return min(plan.max_rounds, max(_confirming_rounds_at_least(plan), fitting))
-
-
-def _confirming_rounds_at_least(plan: SweepPlan) -> int:
-    return min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
+def confirming_trials(plan: SweepPlan) -> int:
+    """Return the maximum number of trials in a round of the confirmation."""
+    return min(MAX_CONFIRMED, 1 + len(plan.runnable))
 
 
 def _before(trials: Sequence[Trial], key: str, number: int) -> Sequence[Trial]:
+    """Return the trials before the first one of a round."""
     for at, one in enumerate(trials):
         if (one.contest, one.round) == (key, number):
             return trials[:at]
     return trials
 
 
-def _round_s(before: Sequence[Trial], names: Sequence[str]) -> float:
-    """Return the expected seconds of one trial of each name, by the trials so far."""
-    took = _seconds(before)
-    typical = statistics.median([one.seconds for one in before]) if before else 0.0
-    return sum(statistics.fmean(took.get(name, [typical])) for name in names)
+def _expected_s(before: Sequence[Trial], names: Sequence[str]) -> float:
+    """Return the expected seconds of a trial of each name, a new one being as slow as any.
+
+    Other programs can make a single trial ten times longer, so these are low medians.
+    """
+    seconds: dict[str, list[float]] = {}
+    for one in before:
+        seconds.setdefault(one.name, []).append(one.seconds)
+    typical = {name: statistics.median_low(values) for name, values in seconds.items()}
+    slowest = max((typical[name] for name in typical if len(seconds[name]) > 1), default=0.0)
+    slowest = slowest or max(typical.values(), default=0.0)
+    return sum(typical.get(name, slowest) for name in names)
 
 
-def _pair_s(before: Sequence[Trial]) -> float:
-    """Return the seconds of a confirming round: twice those of the slowest variant."""
-    measured = [one for one in before if one.ok]
-    typical = statistics.median([one.seconds for one in measured]) if measured else 0.0
-    # Other programs can make a single trial ten times longer.
-    repeated = [took for took in _seconds(measured).values() if len(took) > 1]
-    return 2 * max(typical, *map(statistics.median_low, repeated), 0.0)
-
-
-def _seconds(trials: Sequence[Trial]) -> dict[str, list[float]]:
-    took: dict[str, list[float]] = {}
-    for one in trials:
-        took.setdefault(one.name, []).append(one.seconds)
-    return took
+def seconds_needed(plan: SweepPlan, first: Trial) -> float:
+    """Return the seconds up to the first look and a confirmation, by the baseline's first trial."""
+    steps = plan.steps + plan.warmup - (first.metrics.get("steps") or 0)
+    each: float = first.seconds + max(0, steps) * first.metrics["step_time"]
+    trials = plan.baselines + len(plan.runnable)
+    look = each * min(plan.looks[0], plan.max_rounds) * trials
+    rounds = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
+    confirmation = each * rounds * confirming_trials(plan)
+    return first.seconds + max(look / SCREENING, look + confirmation)

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,24 +17,17 @@ def main(arguments: Sequence[str]) -> None:
 
     limits = json.loads(os.environ[TRIAL])
     os.environ[TRIAL] = json.dumps({**limits, "parent": os.getpid()})
-    if not importlib.import_module("torch.distributed").is_available():
-        sys.exit(
-            "--nproc-per-node: requires a PyTorch with torch.distributed, which this build lacks. "
-            "Install another build."
-        )
+    run = importlib.import_module("torch.distributed.run")
     errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
+    own = arguments.index("-m") + 2
+    # The script's own words stay out of torchrun's parser: it takes --log for --log-dir.
+    parsed = run.parse_args([*ONE_MACHINE, *arguments[:own]])
+    parsed.training_script_args = list(arguments[own:])
     try:
-        run = importlib.import_module("torch.distributed.run")
-        own = arguments.index("-m") + 2
-        # The script's own words stay out of torchrun's parser: it takes --log for --log-dir.
-        parsed = run.parse_args([*ONE_MACHINE, *arguments[:own]])
-        parsed.training_script_args = list(arguments[own:])
         run.run(parsed)
     except errors.ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        code = failure.exitcode
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        sys.exit(f"Rank {rank} ended {how}.")
+        sys.exit(f"Rank {rank} ended with exit code {failure.exitcode}.")
 
 
 if __name__ == "__main__":

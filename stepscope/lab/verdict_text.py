@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from stepscope.lab.comparison import ComparisonState
-from stepscope.lab.statistics import DriftTest, EffectEstimate, Rules, Side
+from stepscope.lab.statistics import EffectEstimate, Rules, Side
 
 
 class VariantVerdict(StrEnum):
@@ -61,14 +61,14 @@ def verdict_json(state: ComparisonState, name: str, rules: Rules, *, over: bool)
         text = f"{'inconclusive' if over else 'measuring,'} after {_rounds(estimate.rounds)}"
         if estimate.effect is not None:
             text += f": {signed(estimate.effect)} {_interval(estimate)}"
-        if over and estimate.rounds < min(rules.decision_rounds, default=estimate.rounds + 1):
+    if verdict is VariantVerdict.UNDECIDED:
+        if state.is_cut:
+            reason = "not decided within the time"
+        elif estimate.rounds < rules.looks[0]:
             reason = (
                 f"Only {_rounds(estimate.rounds)}: results are evaluated from round "
-                f"{min(rules.looks)} on."
+                f"{rules.looks[0]} on."
             )
-    if name not in state.failed:
-        stalls = _stalls(estimate, state.mean_effect.get(name))
-        reason = " ".join(filter(None, (reason, state.flaky.get(name), stalls))) or None
     return {
         "verdict": verdict,
         **_figures(estimate),
@@ -76,34 +76,17 @@ def verdict_json(state: ComparisonState, name: str, rules: Rules, *, over: bool)
         "rounds": estimate.rounds,
         "reason": reason,
         "text": text,
-        "loss": of_loss(state, name),
+        "loss": loss_json(state, name),
     }
-
-
-def _stalls(estimate: EffectEstimate, mean: float | None) -> str | None:
-    """Return a note if the mean over all steps differs from the median over blocks."""
-    effect, resolution = estimate.effect, estimate.resolution
-    if mean is None or effect is None or resolution is None or abs(mean - effect) <= resolution:
-        return None
-    return (
-        f"By the mean over all steps it is {signed(mean)} instead of {signed(effect)}: rare "
-        "slow steps count there, not in the verdict."
-    )
 
 
 def impossible(reason: str) -> dict[str, Any]:
-    return {
-        "verdict": VariantVerdict.IMPOSSIBLE,
-        **_figures(_NOTHING),
-        "resolution": None,
-        "rounds": 0,
-        "reason": reason,
-        "text": f"unsupported: {reason}",
-        "loss": {"verdict": "undecided", **_figures(_NOTHING), "text": "no loss"},
-    }
+    verdict = {"verdict": VariantVerdict.IMPOSSIBLE, "reason": reason}
+    nothing = verdict_json(ComparisonState(), "", Rules(looks=(2,), max_rounds=2), over=True)
+    return nothing | verdict | {"text": f"unsupported: {reason}"}
 
 
-def of_loss(state: ComparisonState, name: str) -> dict[str, Any]:
+def loss_json(state: ComparisonState, name: str) -> dict[str, Any]:
     """Return the verdict on the loss after equal steps, for sweep.json."""
     estimate = state.loss.get(name, _NOTHING)
     broken = state.broken.get(name, 0)
@@ -112,7 +95,7 @@ def of_loss(state: ComparisonState, name: str) -> dict[str, Any]:
         verdict = "worse"
         text = f"loss is NaN or infinite in {broken} of {_rounds(state.speed[name].rounds)}"
     elif estimate.effect is None:
-        verdict, text = "undecided", "no loss to compare yet"
+        verdict, text = "undecided", "no loss to compare"
     elif estimate.side is Side.OPEN:
         text = f"loss not shown equal: {signed(estimate.effect)} {_interval(estimate)}"
     elif estimate.side is Side.SAME:
@@ -123,26 +106,15 @@ def of_loss(state: ComparisonState, name: str) -> dict[str, Any]:
     return {"verdict": verdict, **_figures(estimate), "text": text}
 
 
+def is_recommended(best: Mapping[str, Any] | None) -> bool:
+    """Return True if the best combination of a sweep is faster and does not harm the loss."""
+    if best is None:
+        return False
+    return bool(best["verdict"] == "faster" and best["loss"]["verdict"] != "worse")
+
+
 def _figures(estimate: EffectEstimate) -> dict[str, float | None]:
     return {"effect": estimate.effect, "low": estimate.low, "high": estimate.high}
-
-
-def of_drift(found: DriftTest | None, first_to_last: float | None) -> dict[str, Any] | None:
-    """Return the result of Spearman's test on the baseline's rates; None without a test."""
-    if found is None:
-        return None
-    figures = f"(Spearman's ρ = {found.rho:.2f}, p = {found.p:.2g})"
-    text = f"The baseline shows no drift over the rounds {figures}."
-    if found.p < 0.05:
-        way = "slower" if found.rho < 0 else "faster"
-        size = " over the rounds"
-        if first_to_last is not None and found.rho * first_to_last > 0:  # noise may contradict
-            size = f" by {percent(abs(first_to_last))} from the first to the last round"
-        text = (
-            f"The machine got {way}{size} {figures}. Each round compares its own trials, so the "
-            "verdicts hold; intervals may be wider."
-        )
-    return {"rho": found.rho, "p": found.p, "text": text}
 
 
 def percent(fraction: float | None) -> str:
@@ -171,12 +143,11 @@ def of_best(sweep: Mapping[str, Any]) -> str | None:
     """Return the result of the combination search as a sentence; None before its end."""
     best = sweep["best"]
     if best is not None:
-        why = f" {best['reason']}" if best["reason"] else ""
         labels = {variant["name"]: variant["label"] for variant in sweep["variants"]}
         names = " + ".join(labels.get(name, name) for name in best["variants"])
-        return f"{names}: {best['text']}; {best['loss']['text']}.{why}"
-    if sweep["combining"] and sweep["status"] == "finished":
-        return "none: the loss of each combination that was faster is worse."
+        return f"{names}: {best['text']}; {best['loss']['text']}."
+    if sweep["left_out"] and sweep["status"] == "finished":
+        return "none: the loss of each faster setting is worse."
     return None
 
 

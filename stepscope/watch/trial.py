@@ -196,12 +196,7 @@ class TrialLimit:
                 refused = _foreign_module(self._repository, self._tree)
             if refused is None and self._folders:
                 refused = _nothing_from(self._folders)
-            trial = {
-                "refused": refused,
-                "stops": stops,
-                "modules": [path for _, path in _modules()],
-            }
-            self._session.recorder.describe(trial=trial)
+            self._session.recorder.describe(trial={"refused": refused, "stops": stops})
             self._run.close()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the script

@@ -177,8 +177,7 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
         expect(button(page, "Start sweep")).to_be_enabled()
         settle(page)
         assert violations(page) == []
-        drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
-        folder = store(server, best=BEST, drift=drift)
+        folder = store(server, best=BEST)
         (folder / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": BY_HAND}))
         page.goto(f"{server.url}/lab")
         expect(button(page, "Copy patch")).to_be_visible()

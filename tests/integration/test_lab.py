@@ -65,8 +65,6 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     metrics = first["metrics"]
     assert metrics["steps"] == 60
     assert metrics["samples_per_sec"] > 0
-    mean = metrics["window_s"] * metrics["mean_samples_per_sec"]
-    assert mean == pytest.approx(60 * metrics["step_time"] * metrics["samples_per_sec"])
     assert metrics["step_time"] == pytest.approx(32 / metrics["samples_per_sec"], rel=0.2)
     assert metrics["peak_process"] > 2**26
     assert metrics["peak_allocated"] is None
@@ -80,7 +78,7 @@ def test_a_trial_has_a_constant_learning_rate_and_ends_by_time(tmp_path: Path) -
     asked = {"lr_scheduler": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
     metrics = run_here(tmp_path / "run", changes=asked, steps=0, seconds=0.3)["metrics"]
     assert metrics["steps"] >= 2
-    assert metrics["window_s"] < 30
+    assert metrics["steps"] * metrics["step_time"] < 30
     assert set(metric(tmp_path / "run", "train/lr")) == {0.01}
 
 
@@ -102,9 +100,9 @@ def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> Non
     answer = TrialProcess("trainer.lab.trial_run", tmp_path).take(job(changes=TWO_RANKS), 150)
     metrics = answer["metrics"]
     assert metrics["steps"] == 60
-    samples = metrics["mean_samples_per_sec"] * metrics["window_s"]
     # The last step of an epoch may have fewer.
-    assert 50 * 2 * 32 < samples <= 60 * 2 * 32
+    samples_per_step = metrics["samples_per_sec"] * metrics["step_time"]
+    assert 0.8 * 2 * 32 < samples_per_step <= 2 * 32 + 1e-6
     assert metrics["peak_process"] > 2**26
     assert answer["machine"]["torch"]
 
@@ -192,7 +190,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     words = [
         *SWEEP,
         "--variants",
-        "pin_memory,set_to_none",
+        "pin_memory,set_to_none=false",
         "--max-rounds",
         "1",
         "--json",
@@ -205,7 +203,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     assert found["baseline"]["name"] == "baseline"
     assert {one["name"]: one["verdict"] for one in found["variants"]} == {
         "pin_memory": "impossible",
-        "set_to_none": "undecided",
+        "set_to_none=false": "undecided",
     }
     for variant in found["variants"]:
         assert {"effect", "low", "high", "resolution", "rounds", "reason"} <= set(variant)
@@ -218,26 +216,40 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_a_sweep_and_the_folder_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    words = [*SWEEP, "--variants", "set_to_none", "--max-rounds", "1", "--folder", str(folder)]
+    words = [
+        *SWEEP,
+        "--variants",
+        "set_to_none=false",
+        "--max-rounds",
+        "1",
+        "--folder",
+        str(folder),
+    ]
     process = lab(tmp_path, *words)
     wait_until(lambda: taken(folder) >= 1 and bool(samples_of(process.pid)))
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert f"--folder {folder}" in stderr
-    before = taken(folder)
-    assert before < 2
     assert read_sweep(folder)["status"] == "stopped"
     resumed = lab(tmp_path, "--folder", str(folder))
     _, stderr = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, stderr
     found = read_sweep(folder)
-    assert (found["status"], found["progress"]["done"]) == ("finished", 2)
+    assert (found["status"], found["progress"]["done"]) == ("finished", 3)
 
 
 def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    words = [*SWEEP, "--variants", "set_to_none", "--max-rounds", "1", "--folder", str(folder)]
+    words = [
+        *SWEEP,
+        "--variants",
+        "set_to_none=false",
+        "--max-rounds",
+        "1",
+        "--folder",
+        str(folder),
+    ]
     process = lab(tmp_path, *words)
     wait_until(lambda: bool(samples_of(process.pid)))
     child = samples_of(process.pid)[0]
@@ -251,6 +263,5 @@ def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> Non
     resumed = lab(tmp_path, "--folder", str(folder))
     _, said = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, said
-    # Two samples, and one more if the killed sweep had one: the open round is taken as a whole.
-    assert read_sweep(folder)["progress"]["done"] == 2
-    assert taken(folder) in (2, 3)
+    # The first trial and a round of two, which is measured as a whole.
+    assert read_sweep(folder)["progress"]["done"] == taken(folder) == 3

@@ -133,17 +133,6 @@ def test_a_call_that_no_trial_may_make_ends_it(
     assert ended["stops"] is stops
 
 
-def test_a_short_script_is_measured_by_a_part_of_its_steps(folder: Path, tmp_path: Path) -> None:
-    script = folder / "train.py"
-    script.write_text(script.read_text().replace("    finally:", "    except OSError:"))
-    found = take(tmp_path, "--steps", "200", "--pause", "0", steps=0, seconds=30)
-    assert found["metrics"]["script_steps"] == 200
-    assert found["metrics"]["steps"] == pytest.approx(200, abs=12)
-    short = take(tmp_path, "--steps", "60", "--pause", "0", steps=0, seconds=30)
-    assert "60 steps" in short["reason"]
-    assert "metrics" not in short
-
-
 def test_an_existing_checkpoint_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.pt"
     outside.write_bytes(b"mine")
@@ -157,25 +146,10 @@ def test_an_existing_checkpoint_is_not_overwritten(folder: Path, tmp_path: Path)
     assert take(tmp_path, steps=20)["metrics"]["steps"] == 20, "a new file outside of the folder"
 
 
-def test_a_module_edited_between_trials_ends_the_sweep(folder: Path, tmp_path: Path) -> None:
-    script, module = folder / "train.py", folder / "rates.py"
-    script.write_text(f"import rates\n{script.read_text()}")
-    module.write_text("RATE = 0.1\n")
-    assert "metrics" in take(tmp_path, steps=20)
-    assert "metrics" in take(tmp_path, steps=20), "an unchanged module does not count"
-    module.write_text("RATE = 0.2\n")
-    answer = take(tmp_path, steps=20)
-    assert str(module) in answer["reason"]
-    assert "edited" in answer["reason"]
-    assert answer["new_sweep"]
-    module.unlink()
-    assert str(module) in take(tmp_path, steps=20)["reason"]
-
-
 def test_nothing_that_a_script_starts_or_creates_outlives_its_trial(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process of another session without the environment, and a temporary folder."""
+    """A process of another session, and a temporary folder."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def trouble(kind: str) -> None:
     if kind.startswith("leave"):
-        subprocess.Popen(["sleep", kind.removeprefix("leave")], env={}, start_new_session=True)
+        subprocess.Popen(["sleep", kind.removeprefix("leave")], start_new_session=True)
         tempfile.mkdtemp()
     if kind == "write":
         Path("notes.txt").write_text(str(time.time()))

@@ -63,8 +63,6 @@ def sweep(status: str = "finished", **others: Any) -> Json:
             "warmup": 20,
             "max_rounds": 12,
             "looks": [5, 8, 12],
-            "alpha": 0.05,
-            "margin": 0.01,
             "find_best": True,
         },
         "progress": {
@@ -79,7 +77,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
         | {"metrics": metrics(10_000.0)},
         "variants": deepcopy(VARIANTS),  # tests change them
         "best": None,
-        "drift": None,
+        "left_out": {},
         "rounds": [],
         "machine": {"device": "CPU", "cpu": "Some CPU", "torch": "2.13.0"},
     } | others

@@ -20,7 +20,6 @@ from stepscope.lab.folder import (
     SweepError,
     only_one,
     read_sweep,
-    seconds_per_sample,
 )
 from stepscope.run import process_identity, process_of
 from tests.support.fake_sweep import sweep
@@ -76,7 +75,6 @@ def test_numbers_beyond_all_bounds_do_not_end_the_page(tmp_path: Path, bad: dict
         assert progress_words(one.content)
         assert one.content.share <= 1
     assert made.active_id() is None or bad["status"] == "running"
-    seconds_per_sample(tmp_path, "digits_mlp", "cpu")
 
 
 def test_brackets_without_end_are_no_json(tmp_path: Path) -> None:

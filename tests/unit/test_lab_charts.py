@@ -166,7 +166,7 @@ def test_a_file_of_another_version_is_drawn(broken: dict[str, Any]) -> None:
         {"updated": "never"},
         {"created": 1e300},
         {"best": {"variants": 3}},
-        {"drift": {"text": 3}},
+        {"left_out": {"a": 3}},
         {"rounds": [{"samples": []}]},
         {"status": None},
         {"workload": None},

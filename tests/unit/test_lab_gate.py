@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from stepscope.cli import lab
 from stepscope.lab import command, script_trial
@@ -25,10 +24,8 @@ from stepscope.lab.gate import (
     Gate,
     GateVerdict,
     check_gates,
-    expected_resolution,
     gate_result,
     markdown,
-    metric_key,
     parse_gate,
     worst,
 )
@@ -97,16 +94,6 @@ def test_of_200_sweeps_with_a_limit_of_3_percent(
         assert GateVerdict.REGRESSION not in found
 
 
-def test_the_expected_resolution_is_the_half_width_that_follows() -> None:
-    made = plan("new: --new")
-    results = [
-        check_gates(made, sweep(made, 0.0, seed), [Gate("step_time", 0.03)])[0]
-        for seed in range(300)
-    ]
-    widths = [(one.high or 0) - (one.low or 0) for one in results]
-    assert np.mean(widths) / 2 == pytest.approx(expected_resolution(made, 1, SPREAD), rel=0.07)
-
-
 def test_equal_memory_passes_and_one_round_or_no_value_is_inconclusive() -> None:
     made = plan("new: --new", "old: --old")
     trials = sweep(made, 0.0, 1)
@@ -139,9 +126,10 @@ def test_a_variant_with_another_pythonpath_keeps_its_order(
         "subprocess.call", lambda *_, env, **__: given.append(env["PYTHONPATH"]) or 0
     )
     monkeypatch.setenv("PYTHONPATH", "/stepscope:/base")
-    job = {"seed": 1, "warmup": 1, "steps": 1, "seconds": 1.0}
-    for changes in ({}, {"env:PYTHONPATH": "/new:/more"}):
-        script_trial._run(SCRIPT, {**job, "changes": changes}, tmp_path, tmp_path)
+    job = {"seed": 1, "warmup": 1, "steps": 1, "seconds": 1.0, "temporary": "/tmp"}
+    for name, changes in (("a", {}), ("b", {"env:PYTHONPATH": "/new:/more"})):
+        (tmp_path / name).mkdir()
+        script_trial._run(SCRIPT, {**job, "changes": changes}, tmp_path / name)
     assert given == ["/base:/stepscope", "/new:/more:/stepscope"]
 
 
@@ -155,20 +143,6 @@ def test_the_documented_ci_step_has_the_exit_code_of_the_gate(tmp_path: Path) ->
     done = subprocess.run(["bash", "-c", stubs + step], env=environment, capture_output=True)
     assert done.returncode == 4
     assert (tmp_path / "summary.md").read_text() == "| new |\n"
-
-
-def test_memory_of_one_kind_is_compared() -> None:
-    """A variant without a GPU's memory is compared by that of its process."""
-    made = plan("cpu: --cpu")
-    trials = [
-        replace(trial, metrics=trial.metrics | {"peak_allocated": 4e9})
-        if trial.name == "baseline"
-        else trial
-        for trial in sweep(made, 0.0, 1)
-    ]
-    assert metric_key(trials, "peak_memory") == "peak_process"
-    (found,) = check_gates(made, trials, [Gate("peak_memory", 0.05)])
-    assert (found.rounds, found.change) == (12, 0.0)
 
 
 @pytest.mark.parametrize("option", ["--max-rounds", "--steps"])
@@ -215,7 +189,7 @@ def test_only_json_is_on_stdout_if_both_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    done = {"status": "finished", "baseline": None, "reason": "", "variants": []}
+    done = {"status": "finished", "baseline": None, "reason": "", "variants": [], "best": None}
     monkeypatch.setattr(lab, "SweepRunner", lambda *_: SimpleNamespace(run=lambda: done))
     monkeypatch.setattr(lab, "read_samples", lambda _: sweep(plan("new: --new"), 0.0, 1))
     (tmp_path / "t.py").touch()

@@ -19,9 +19,8 @@ from stepscope.lab import torchrun
 from stepscope.lab.command import USAGE, UsageError
 from stepscope.lab.measurement import measured
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
-from stepscope.lab.script_trial import _early, on_all_ranks
-from stepscope.lab.trial_process import LOG
-from stepscope.run import process_identity, rank_file, read_run, write_run_json
+from stepscope.lab.script_trial import on_all_ranks
+from stepscope.run import process_identity, write_run_json
 from stepscope.watch import trial
 from stepscope.watch.trial import TRIAL
 from tests.support.rank_folder import RankFolder
@@ -92,17 +91,6 @@ def test_a_setting_is_in_effect_on_all_ranks_or_the_rank_is_named() -> None:
         ("refused", "Rank 1: refused."),
     ]
     assert on_all_ranks([entries("refused")], "in effect")[0]["text"] == "refused."
-
-
-def test_the_rank_that_ended_first_is_named_if_torchrun_ended_the_other(tmp_path: Path) -> None:
-    job = {"folder": str(tmp_path / "sweep" / "trial")}
-    folder = RankFolder(tmp_path / "sweep" / "trial" / "runs" / "a")
-    for rank in (0, 1):
-        folder.rank(rank, "crashed", created=CREATED, world_size=2)
-        (folder.folder / rank_file("output.log", rank)).write_text(f"last words of {rank}\n")
-    (tmp_path / "sweep" / LOG).write_text("a traceback\nRank 1 ended with exit code 7.\n\n")
-    reason = _early(read_run(folder.folder), 1, job, 0, 2)
-    assert reason == "Rank 1 ended with exit code 7. last words of 1"
 
 
 def test_all_ranks_of_a_timed_trial_end_after_the_same_step(
@@ -240,17 +228,6 @@ def test_the_number_of_ranks_is_positive(
     assert "--nproc-per-node: must be 1 to" in capsys.readouterr().err
 
 
-def test_a_torch_without_distributed_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(TRIAL, "{}")
-    monkeypatch.setattr(torchrun, "set_parent_death_signal", lambda: None)
-    build = SimpleNamespace(is_available=lambda: False)
-    monkeypatch.setitem(sys.modules, "torch.distributed", build)
-    with pytest.raises(SystemExit, match="--nproc-per-node"):
-        torchrun.main(["--nproc-per-node", "2"])
-
-
 def test_the_rank_that_failed_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class ChildFailedError(Exception):
         def get_first_failure(self) -> tuple[int, Any]:
@@ -265,10 +242,7 @@ def test_the_rank_that_failed_first_is_named(monkeypatch: pytest.MonkeyPatch) ->
     errors = SimpleNamespace(ChildFailedError=ChildFailedError)
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(is_available=lambda: True))
     monkeypatch.setitem(sys.modules, f"{name}.elastic.multiprocessing.errors", errors)
-    for code, text in ((7, "Rank 3 ended with exit code 7"), (-9, "Rank 3 ended by SIGKILL")):
-        run = SimpleNamespace(
-            parse_args=lambda _: SimpleNamespace(), run=lambda _, code=code: fails(code)
-        )
-        monkeypatch.setitem(sys.modules, f"{name}.run", run)
-        with pytest.raises(SystemExit, match=text):
-            torchrun.main(["-m", "stepscope.watch"])
+    run = SimpleNamespace(parse_args=lambda _: SimpleNamespace(), run=lambda _: fails(7))
+    monkeypatch.setitem(sys.modules, f"{name}.run", run)
+    with pytest.raises(SystemExit, match="Rank 3 ended with exit code 7"):
+        torchrun.main(["-m", "stepscope.watch"])

@@ -202,7 +202,7 @@ def test_a_wrong_command_is_a_usage_error(
 def test_links_are_part_of_the_plan(top: Path) -> None:
     command = script_command("train.py", [], is_module=False, links=["data"])
     variant = Variant(name="a", label="a", changes={"rev": "0"})
-    assert ScriptPlan(script=command, variants=(variant,)).to_dict()["script"]["links"] == ["data"]
+    assert ScriptPlan(script=command, variants=(variant,)).to_dict()["script"]["links"] == ("data",)
 
 
 @pytest.mark.parametrize(

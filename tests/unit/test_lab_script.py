@@ -26,7 +26,6 @@ from stepscope.lab.script_plan import (
     ScriptPlan,
     parse_variant,
     script_command,
-    with_arguments,
     words_of,
 )
 from stepscope.lab.script_trial import files
@@ -74,28 +73,6 @@ def test_a_wrong_variant_is_refused(
     monkeypatch.chdir(tmp_path)  # no repository
     with pytest.raises(UsageError, match=r"--variant: .*\.$"):
         parse_variant(text)
-
-
-@pytest.mark.parametrize(
-    ("before", "changes", "after"),
-    [
-        ("--lr 0.1 data", "--lr 0.2", "--lr 0.2 data"),
-        ("--lr=0.1 data", "--lr=0.2", "--lr=0.2 data"),
-        ("--fast data", "--fast", "--fast data"),
-        ("--lr 0.1 data", "--lr=0.2", "--lr=0.2 data"),
-        ("--lr=0.1 data", "--lr 0.2", "--lr 0.2 data"),
-        ("--sizes 1 2 3", "--sizes 4 5", "--sizes 4 5"),
-        ("--sizes 1 2 3 --amp", "--sizes 4 5", "--sizes 4 5 --amp"),
-        ("--opt a --opt b", "--opt c", "--opt c"),
-        ("--opt a data --opt b", "--opt c --opt d", "--opt c --opt d data"),
-        ("--shift -1 data", "--shift -2", "--shift -2 data"),
-        ("data", "other 5", "data other 5"),
-        ("data", "--amp --lr 1", "data --amp --lr 1"),
-        ("model=a lr=1", "lr=2", "model=a lr=2"),
-    ],
-)
-def test_arguments_are_replaced_or_appended(before: str, changes: str, after: str) -> None:
-    assert with_arguments(before.split(), changes.split()) == after.split()
 
 
 def test_variants_of_one_option_are_not_combined(script: Path) -> None:
@@ -167,13 +144,12 @@ def test_changed_files_are_seen_and_hidden_folders_left_out(tmp_path: Path) -> N
         path.write_text("x")
     (tmp_path / "link").symlink_to("/")
     before = files(tmp_path, {tmp_path / "sweep"})
-    assert {os.path.relpath(path, tmp_path) for path in before} == {"a.pt", "sub/b.pt", "link"}
+    names = {os.path.relpath(path, tmp_path) for path, *_ in before}
+    assert names == {"a.pt", "sub/b.pt", "link"}
     (tmp_path / "sub/b.pt").write_text("longer")
     (tmp_path / "a.pt").unlink()
-    after = files(tmp_path, {tmp_path / "sweep"})
-    assert {path for path, _ in before.items() ^ after.items()} == set(before) - {
-        str(tmp_path / "link")
-    }
+    changed = before ^ files(tmp_path, {tmp_path / "sweep"})
+    assert {os.path.relpath(path, tmp_path) for path, *_ in changed} == {"a.pt", "sub/b.pt"}
 
 
 class FakeProcess:
@@ -296,9 +272,9 @@ def test_only_a_state_restored_before_the_first_step_is_a_resumed_training(
     assert session.described["trial"]["stops"] is True
 
 
-@pytest.mark.parametrize(("key", "steps"), [("rate", 0), ("gpu", 0), ("rate", 30), ("gpu", 30)])
+@pytest.mark.parametrize("key", ["rate", "gpu"])
 def test_a_variant_with_another_unit_or_device_has_failed(
-    key: str, steps: int, script: Path, tmp_path: Path
+    key: str, script: Path, tmp_path: Path
 ) -> None:
     other = {"rate": "samples/s", "gpu": None}
 
@@ -311,7 +287,7 @@ def test_a_variant_with_another_unit_or_device_has_failed(
 
     folder = tmp_path / "sweep"
     folder.mkdir()
-    plan = replace(plan_of(script, "env:A=", "b: --lr 1"), steps=steps)
+    plan = plan_of(script, "env:A=", "b: --lr 1")
     write_plan(folder, plan)
     found = SweepRunner(folder, plan, Process()).run()  # type: ignore[arg-type]
     assert found["status"] == "finished"
@@ -325,8 +301,8 @@ def test_only_recorded_runs_and_sweeps_may_change(script: Path, tmp_path: Path) 
         path = tmp_path / "runs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    (found,) = script_trial._files(plan_of(script).script, tmp_path / "runs/sweep")
-    names = {os.path.relpath(path, tmp_path) for path in found}
+    found = script_trial._files(plan_of(script).script, tmp_path / "runs/sweep")
+    names = {os.path.relpath(path, tmp_path) for path, *_ in found}
     assert names == {"train.py", "runs/tensorboard/new"}
 
 

@@ -18,7 +18,6 @@ from stepscope.lab.command import (
     check_outputs,
     close,
     exit_code,
-    print_error,
     print_estimate,
     shown,
 )
@@ -30,7 +29,6 @@ from stepscope.lab.folder import (
     only_one,
     read_plan,
     read_sweep,
-    seconds_per_sample,
     write_json,
 )
 from stepscope.lab.plan import write_plan
@@ -57,14 +55,13 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     # Imported here because importing torch takes seconds, in which Ctrl-C must work.
     devices = importlib.import_module("trainer.devices").list_devices()
     if options.list:
-        for variant in all_variants(plan_of(options, devices)[0].config, devices):
+        for variant in all_variants(plan_of(options, devices).config, devices):
             text = variant.label if variant.problem is None else variant.problem
             print(f"{variant.name:<34} {text}")
         return FINISHED
     folder, plan = _folder_and_plan(options, devices)
     process.folder = folder
-    known = seconds_per_sample(folder.parent.parent, plan.workload, plan.config.device)
-    print_estimate(folder, plan, known)
+    print_estimate(folder, plan)
     config = plan.config
     refused = next(iter(validate(config, devices)), None) or data_problem(config)
     refused = refused or user_problem(config) or speed_problem(config.device)
@@ -98,9 +95,7 @@ def _folder_and_plan(
             raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
     if folder is not None and not given:
         raise UsageError(f"--folder: {options.folder} has no plan.json. Give --workload too.")
-    plan, notes = plan_of(options, devices)
-    for note in notes:
-        print_error(f"{note}.")
+    plan = plan_of(options, devices)
     if folder is None:
         folder = new_sweep_folder(runs_root(), plan.config.workload)
     write_plan(folder, plan)

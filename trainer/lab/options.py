@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.lab.command import UsageError, add_numbers, numbers
 from stepscope.lab.plan import Variant
-from trainer.config import SETTINGS, OptimizerImpl, RunConfig, Workload, check_setting, defaults
+from trainer.config import SETTINGS, RunConfig, Workload, check_setting, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.plan import (
     FIXED,
@@ -22,13 +22,12 @@ from trainer.lab.plan import (
     own_settings,
     own_with,
     suggested,
-    variant_name,
 )
 from trainer.lab.presets import PRESETS
 
 EXAMPLES = """\
 examples:
-  stepscope lab --workload digits_cnn --variants channels_last,precision=bf16 --json a.json
+  stepscope lab --workload digits_cnn --variants channels_last=false,precision=bf16 --json a.json
   stepscope lab --workload digits_cnn --preset tutorials --max-rounds 8
   stepscope lab --workload digits_mlp --variants num_workers=2+prefetch_factor=4
   stepscope lab --folder runs/lab/NAME        resumes a stopped sweep
@@ -37,7 +36,7 @@ examples:
 
 A variant turns a setting on (pin_memory), sets a value (channels_last=false, precision=bf16), or
 changes several settings (num_workers=2+prefetch_factor=4). A number or choice without a value, such
-as precision, means every useful value. A switch that a variant turns on is off in the baseline.
+as precision, means every useful value. --set changes the baseline.
 Exit codes: 0 the sweep is finished, 1 it failed, 2 wrong usage, 130 it was stopped.
 """
 
@@ -80,26 +79,27 @@ PLANNING = (
 """Options that a resumed sweep takes from its plan."""
 
 
-def plan_of(
-    options: argparse.Namespace, devices: Sequence[TrainDevice]
-) -> tuple[WorkloadPlan, tuple[str, ...]]:
-    """Return the plan, and notes on changes of the baseline. Raises UsageError and ConfigError."""
-    given = settings_of(options)
+def plan_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> WorkloadPlan:
+    """Return the plan of the options. Raises UsageError and ConfigError."""
     config = configured(options, devices)
-    notes: tuple[str, ...] = ()
     if options.preset:
         if options.variants:
             raise UsageError("--preset: has its own variants. Remove --variants or --preset.")
         config, found = PRESETS[options.preset].build(config, devices)
     elif options.variants:
-        config, found, notes = _variants(options.variants, config, given, devices)
+        found = _variants(options.variants, config, devices)
     else:
         found = [one for one in all_variants(config, devices) if one.problem is None]
     refused = validate(config, devices)
     if refused:
         raise ConfigError(refused[0])
-    more = {**numbers(options), "seed": config.seed % 10**9}
-    return WorkloadPlan(config=config, variants=tuple(found), devices=tuple(devices), **more), notes
+    return WorkloadPlan(
+        config=config,
+        variants=tuple(found),
+        devices=tuple(devices),
+        seed=config.seed % 10**9,
+        **numbers(options),
+    )
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
@@ -161,33 +161,23 @@ def _known(field: str, option: str, custom: Iterable[str] = ()) -> str:
     raise UsageError(f"{option}: {field[:60]!r} is no setting. {hint}")
 
 
-def _variants(
-    text: str, config: RunConfig, given: Mapping[str, str], devices: Sequence[TrainDevice]
-) -> tuple[RunConfig, list[Variant], tuple[str, ...]]:
-    """Return the variants of `--variants`, and the baseline without the switches they turn on."""
+def _variants(text: str, config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
+    """Return the variants of `--variants`. Raises UsageError for one that equals the baseline."""
     tokens = [token.strip() for token in text.split(",") if token.strip()]
-    asked = [(token, change) for token in tokens for change in _changes(token, config, devices)]
-    notes = []
-    for field, value in (item for _, change in asked for item in change.items()):
-        impl = field == "optimizer_impl" and value != OptimizerImpl.FOR_LOOP
-        if getattr(config, field) != value or not (value is True or impl):
-            continue
-        off = str(OptimizerImpl.FOR_LOOP) if impl else False
-        if field in given:
-            raise UsageError(
-                f"--variants: {field} is turned on in the baseline by --set. Remove it "
-                f"there, or compare {variant_name({field: off})}."
-            )
-        config = replace(config, **make_variant({field: off}, config, devices).changes)
-        notes.append(f"{field} is {off or 'off'} in the baseline, because a variant turns it on")
     found: dict[str, Variant] = {}
-    for token, change in asked:
-        name = token if [other for other, _ in asked].count(token) == 1 else None
-        variant = make_variant(change, config, devices, name=name)
-        if variant.problem is None and all(getattr(config, f) == v for f, v in change.items()):
-            raise UsageError(f"--variants: {token} equals the baseline. Remove it.")
-        found.setdefault(variant.name, variant)
-    return config, list(found.values()), tuple(dict.fromkeys(notes))
+    for token in tokens:
+        changes = list(_changes(token, config, devices))
+        for change in changes:
+            name = token if len(changes) == 1 else None
+            variant = make_variant(change, config, devices, name=name)
+            is_equal = all(getattr(config, field) == value for field, value in change.items())
+            if is_equal and variant.problem is None:
+                raise UsageError(
+                    f"--variants: {token} equals the baseline. Remove it, or change the baseline "
+                    "with --set."
+                )
+            found.setdefault(variant.name, variant)
+    return list(found.values())
 
 
 def _changes(

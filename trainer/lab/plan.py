@@ -18,7 +18,6 @@ from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import SweepPlan, Variant, numbers_of
 from trainer.config import (
     SETTINGS,
-    CompileMode,
     RunConfig,
     Runner,
     Strategy,
@@ -260,32 +259,6 @@ class WorkloadPlan(SweepPlan):
             problem = error.problem
         return together, None if problem is None else f"{problem.field}: {problem.reason}"
 
-    def compiles(self, changes: Mapping[str, Any]) -> bool:
-        return bool(changes.get("compile_mode", CompileMode.NONE) != CompileMode.NONE)
-
-    def scaling(self, changes: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `scaling` and the longer `text` of a variant with other devices, or nothing.
-
-        The speed-up is the ratio of the total samples/s, the efficiency that ratio per device. Both
-        have the interval of the verdict.
-        """
-        if not {"strategy", "devices_per_node"} & changes.keys():
-            return {}
-        count = _devices(changed(self.config, changes))
-        ends = [verdict["effect"], verdict["low"], verdict["high"]]
-        if any(end is None for end in ends):
-            return {"scaling": {"devices": count, "speed_up": None, "efficiency": None}}
-        speed, low, high = (1 + end for end in ends)
-        devices = count / _devices(self.config)
-        scaling: dict[str, float] = {"devices": count}
-        for suffix, end in (("", speed), ("_low", low), ("_high", high)):
-            scaling[f"speed_up{suffix}"], scaling[f"efficiency{suffix}"] = end, end / devices
-        words = (
-            f"{speed:.2f} times as fast [{low:.2f}, {high:.2f}], efficiency "
-            f"{100 * speed / devices:.0f}% [{100 * low / devices:.0f}, {100 * high / devices:.0f}]"
-        )
-        return {"scaling": scaling, "text": f"{verdict['text']}; {words}"}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkloadPlan:
         """Return the plan of plan.json. Raises ConfigError, KeyError, TypeError and ValueError."""
@@ -305,7 +278,3 @@ def with_devices(plan: WorkloadPlan, devices: Sequence[TrainDevice]) -> Workload
         for variant in plan.variants
     )
     return replace(plan, variants=tuple(variants), devices=tuple(devices))
-
-
-def _devices(config: RunConfig) -> int:
-    return 1 if config.strategy is Strategy.NONE else config.devices_per_node

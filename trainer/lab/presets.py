@@ -90,13 +90,8 @@ def _scaling(config: RunConfig, devices: Devices) -> Choice:
         for way in ways
     ]
     possible = [variant for variant in found if variant.problem is None]
-    if possible:
-        return baseline, possible
-    have = "one core" if on_cpu else f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    reasons = (str(variant.problem.reason) for variant in found if variant.problem is not None)
-    reason = next(reasons, f"this machine has {have}")
-    problem = issue("devices_per_node", reason, "Run this sweep on several devices")
-    return baseline, [Variant(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
+    two = {"strategy": str(Strategy.DDP), "devices_per_node": 2}
+    return baseline, possible or [make_variant(two, baseline, devices)]
 
 
 def _ranks(most: int) -> list[int]:
