@@ -19,7 +19,6 @@ from stepscope.common.formatting import format_bytes, printable
 from stepscope.run.status import RunOutcome, outcome
 from stepscope.watch.memory_probe import (
     HEADROOM,
-    BatchHeadroom,
     MeasurementDone,
     StepMemoryProbe,
     batch_headroom,
@@ -89,11 +88,11 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
     fits = None if ended is not None or probe.refused is not None else True
     if ended is not None and ended.failure == "oom":
         fits = False
-        found = BatchHeadroom(None, f"Does not fit: {ended.reason}")
+        factor, text = None, f"Does not fit: {ended.reason}"
     elif probe.refused is not None or not probe.steps:
-        found = BatchHeadroom(None, probe.refused or _no_step_text(probe))
+        factor, text = None, probe.refused or _no_step_text(probe)
     else:
-        found = batch_headroom(probe.steps)
+        factor, text = batch_headroom(probe.steps)
     largest = largest_step(probe.steps) if probe.steps else None
     parts = largest.parts() if largest is not None else {}
     if as_json:
@@ -101,9 +100,9 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
             "fits": fits,
             "steps": len(probe.steps),
             "parts": parts,
-            "batch_factor": found.factor,
+            "batch_factor": factor,
             "headroom": HEADROOM,
-            "text": found.text,
+            "text": text,
             "measured_peak_bytes": None,
             "measured_reserved_bytes": None,
             "free_bytes": None,
@@ -122,7 +121,7 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
             }
         return json.dumps(values, indent=1)
     if largest is None:
-        return printable(found.text)
+        return printable(text)
     peak, reserved = largest.used.peak, largest.used.peak_reserved
     beside = "" if reserved is None else f" allocated, {format_bytes(reserved)} reserved"
     share = f", {peak / largest.available:.0%} of the available memory"
@@ -132,7 +131,7 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
             f"Measured {len(probe.steps)} steps on {printable(device_name(largest.cuda_index))}.",
             f"Peak: {format_bytes(peak)}{beside}{share}",
             *rows,
-            printable(found.text),
+            printable(text),
         )
     )
 
