@@ -1,13 +1,12 @@
 """Tee the output of a script to `output.log` in its run folder.
 
 `sys.stdout` and `sys.stderr` remain the same objects, with their encoding, buffering and file
-descriptor. Only `write` and `flush` of the raw file object below are replaced. Output of C code and
+descriptor. Only `write` of the raw file object below is replaced. Output of C code and
 child processes is not in the log.
 """
 
 from __future__ import annotations
 
-import atexit
 import errno
 import io
 import os
@@ -23,16 +22,12 @@ from stepscope.run import rank_file
 LIMIT_BYTES = 8 * 2**20
 """Size at which `output.log` is rotated to `output.1.log`: the last 8 to 16 MiB are kept."""
 
-BEGUN_S = 0.5  # Maximum delay of an incomplete line.
-
 
 class OutputLog:
     """The log of one process, written immediately, so that a killed process loses nothing.
 
-    Only an incomplete line of an unbuffered stream is delayed, to its end, a flush or BEGUN_S.
-    There `print` writes a line in two parts, and a write to the log between them would merge lines
-    of ranks that share a pipe more often. If a write fails, `failed` is called once, and the log
-    ends. Raises OSError if the file cannot be created.
+    If a write fails, `failed` is called once, and the log ends. Raises OSError if the file cannot
+    be created.
     """
 
     def __init__(
@@ -46,8 +41,6 @@ class OutputLog:
         self._size = 0
         self._waiting: deque[bytes] = deque()
         self._writing = threading.Lock()
-        self._closed = threading.Event()
-        self._begun: threading.Thread | None = None
         self._on = True
         os.register_at_fork(after_in_child=self._leave)
 
@@ -57,32 +50,19 @@ class OutputLog:
         raw = getattr(buffer, "raw", buffer)  # none below an unbuffered stream (python -u)
         if not isinstance(raw, io.FileIO):
             return f"it is not a file but {type(stream).__name__}"
-        write, in_parts = raw.write, raw is buffer
+        write = raw.write
 
         def kept(data: Any, /) -> int | None:
             written = write(data)
             if written and self._on:
-                some = bytes(memoryview(data).cast("B")[:written])
-                self._waiting.append(some)
-                if not in_parts or some[-1] in b"\r\n" or self._closed.is_set():
-                    self.flush()
+                self._waiting.append(bytes(memoryview(data).cast("B")[:written]))
+                self._write_waiting()
             return written
 
-        flush = raw.flush
-
-        def flushed() -> None:
-            flush()
-            if self._on:
-                self.flush()
-
         raw.write = kept  # type: ignore[method-assign]
-        raw.flush = flushed  # type: ignore[method-assign]
-        if in_parts and self._begun is None:
-            self._begun = threading.Thread(target=self._work, name="stepscope-output", daemon=True)
-            self._begun.start()
         return None
 
-    def flush(self) -> None:
+    def _write_waiting(self) -> None:
         """Write the pending bytes, unless another thread is writing and so includes them."""
         # Never blocks, because a signal handler may print during a write of this thread.
         while self._waiting and self._writing.acquire(blocking=False):
@@ -91,21 +71,10 @@ class OutputLog:
             finally:
                 self._writing.release()
 
-    def close(self) -> None:
-        """Write the incomplete line, and write later output immediately."""
-        self._closed.set()
-        if self._begun is not None:
-            self._begun.join()
-        self.flush()
-
     def _open(self) -> int:
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self._opened = os.fstat(file)
         return file
-
-    def _work(self) -> None:
-        while not self._closed.wait(BEGUN_S):
-            self.flush()
 
     def _write(self, data: bytes) -> None:
         try:
@@ -118,7 +87,8 @@ class OutputLog:
             self._size += len(data)
             if self._size >= self._limit:
                 os.replace(self._path, self._older)
-                full, self._file = self._file, self._open()
+                full = self._file
+                self._file = self._open()
                 os.close(full)
                 self._size = 0
         except OSError as error:
@@ -127,9 +97,8 @@ class OutputLog:
 
     def _leave(self) -> None:
         """Detach after a fork, in the child: two processes cannot rotate one file."""
-        self._on, self._begun = False, None
-        self._waiting.clear()
-        self._closed, self._writing = threading.Event(), threading.Lock()
+        self._on = False
+        self._writing = threading.Lock()
 
 
 def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
@@ -142,7 +111,6 @@ def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
     except OSError as error:
         failed(f"The output is not kept: {error}.")
         return
-    atexit.register(log.close)
     for stream in ("stdout", "stderr"):
         reason = log.keep(getattr(sys, stream))
         if reason is not None:
