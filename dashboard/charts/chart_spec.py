@@ -22,10 +22,7 @@ _KEYS = {
         *("val/loss", "memory/reserved", "gpu/temp", "perf/tokens_per_sec", "perf/mfu"),
         *("perf/data_wait", "comm/share"),
     ),
-    "green": (
-        *("gpu/mem_used", "host/mem_used", "host/cpu", "gpu/util", "perf/h2d"),
-        "comm/bus_bandwidth",
-    ),
+    "green": ("gpu/mem_used", "host/mem_used", "host/cpu", "gpu/util", "perf/h2d"),
     "pink": ("memory/peak_allocated", "process/peak_rss", "perf/gpu_time"),
     "amber": ("gpu/mem_util", "gpu/power"),
     "gray": ("gpu/mem_total", "host/mem_total", "gpu/power_limit"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from dashboard.charts.chart_spec import (
     LINES,
     NO_EPOCH,
@@ -251,11 +249,15 @@ def communication(content: RunView) -> list[Json]:
     timed = trace("comm/share", "points", axis="y2", dash="dot", optional=True)
     lines = [trace("comm/rate", "points"), timed]
     bandwidth, share = y_axis(Unit.BYTES_PER_SECOND), y_axis(Unit.PERCENT)
-    more = functools.partial(chart, y=bandwidth, empty=empty, group="more")
-    charts = [more("communication", "Communication", lines, y2=share, note=note)]
-    if "comm/bus_bandwidth" not in reasons:
-        bus = [trace("comm/bus_bandwidth", "points", optional=True)]
-        charts.append(
-            more("bus", "Bus bandwidth", bus, note="Of timed collectives of at least 1 MiB.")
+    return [
+        chart(
+            "communication",
+            "Communication",
+            lines,
+            y=bandwidth,
+            y2=share,
+            empty=empty,
+            group="more",
+            note=note,
         )
-    return charts
+    ]

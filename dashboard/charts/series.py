@@ -40,7 +40,7 @@ FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),
     *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),
     *("gpu/temp", "gpu/power_limit"),
-    *("comm/rate", "comm/share", "comm/bus_bandwidth"),
+    *("comm/rate", "comm/share"),
 }
 """Metrics of folded charts, like learning rates and gradient norms: sent only while open."""
 LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {

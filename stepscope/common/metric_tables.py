@@ -311,12 +311,6 @@ SAMPLES = (
         "Time in collectives as a share of the time since the previous sample; other kernels "
         "may run concurrently.",
     ),
-    (
-        "comm/bus_bandwidth",
-        "bus bandwidth",
-        "B/s",
-        "Bus bandwidth, as nccl-tests define it, of the timed collectives of at least 1 MiB.",
-    ),
 )
 """The process and its host, one row per tick of the sampler."""
 DEVICES = (

@@ -23,54 +23,11 @@ from stepscope.distributed.flight_recorder import FlightRecorderDump, dumps, par
 
 log = logging.getLogger(__name__)
 
-ALL_REDUCE = "all_reduce"
-ALL_GATHER = "all_gather"
-REDUCE_SCATTER = "reduce_scatter"
-BROADCAST = "broadcast"
-ALL_TO_ALL = "all_to_all"
-_NAMES = {
-    "allreduce": ALL_REDUCE,
-    "allreduce_coalesced": ALL_REDUCE,
-    "_all_gather_base": ALL_GATHER,
-    "allgather_into_tensor_coalesced": ALL_GATHER,
-    "all_gather_into_tensor_coalesced": ALL_GATHER,
-    "_reduce_scatter_base": REDUCE_SCATTER,
-    "reduce_scatter_tensor_coalesced": REDUCE_SCATTER,
-    "all_to_all_base": ALL_TO_ALL,
-    "alltoall_base": ALL_TO_ALL,
-    "_broadcast_oop": BROADCAST,
-    "_reduce_oop": "reduce",
-}
-"""torch's other names of the same collectives in the Flight Recorder."""
-
-
-def bus_factor(operation: str, ranks: int) -> float | None:
-    """Return bus bandwidth over algorithm bandwidth; None if undefined, as for one rank.
-
-    >>> bus_factor("all_reduce", 4), bus_factor("_all_gather_base", 4), bus_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    if ranks < 2:
-        return None
-    others = (ranks - 1) / ranks
-    # nccl-tests: doc/PERFORMANCE.md, src/gather.cu and src/scatter.cu.
-    factors = dict.fromkeys((ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, "gather", "scatter"), others)
-    factors |= {ALL_REDUCE: 2 * others, BROADCAST: 1.0, "reduce": 1.0}
-    return factors.get(_NAMES.get(operation, operation))
-
-
-def algorithm_bytes(operation: str, input_bytes: int, output_bytes: int) -> int:
-    """Return the bytes of the whole array: the size of a collective as nccl-tests define it."""
-    # One rank has the whole array after all_gather and gather, and before all others.
-    grows = _NAMES.get(operation, operation) in (ALL_GATHER, "gather")
-    return output_bytes if grows else input_bytes
-
-
 REST = 500  # Time until the next reading as a multiple of this one's CPU time: 0.2% of a core.
-LEAST_S, MOST_S = 1.0, 64.0
+MIN_PERIOD_S = 1.0
+MAX_PERIOD_S = 64.0
 EARLY_S = 0.05  # Half a tick of the sampler: the ranks' ticks differ by some milliseconds.
-LARGE_BYTES = 2**20  # Minimum size for the bandwidth of the link: smaller ones mostly wait.
-KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
+KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share")
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 NO_RECORDER = "this torch has no Flight Recorder"
@@ -81,7 +38,6 @@ NOT_TIMED = (
     "collectives are not timed: use stepscope watch --time-collectives, or set "
     "TORCH_NCCL_ENABLE_TIMING=1"
 )
-NONE_LARGE = "no timed collective was as large as 1 MiB"
 
 
 @dataclass(slots=True)
@@ -94,8 +50,6 @@ class _Sums:
     ended: int = 0
     timed: int = 0
     seconds: float = 0.0
-    bus_bytes: float = 0.0
-    bus_seconds: float = 0.0
     backends: set[str] = field(default_factory=set)
 
     def add(self, record: FlightRecorderDump, counted: int) -> tuple[int, int]:
@@ -116,11 +70,6 @@ class _Sums:
             if one.duration_s is not None:
                 self.timed += 1
                 self.seconds += one.duration_s
-                size = algorithm_bytes(one.operation, one.input_bytes, one.output_bytes)
-                factor = bus_factor(one.operation, len(record.groups.get(one.group, ())))
-                if factor is not None and size >= LARGE_BYTES and one.duration_s:
-                    self.bus_bytes += factor * size
-                    self.bus_seconds += one.duration_s
         return newest, ended
 
     def values(self, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
@@ -137,9 +86,7 @@ class _Sums:
         # Collectives that end after this reading are in the next one: a mean omits none for good.
         busy_s = self.seconds / self.ended * self.passed
         values |= {"comm/time": busy_s / steps, "comm/share": 100 * busy_s / seconds}
-        if not self.bus_seconds:
-            return values, {"comm/bus_bandwidth": NONE_LARGE}
-        return values | {"comm/bus_bandwidth": self.bus_bytes / self.bus_seconds}, {}
+        return values, {}
 
 
 class CollectiveMetrics:
@@ -153,12 +100,10 @@ class CollectiveMetrics:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = clock.now,
-        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.step: Callable[[], int] = lambda: 0
         self._clock = clock
         self._wall = wall
-        self._cpu = cpu
         self._due = -math.inf
         self._cursors: dict[str, tuple[int, int]] = {}  # Newest counted and newest timed record.
         self._before: tuple[float, int] | None = None  # Time and step of the last reading.
@@ -184,7 +129,9 @@ class CollectiveMetrics:
 
     def read(self) -> float:
         """Read if due; return the seconds that took, 0.0 if not due. Never raises."""
-        began, spent, first = self._clock(), self._cpu(), self._before is None
+        began = self._clock()
+        spent_s = time.thread_time()
+        is_first = self._before is None
         try:
             step = self.step()
             is_paused = self._before is not None and step <= self._before[1]
@@ -195,21 +142,28 @@ class CollectiveMetrics:
             self._failed = True
             self._reasons = dict.fromkeys(KEYS, f"{type(error).__name__}: {error}")
             log.warning("stepscope: collectives are no longer read", exc_info=True)
-        wanted_s = 0.0 if first else REST * (self._cpu() - spent)  # the first loads the code
-        period_s = 2.0 ** math.ceil(math.log2(min(MOST_S, max(LEAST_S, wanted_s))))
+        # The first reading loads the code.
+        wanted_s = 0.0 if is_first else REST * (time.thread_time() - spent_s)
+        limited_s = min(MAX_PERIOD_S, max(MIN_PERIOD_S, wanted_s))
+        period_s = 2.0 ** math.ceil(math.log2(limited_s))
         self._due = (self._wall() + EARLY_S) // period_s * period_s + period_s
         return self._clock() - began
 
     def _read(self, now: float, step: int) -> None:
-        before, self._before = self._before, (now, step)
-        sums, contents = _Sums(), dumps()
+        before = self._before
+        self._before = now, step
+        sums = _Sums()
+        contents = dumps()
         for name, content in contents.items():
             counted, timed = self._cursors.get(name, (-1, -1))
             newest, ended = sums.add(parsed(content, after=timed), counted)
             self._cursors[name] = newest, max(timed, ended)
         if before is None or all(counted < 0 for counted, _ in self._cursors.values()):
-            is_off = "0" in map(os.environ.get, SIZE_VARIABLES)
-            reason = NO_RECORDER if not contents else SWITCHED_OFF if is_off else NOTHING_YET
+            reason = NOTHING_YET
+            if not contents:
+                reason = NO_RECORDER
+            elif "0" in map(os.environ.get, SIZE_VARIABLES):
+                reason = SWITCHED_OFF
             self._reasons = dict.fromkeys(KEYS, reason)
             return
         self._values, self._reasons = sums.values(now - before[0], step - before[1])

@@ -8,7 +8,6 @@ dump is requested only when the numbers of the collectives have changed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import pickle
@@ -28,7 +27,6 @@ PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 MAX_BYTES = 64 * 2**20  # 2,000 collectives with stacks, which torch always adds, take some 10 MiB.
 WAIT_S = 3.0  # Timeout of one `read`: the monitor reads its pipe once a second.
-LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
 OURS = "nccl-record-"  # Begins the name of a dump in the run folder; torch appends the rank.
 
@@ -103,50 +101,56 @@ class NcclRecord:
     def __init__(self) -> None:
         self._dump: FlightRecorderDump | None = None
         self._counts: Any = None  # The numbers of the collectives when `_dump` was requested.
-        self._requested: tuple[float, int, Any] | None = None  # Time, mtime before, and numbers.
+        self._requested: Any = None  # The numbers at the latest request.
+        self._before_ns = 0  # Modification time of the file before it.
 
     def read(self, rank: int) -> FlightRecorderDump | str:
         """Return the present dump, or the reason why it is missing; waits up to WAIT_S."""
+        numbers = counts()
+        if numbers is None:
+            return "this torch has no Flight Recorder for NCCL"
+        if self._dump is not None and numbers == self._counts:
+            return self._dump
+        file = Path(f"{_prefix()}{rank}")
+        if numbers != self._requested:
+            if (reason := self._request(file, rank)) is not None:
+                return reason
+            self._requested = numbers
         until = time.monotonic() + WAIT_S
-        while (result := self._poll(rank)) is None:
+        while (dump := self._read(file)) is None:
             if time.monotonic() > until:
                 return "torch has not written NCCL's Flight Recorder yet"
             time.sleep(POLL_S)
-        return result
+        self._dump = dump
+        self._counts = numbers
+        return dump
 
-    def _poll(self, rank: int) -> FlightRecorderDump | str | None:
-        """Return the dump or the reason why it is missing; None while torch writes it."""
-        now = counts()
-        if now is None:
-            return "this torch has no Flight Recorder for NCCL"
-        file = Path(f"{_prefix()}{rank}")
-        if self._requested is None and (self._dump is None or now != self._counts):
-            if _capturing:
-                return "a CUDA graph is being captured"
-            if (stem := os.environ.get(PIPE)) is None:
-                return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
-            before = modified_ns(file)
-            try:
-                pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-                with open(pipe, "wb", buffering=0) as writer:
-                    writer.write(b"1")
-            except OSError as error:
-                return f"NCCL's Flight Recorder is not read: no debug pipe ({error.strerror})"
-            self._requested = time.monotonic(), before, now
-        if self._requested is not None:
-            self._read(file, *self._requested)
-        return self._dump if self._requested is None and now == self._counts else None
+    def _request(self, file: Path, rank: int) -> str | None:
+        """Request a dump; return the reason if that is impossible."""
+        if _capturing:
+            return "a CUDA graph is being captured"
+        if (stem := os.environ.get(PIPE)) is None:
+            return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
+        self._before_ns = modified_ns(file)
+        try:
+            pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(pipe, "wb", buffering=0) as writer:
+                writer.write(b"1")
+        except OSError as error:
+            return f"NCCL's Flight Recorder is not read: no debug pipe ({error.strerror})"
+        return None
 
-    def _read(self, file: Path, began_s: float, before: int, numbers: Any) -> None:
-        if modified_ns(file) not in (0, before):
-            # Incomplete while torch writes it: the next poll reads it again.
-            with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
-                self._dump = parsed(unpickled(read_regular_file(file, MAX_BYTES)))
-                self._counts, self._requested = numbers, None
-                if file.name.startswith(OURS):  # a dump that torch makes at a timeout stays
-                    file.unlink()
-        if self._requested is not None and time.monotonic() - began_s > LATE_S:
-            self._requested = None
+    def _read(self, file: Path) -> FlightRecorderDump | None:
+        """Return the dump; None until torch has written it."""
+        if modified_ns(file) in (0, self._before_ns):
+            return None
+        try:
+            dump = parsed(unpickled(read_regular_file(file, MAX_BYTES)))
+        except (OSError, ValueError, EOFError, pickle.UnpicklingError):  # incomplete
+            return None
+        if file.name.startswith(OURS):  # a dump that torch makes at a timeout stays
+            file.unlink()
+        return dump
 
 
 def _prefix() -> str:

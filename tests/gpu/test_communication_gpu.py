@@ -72,7 +72,7 @@ def said(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-def test_bytes_are_exact_and_times_and_bandwidth_appear_with_the_switch(tmp_path: Path) -> None:
+def test_bytes_are_exact_and_times_appear_with_the_switch(tmp_path: Path) -> None:
     """A step's gradients take 2.8 MB / 0.025 GB/s, some 113 ms."""
     *_, waits = watched(tmp_path / "plain")
     [plain] = run_folders(tmp_path / "plain")
@@ -85,18 +85,14 @@ def test_bytes_are_exact_and_times_and_bandwidth_appear_with_the_switch(tmp_path
             # The first may have seen DDP order its buckets, which it does once.
             assert recorded(folder, "comm/bytes", rank)[-1] == gradients + buffers
         assert recorded(plain, "comm/time", rank) == []
-        times, bandwidths = (
-            recorded(timed, f"comm/{key}", rank) for key in ("time", "bus_bandwidth")
-        )
+        times = recorded(timed, "comm/time", rank)
         assert times
-        assert bandwidths
         if SIMULATED:
             # Two ranks move an all_reduce once; waiting for each other adds to the time, the more
             # the busier the machine is. The first reading may have seen the end of few.
             least_s = gradients / (GIGABYTES * 1e9)
             assert least_s * 0.9 <= max(times)
             assert min(times) <= least_s * 4
-            assert GIGABYTES * 1e9 * 0.3 <= max(bandwidths) <= GIGABYTES * 1e9 * 1.05
 
 
 @pytest.fixture

@@ -63,7 +63,6 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
 @pytest.mark.parametrize(
     ("what", "cause", "words"),
     [
-        ("stop", HangCause.STOPPED, "stopped rank 1"),
         ("mismatch", HangCause.MISMATCH, "in all_gather"),
         ("receive", HangCause.ORDER, "in recv 1<-0"),
     ],

@@ -48,8 +48,7 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "cause", "phase"),
     [
-        ("stop", HangCause.STOPPED, None),
-        ("gil", HangCause.SILENT, None),
+        ("stop", HangCause.SILENT, None),
         ("mismatch", HangCause.MISMATCH, "communication"),
     ],
 )

@@ -268,23 +268,22 @@ def test_flops_and_their_share_of_the_peak_have_an_axis_each() -> None:
 def collectives(**reasons: str) -> dict[str, Any]:
     """The charts of the collectives of a job."""
     made = layout(RunView(has_cuda=False, ranks=2, collectives=reasons))["charts"]
-    return {entry["id"]: entry for entry in made if entry["id"] in ("communication", "bus")}
+    return {entry["id"]: entry for entry in made if entry["id"] == "communication"}
 
 
 def test_the_collectives_of_a_timed_job_are_folded_away() -> None:
-    assert not {"communication", "bus"} & {entry["id"] for entry in layout(CUDA)["charts"]}
+    assert "communication" not in {entry["id"] for entry in layout(CUDA)["charts"]}
     found = collectives()
     drawn = {line["metric"] for entry in found.values() for line in entry["traces"]}
-    assert drawn == {"comm/rate", "comm/share", "comm/bus_bandwidth"} <= FOLDED
+    assert drawn == {"comm/rate", "comm/share"} <= FOLDED
     assert {entry["group"] for entry in found.values()} == {"more"}
     assert {line["series"] for entry in found.values() for line in entry["traces"]} == {"samples"}
 
 
 def test_missing_collectives_have_the_reason_once() -> None:
-    times = dict.fromkeys(("comm/time", "comm/share", "comm/bus_bandwidth"), NOT_BY_GLOO)
+    times = dict.fromkeys(("comm/time", "comm/share"), NOT_BY_GLOO)
     found = collectives(**times)
     assert found["communication"]["note"] == f"Collectives of rank 0. No times: {NOT_BY_GLOO}."
-    assert "bus" not in found
     off = collectives(**dict.fromkeys(KEYS, SWITCHED_OFF))["communication"]
     assert off["empty"] == f"Collectives are not read: {SWITCHED_OFF}."
     assert "No times" not in off["note"]

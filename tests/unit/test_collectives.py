@@ -11,12 +11,8 @@ from stepscope.common.metrics import BY_KEY
 from stepscope.distributed import collective_metrics
 from stepscope.distributed.collective_metrics import (
     KEYS,
-    LARGE_BYTES,
-    NONE_LARGE,
     NOT_BY_GLOO,
     CollectiveMetrics,
-    algorithm_bytes,
-    bus_factor,
 )
 from tests.support.fake_nvml import FakeClock
 from tests.support.flight_recorder import content, entry
@@ -33,9 +29,8 @@ class Job:
         self.entries: list[dict[str, Any]] = []
         self.reads = 0
         self.records = self.steps = 0
-        self.cost_s = 0.0
         self.kept = 2000
-        self.collectives = CollectiveMetrics(clock=self.clock, wall=self.clock, cpu=self.clock)
+        self.collectives = CollectiveMetrics(clock=self.clock, wall=self.clock)
         self.collectives.step = lambda: self.steps
         monkeypatch.setattr(collective_metrics, "dumps", self._dumps)
         monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
@@ -43,7 +38,6 @@ class Job:
 
     def _dumps(self) -> dict[str, Any]:
         self.reads += 1
-        self.clock.now += self.cost_s
         return {"_dump_fr_trace": content(*self.entries)}
 
     def enqueue(self, name: str = "gloo:all_reduce", **fields: Any) -> None:
@@ -80,7 +74,7 @@ def test_bytes_of_a_step_and_a_second(job: Job) -> None:
     later(job, 10)
     assert job.take() == pytest.approx({"comm/bytes": 3 * BYTES, "comm/rate": 30 * BYTES})
     assert job.collectives.take() == {}  # once
-    times = ("comm/time", "comm/share", "comm/bus_bandwidth")
+    times = ("comm/time", "comm/share")
     assert job.collectives.reasons() == dict.fromkeys(times, NOT_BY_GLOO)
     later(job, 20, count=0)
     assert job.take() == {"comm/bytes": 0.0, "comm/rate": 0.0}  # a real zero
@@ -134,8 +128,7 @@ def test_time_and_share_of_timed_collectives(job: Job) -> None:
     values = job.take()
     assert values["comm/time"] == pytest.approx(0.01)
     assert values["comm/share"] == pytest.approx(10.0)
-    assert "comm/bus_bandwidth" not in values
-    assert job.collectives.reasons() == {"comm/bus_bandwidth": NONE_LARGE}
+    assert job.collectives.reasons() == {}
 
 
 def test_what_has_not_ended_is_timed_in_the_next_reading(job: Job) -> None:
@@ -152,29 +145,6 @@ def test_what_has_not_ended_is_timed_in_the_next_reading(job: Job) -> None:
     assert job.take()["comm/time"] == pytest.approx(0.020)
 
 
-def test_bus_bandwidth_of_large_collectives(job: Job) -> None:
-    elements = LARGE_BYTES // 4
-    large = {"input_sizes": [[elements]], "output_sizes": [[2 * elements]]}
-    for _ in range(10):
-        job.step(1, "nccl:_all_gather_base", duration_ms=1.0, **large)
-        job.enqueue("nccl:all_reduce", duration_ms=100.0)  # small: it waits for others
-    # Two ranks: half of the 2 MiB that each has at the end goes over the link.
-    assert job.take()["comm/bus_bandwidth"] == pytest.approx(LARGE_BYTES / 1e-3)
-
-
-def test_a_reading_that_takes_long_is_made_seldom(job: Job) -> None:
-    job.cost_s = 0.014  # 500 times that is 7 s: every 8
-    later(job, 10)
-    assert job.take()
-    reads, began = job.reads, job.clock.now
-    while job.reads == reads:
-        job.step()
-        job.collectives.read()
-    assert job.clock.now % 8.0 == pytest.approx(0.0, abs=0.2)
-    assert job.clock.now - began <= 8.2
-    assert job.cost_s / 8.0 < 0.002
-
-
 def test_an_error_of_torch_is_the_reason(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> dict[str, Any]:
         raise RuntimeError("no such buffer")
@@ -184,25 +154,3 @@ def test_an_error_of_torch_is_the_reason(job: Job, monkeypatch: pytest.MonkeyPat
     assert job.take() == {}
     assert job.collectives.reasons()["comm/bytes"] == "RuntimeError: no such buffer"
     assert not job.collectives.is_due()
-
-
-@pytest.mark.parametrize(
-    ("factor", "operations"),
-    [
-        (2 * 7 / 8, "all_reduce allreduce_coalesced"),
-        (7 / 8, "reduce_scatter _reduce_scatter_base all_gather _all_gather_base all_to_all"),
-        (7 / 8, "all_gather_into_tensor_coalesced gather scatter"),
-        (1.0, "broadcast reduce"),
-        (None, "all_reduce_barrier send coalesced"),
-    ],
-)
-def test_the_factor_of_eight_ranks(factor: float | None, operations: str) -> None:
-    for operation in operations.split():
-        assert bus_factor(operation, 8) == factor, operation
-    assert [bus_factor("all_reduce", ranks) for ranks in (0, 1, 2)] == [None, None, 1.0]
-
-
-def test_the_size_is_that_of_the_whole_array() -> None:
-    assert algorithm_bytes("_all_gather_base", 1, 8) == 8
-    assert algorithm_bytes("_reduce_scatter_base", 8, 1) == 8
-    assert algorithm_bytes("all_to_all", 4, 4) == 4

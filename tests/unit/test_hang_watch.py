@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dashboard.run_analyzer import EVERY_S, REST, RunAnalyzer
 from stepscope.common.stall_detector import StallDetector, StepGap
 from stepscope.distributed import flight_recorder
 from stepscope.distributed.flight_recorder import Collective
@@ -26,9 +25,8 @@ from stepscope.distributed.hangs.record import (
     read_record,
 )
 from stepscope.distributed.hangs.watchdog import MIN_HANG_S, EventParts, HangWatchdog
-from stepscope.run import RunInfo, RunStatus
+from stepscope.run import RunStatus
 from stepscope.store.recorder import Recorder
-from tests.support.fake_live import FakeClock
 from tests.support.waiting import wait_until
 
 JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
@@ -212,47 +210,3 @@ def test_the_stack_of_another_thread_names_phase_and_line() -> None:
     thread.join()
     assert (record.phase, record.doing, record.place) == ("forward", None, "model.py:3 in forward")
     assert capture(known, thread.ident or 0).frames == ()
-
-
-def at_once(look: Callable[[], None]) -> None:
-    look()
-
-
-def test_a_poll_waits_for_no_look(recorder: Recorder) -> None:
-    """A look at the files of some hundred ranks takes longer than a poll may."""
-    found, clock = both_stuck(), FakeClock(now=0.0)
-
-    def slow(run: RunInfo) -> Hang | None:
-        clock.now += 1.0
-        return found
-
-    aside: list[Callable[[], None]] = []
-    hangs = RunAnalyzer(slow, "", clock, aside.append)
-    run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
-    assert hangs.of(run) is None
-    assert hangs.of(run) is None
-    [look] = aside
-    look()
-    clock.now += REST - 1
-    assert hangs.of(run) == found
-    assert len(aside) == 1, "a look that took a second is not repeated soon"
-    clock.now += 1
-    hangs.of(run)
-    assert len(aside) == 2
-
-
-def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
-    recorder: Recorder, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(run: RunInfo) -> str:
-        if clock.now < 3 * EVERY_S:
-            raise OverflowError("nobody has thought of it")
-        return "found"
-
-    clock = FakeClock(now=0.0)
-    hangs = RunAnalyzer(fail, "it cannot be said", clock, at_once)
-    run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
-    for second in range(4):
-        clock.now = second * EVERY_S
-        assert hangs.of(run) == ("found" if second == 3 else None)
-    assert caplog.text.count("cannot be said") == 1

@@ -48,8 +48,6 @@ def test_torchrun_inside_of_srun_counts() -> None:
     [
         # mpirun has srun start one daemon on each node: its ranks inherit that one's numbers.
         {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"},
-        # It was called in a shell of `srun --pty`.
-        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"},
     ],
 )
 def test_mpirun_inside_of_srun_counts(daemon: dict[str, str]) -> None:

@@ -32,7 +32,6 @@ class HangCause(StrEnum):
     ORDER = "different order"
     ALL_ENTERED = "all entered"
     GONE = "gone"
-    STOPPED = "stopped"
     SILENT = "silent"
     ENDED = "ended"
     ABSENT = "absent"
@@ -242,16 +241,11 @@ HANG_CASES = (
         "Check the host's log, such as dmesg, for the reason.",
     ),
     HangCase(
-        HangCause.STOPPED,
-        partial(_lost, HangCause.STOPPED),
-        "a signal, such as SIGSTOP, stopped {ranks} ({process}){waits}",
-        "Resume it with kill -CONT.",
-    ),
-    HangCase(
         HangCause.SILENT,
         partial(_lost, HangCause.SILENT),
-        "{ranks} ({process}) did not respond: a call holds the GIL, or the host hangs{waits}",
-        "Run py-spy dump --pid on that host to see where it is.",
+        "{ranks} ({process}) did not respond: a signal stopped it, a call holds the GIL, or the "
+        "host hangs{waits}",
+        "Run py-spy dump --pid on that host to see where it is; kill -CONT resumes a stopped one.",
     ),
     HangCase(
         HangCause.ENDED,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from stepscope.common.formatting import format_duration
 from stepscope.distributed.hangs.cases import Hang, HangCause, RankObservation, find_hang
 from stepscope.distributed.hangs.record import age_s, read_record
-from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
+from stepscope.run import STALE_S, RunInfo, RunStatus
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
 
 FRESH_S = 20.0  # Maximum age of the file of a rank that hangs: hosts' clocks differ.
@@ -60,22 +57,9 @@ def _observed(
     lost = LOST.get(info.state)
     process = f"process {run_json.get('pid')} on {info.host}"
     if lost is None:
-        lost = _state_of(run_json, info.age_s)
+        lost = HangCause.SILENT if (info.age_s or 0.0) > STALE_S else None
         process += f", last heartbeat {format_duration(info.age_s)} ago"
     elif run_json.get("reason"):
         process += f": {info.text.rstrip('.')}"
     step = run_json.get("step") or 0
     return RankObservation(rank=info.rank, lost=lost, process=process, step=step, record=record)
-
-
-def _state_of(run_json: dict[str, Any], beat_age_s: float | None) -> HangCause | None:
-    """Return the state of a live rank, by its process if that runs on this host."""
-    place = run_json.get("host"), run_json.get("pid_namespace")
-    process = process_of(run_json) if place == (socket.gethostname(), pid_namespace()) else None
-    if process is not None:
-        try:
-            if process.status() == psutil.STATUS_STOPPED:
-                return HangCause.STOPPED
-        except psutil.Error:  # it ends just now, or access is denied
-            return None
-    return HangCause.SILENT if (beat_age_s or 0.0) > STALE_S else None
