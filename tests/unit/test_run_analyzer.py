@@ -22,7 +22,7 @@ def test_a_poll_waits_for_no_analysis(tmp_path: Path) -> None:
 
     aside: list[Callable[[], None]] = []
     analyzer = RunAnalyzer(slow, "", clock, aside.append)
-    run = RunInfo(tmp_path, RunStatus.RUNNING, None, 0.0, {})
+    run = RunInfo(tmp_path, RunStatus.RUNNING, None, 0.0, {"world_size": 2})
     assert analyzer.of(run) is None
     assert analyzer.of(run) is None
     [analyze] = aside
@@ -45,7 +45,7 @@ def test_a_folder_that_cannot_be_analyzed_costs_one_line_of_the_log(
 
     clock = FakeClock(now=0.0)
     analyzer = RunAnalyzer(fail, "it cannot be said", clock, lambda analyze: analyze())
-    run = RunInfo(tmp_path, RunStatus.RUNNING, None, 0.0, {})
+    run = RunInfo(tmp_path, RunStatus.RUNNING, None, 0.0, {"world_size": 2})
     for second in range(4):
         clock.now = second * EVERY_S
         assert analyzer.of(run) == ("found" if second == 3 else None)
