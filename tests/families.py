@@ -181,11 +181,11 @@ CUDA = {
         paths=("simulator/", "stepscope/memory/", "trainer/memory_estimate/"),
         files=(
             *_gpu(
-                "ledger", "memory_probe", "memory_parts", "memory_readings", "oom", "oom_trainer"
+                "breakdown", "memory_probe", "model_states", "memory_readings", "oom", "oom_trainer"
             ),
             *_gpu("snapshot_viewer"),
         ),
-        core=_gpu("ledger", "memory_probe"),
+        core=_gpu("breakdown", "memory_probe"),
     ),
     "cuda-watch": Family(
         paths=("simulator/", "stepscope/watch/", "stepscope/integrations/", "stepscope/profiling/"),

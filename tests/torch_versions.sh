@@ -26,7 +26,7 @@ if [ $# -eq 0 ]; then
     tests/integration/test_integrations_*.py tests/integration/test_cli.py \
     --deselect tests/unit/test_commands.py::test_a_checkpoint_that_the_disk_refuses_does_not_end_the_run \
     --deselect tests/integration/test_cli.py::test_ui_serves_the_runs_of_the_caller_until_sigterm \
-    $(for part in frameworks hang memory_parts oom profile settings stragglers values watch; do
+    $(for part in frameworks hang model_states oom profile settings stragglers values watch; do
       echo "tests/gpu/test_${part}_gpu.py"
     done)
 fi

@@ -109,8 +109,8 @@ def chart(
 ) -> Json:
     """Return one chart; `empty` is shown while no line has a value.
 
-    Kinds: lines, heat (one row per GPU; the lines of a GPU that the user selects), ledger (stacked
-    categories). Groups: main, custom (small), more (folded).
+    Kinds: lines, heat (one row per GPU; the lines of a GPU that the user selects).
+    Groups: main, custom (small), more (folded).
     """
     return {
         "id": chart_id,

@@ -19,12 +19,12 @@ from stepscope.memory.breakdown import (
     notes,
 )
 from stepscope.memory.breakdown_series import (
-    BreakdownSample,
+    BreakdownReading,
     BreakdownSource,
-    ledger_source,
-    newest_moment,
+    breakdown_source,
+    newest_breakdown,
     peaks,
-    read_moments,
+    read_breakdown,
 )
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import StoreReader
@@ -35,7 +35,7 @@ NO_GRADIENTS = (
     "The peak of the gradients is unknown: no gradients existed when memory was measured, as after "
     "zero_grad()."
 )
-MAX_MOMENTS = 240  # drawn: each redraw sends all of them
+MAX_READINGS = 240  # drawn: each redraw sends all of them
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
 SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     MemoryDomain.DEVICE: (
@@ -73,7 +73,7 @@ class Breakdown:
     """The memory of a run: over time, now, and each category's own peak; `notes` are sentences."""
 
     place: MemoryDomain
-    moments: list[BreakdownSample]
+    readings: list[BreakdownReading]
     now: CategoryBytes
     peaks: CategoryBytes
     notes: list[str]
@@ -87,24 +87,21 @@ def gpu_of(content: RunView) -> str | None:
     return content.training_gpu
 
 
-def read_breakdown(run: RunInfo) -> Breakdown | None:
+def breakdown_of(run: RunInfo) -> Breakdown | None:
     """Return the memory breakdown of a run; None before any sample. Raises StoreError."""
     with StoreReader(run.folder) as reader:
         source = _source(reader, run)
         if source is None:
             return None
-        rows, bucket = source.samples.rows, 1
-        while rows > MAX_MOMENTS * bucket:
-            bucket *= 2
-        now = newest_moment(reader, source)
-        parts = {} if now is None else now.parts or {}
+        now = newest_breakdown(reader, source)
+        categories = {} if now is None else now.categories or {}
         highest = peaks(reader, source)
         return Breakdown(
             place=source.place,
-            moments=read_moments(reader, source, 0, rows, bucket),
-            now=parts,
+            readings=read_breakdown(reader, source, MAX_READINGS),
+            now=categories,
             peaks=highest,
-            notes=_notes(parts, run, source.place, highest),
+            notes=_notes(categories, run, source.place, highest),
         )
 
 
@@ -142,7 +139,7 @@ def breakdown_rows(found: Breakdown) -> list[Row]:
 
 def breakdown_figure(found: Breakdown, created: float) -> Json:
     """Return the used categories over time as stacked areas, in the order of the table."""
-    known = [(moment.ts - created, moment.parts) for moment in found.moments if moment.parts]
+    known = [(one.ts - created, one.categories) for one in found.readings if one.categories]
     shown = [one for one in CATEGORIES[found.place] if one.key != "free"]
     used = [sum(size for key, size in parts.items() if key != "free") for _, parts in known]
     unit, size = figures.unit_of(max(used, default=0))
@@ -178,8 +175,8 @@ def breakdown_figure(found: Breakdown, created: float) -> Json:
 def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
     """Return the source of the breakdown, without the split metric if it is unavailable."""
     split = (run.run_json.get("capabilities") or {}).get("split")
-    left_out = frozenset({SPLIT} if isinstance(split, str) else ())
-    return ledger_source(reader.series(), gpu_of(run_content(run)), left_out)
+    unreliable = frozenset({SPLIT} if isinstance(split, str) else ())
+    return breakdown_source(reader.series(), gpu_of(run_content(run)), unreliable)
 
 
 def missing_reasons(run: RunInfo) -> dict[str, str]:

@@ -11,10 +11,10 @@ import streamlit as st
 from dashboard import services
 from dashboard.charts.memory_breakdown import (
     breakdown_figure,
+    breakdown_of,
     breakdown_rows,
     gpu_of,
     missing_reasons,
-    read_breakdown,
 )
 from dashboard.charts.run_view import run_content
 from dashboard.format import escape_markdown
@@ -58,7 +58,7 @@ def memory_tab(run: RunInfo) -> None:
 def _breakdown(run: RunInfo) -> None:
     """Draw the categories of memory over time, and as a table with their peaks."""
     try:
-        found = read_breakdown(run)
+        found = breakdown_of(run)
     except StoreError as error:
         st.caption(escape_markdown(f"The samples cannot be read: {error}"))
         return

@@ -14,7 +14,7 @@ import numpy as np
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
 from stepscope.common.metrics import BY_KEY, Stream
-from stepscope.memory.breakdown_series import ledger_source, read_moments
+from stepscope.memory.breakdown_series import breakdown_source, read_breakdown
 from stepscope.run import RunInfo, read_metadata
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
 from stepscope.run.rank_info import now_of
@@ -24,7 +24,7 @@ from stepscope.store.blocks import Floats
 from stepscope.store.final_values import reduced, typical
 from stepscope.store.step_blocks import LOSS, STEP_TIME
 
-MEMORY_BUCKETS = 128  # moments of which the one with the most memory is compared
+MAX_MEMORY_READINGS = 128  # of which the one with the most memory is compared
 MAX_METRICS = 50  # of the script's own metrics
 PHASES = (
     *("perf/data_wait", "perf/h2d", "perf/forward", "perf/backward", "perf/optimizer"),
@@ -127,13 +127,12 @@ def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
 
 def _memory(reader: StoreReader, gpu: str | None) -> Mapping[str, int]:
     """Return the bytes of each category at the moment at which this process used most."""
-    source = ledger_source(reader.series(), gpu)
+    source = breakdown_source(reader.series(), gpu)
     if source is None:
         return {}
-    rows = source.samples.rows
-    moments = read_moments(reader, source, 0, rows, final_values.bucket_for(rows, MEMORY_BUCKETS))
+    readings = read_breakdown(reader, source, MAX_MEMORY_READINGS)
     return max(
-        (moment.parts for moment in moments if moment.parts is not None),
-        key=lambda parts: sum(size for key, size in parts.items() if key not in _FOREIGN),
+        (reading.categories for reading in readings if reading.categories is not None),
+        key=lambda categories: sum(size for key, size in categories.items() if key not in _FOREIGN),
         default={},
     )

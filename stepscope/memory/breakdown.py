@@ -69,11 +69,6 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
             "kernels, libraries such as NCCL and cuBLAS.",
         ),
         MemoryCategory(
-            "process",
-            "this process",
-            "All device memory of this process; PyTorch's share is unknown.",
-        ),
-        MemoryCategory(
             "used", "in use (unattributed)", "Device memory in use by unknown processes."
         ),
         MemoryCategory(
@@ -136,19 +131,19 @@ NOT_RECORDED = "it was not recorded at this moment"  # The reason if run.json ha
 
 
 def notes(
-    parts: Mapping[str, int], place: MemoryDomain, missing: Mapping[str, str]
+    categories: Mapping[str, int], place: MemoryDomain, missing: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return which categories are merged, and why; `missing` has the reasons by metric."""
     texts = []
     for note in _NOTES[place]:
-        if all(key in parts for key in note.present) and note.absent not in parts:
+        if all(key in categories for key in note.present) and note.absent not in categories:
             reason = next((missing[key] for key in note.keys if missing.get(key)), NOT_RECORDED)
             texts.append(f"{note.sentence}: {reason.rstrip('.')}.")
     return tuple(texts)
 
 
 class _Note(NamedTuple):
-    """A sentence for parts with `present` and without `absent`: the metrics `keys` are missing."""
+    """A sentence for `present` categories without `absent`: the metrics `keys` are missing."""
 
     sentence: str
     keys: tuple[str, ...]
@@ -189,8 +184,7 @@ _NOTES: Mapping[MemoryDomain, tuple[_Note, ...]] = {
             ("unnamed",),
             absent="others",
         ),
-        _Note("PyTorch's share of this process is unknown", ("memory/reserved",), ("process",)),
-        _Note(_UNKNOWN_USE, (_OWN, "memory/reserved"), ("used",)),
+        _Note(_UNKNOWN_USE, ("memory/reserved", _OWN), ("used",)),
         _Note(
             "Cached memory is not split into reclaimable and fragmented memory",
             ("memory/inactive_split",),
@@ -239,48 +233,49 @@ def _device(known: CategoryBytes) -> CategoryBytes | None:
     used = min(used, total)
     driver = known.get("gpu/mem_reserved")
     kept = min(driver or 0, total - used)
-    parts = {"free": total - used - kept}
+    categories = {"free": total - used - kept}
     if driver is not None:
-        parts["driver"] = kept
-    return parts | _in_use(known, held, used)
+        categories["driver"] = kept
+    return categories | _in_use(known, held, used)
 
 
 def _in_use(known: CategoryBytes, held: int | None, used: int) -> CategoryBytes:
     own, others = known.get(_OWN), known.get(_OTHERS)
-    reserved = min(held or 0, used)
-    if own is not None:
-        own = min(max(own, reserved), used)
-    foreign = min(others or 0, used - (reserved if own is None else own))
-    parts = {} if others is None else {"others": foreign}
+    if held is None:
+        return {"used": used}
+    reserved = min(held, used)
+    own = None if own is None else min(max(own, reserved), used)
+    foreign = min(others or 0, used - (own or reserved))
+    categories = {} if others is None else {"others": foreign}
     if own is None:
-        parts["used" if held is None else "elsewhere"] = used - reserved - foreign
+        categories["elsewhere"] = used - reserved - foreign
     else:
         unnamed = used - own - foreign
         if unnamed or others is None:
-            parts["unnamed"] = unnamed
-        parts["process" if held is None else "outside"] = own - reserved
-    return parts if held is None else parts | _reserved(known, reserved)
+            categories["unnamed"] = unnamed
+        categories["outside"] = own - reserved
+    return categories | _reserved(known, reserved)
 
 
 def _reserved(known: CategoryBytes, reserved: int) -> CategoryBytes:
     allocated = min(known.get("memory/allocated", 0), reserved)
     split, cache = known.get("memory/inactive_split"), reserved - allocated
     if split is None:
-        parts = {"cache": cache}
+        categories = {"cache": cache}
     else:
-        parts = {"split": min(split, cache), "cached": cache - min(split, cache)}
-    return parts | _tensors(known, allocated, whole="allocated", rest="activations")
+        categories = {"split": min(split, cache), "cached": cache - min(split, cache)}
+    return categories | _tensors(known, allocated, whole="allocated", rest="activations")
 
 
 def _tensors(known: CategoryBytes, size: int, *, whole: str, rest: str) -> CategoryBytes:
     """Divide the memory of all tensors; one category if a model state is unknown."""
     if not known.keys() >= set(TENSORS):
         return {whole: size}
-    parts = {}
+    categories = {}
     for key in TENSORS:
-        parts[key.removeprefix("memory/")] = min(known[key], size)
+        categories[key.removeprefix("memory/")] = min(known[key], size)
         size -= min(known[key], size)
-    return {rest: size} | parts
+    return {rest: size} | categories
 
 
 def _host(known: CategoryBytes) -> CategoryBytes | None:
@@ -289,15 +284,15 @@ def _host(known: CategoryBytes) -> CategoryBytes | None:
     if total is None or used is None:
         if own is None:
             return None
-        parts = _tensors(known, own, whole="process", rest="rest")
-        return parts if workers is None else {"workers": workers} | parts
+        categories = _tensors(known, own, whole="process", rest="rest")
+        return categories if workers is None else {"workers": workers} | categories
     used = min(used, total)
-    parts = {"free": total - used}
+    categories = {"free": total - used}
     if own is None:
-        return parts | {"used": used}
+        return categories | {"used": used}
     own = min(own, used)
     children = min(workers or 0, used - own)
-    parts["elsewhere" if workers is None else "others"] = used - own - children
+    categories["elsewhere" if workers is None else "others"] = used - own - children
     if workers is not None:
-        parts["workers"] = children
-    return parts | _tensors(known, own, whole="process", rest="rest")
+        categories["workers"] = children
+    return categories | _tensors(known, own, whole="process", rest="rest")

@@ -1,12 +1,12 @@
 """The memory breakdown over time: the series of a process and of its GPU on one time axis.
 
-A moment is a row of the process's series, with the GPU's row nearest in time. Values that are read
+A reading is a row of the process's series, with the GPU's row nearest in time. Values that are read
 less often are held from the last sample, up to `HOLD_S`, some up to `LONGER_S`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +16,15 @@ from stepscope.common.metrics import Stream
 from stepscope.memory.breakdown import TENSORS, CategoryBytes, MemoryDomain, divide
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
-from stepscope.store.final_values import highest
+from stepscope.store.final_values import bucket_for, highest
 
 HOLD_S = 5.0  # Maximum age of a value: most are read once a second, and a tick may be late.
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
 """Maximum age of values that are read less often: many workers, tensors between long steps."""
-ROWS_BEFORE, BUCKETS_BEFORE = 640, 4  # Minimums read before the requested rows (64 s at 10 Hz).
-NEWEST_ROWS = 8  # Newest rows of which at least one has consistent values.
+NEWEST_ROWS = 648  # Read for the newest breakdown: values are held for 64 s at 10 Hz.
+MAX_NEWEST_GAP = 8  # Newest rows of which at least one has consistent values.
 
-_AT_ONCE = {
+_READ_EACH_TICK = {
     MemoryDomain.DEVICE: ("memory/reserved", "memory/allocated", "memory/inactive_split"),
     MemoryDomain.HOST: ("process/rss",),
 }
@@ -37,26 +37,26 @@ _OF_THE_GPU = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_oth
 
 
 @dataclass(frozen=True, slots=True)
-class BreakdownSample:
-    """The breakdown at a time (epoch seconds) and step; `parts` is None if it is unknown."""
+class BreakdownReading:
+    """The breakdown at a time (epoch seconds) and step; `categories` is None if unknown."""
 
     ts: float
     step: int
-    parts: CategoryBytes | None
+    categories: CategoryBytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class BreakdownSource:
-    """The series of a process and its GPU; the metrics `left_out` are unreliable, so missing."""
+    """The series of a process and its GPU; metrics in `unreliable` count as missing."""
 
     place: MemoryDomain
     samples: SeriesInfo
     device: SeriesInfo | None
-    left_out: frozenset[str] = frozenset()
+    unreliable: frozenset[str] = frozenset()
 
 
-def ledger_source(
-    series: Iterable[SeriesInfo], gpu: str | None, left_out: frozenset[str] = frozenset()
+def breakdown_source(
+    series: Iterable[SeriesInfo], gpu: str | None, unreliable: frozenset[str] = frozenset()
 ) -> BreakdownSource | None:
     """Return the source of the breakdown, None before any sample; `gpu` is None for the CPU."""
     by_source = {(info.stream, info.source): info for info in series}
@@ -65,31 +65,21 @@ def ledger_source(
         return None
     place = MemoryDomain.HOST if gpu is None else MemoryDomain.DEVICE
     device = by_source.get((Stream.DEVICES.value, gpu or ""))
-    return BreakdownSource(place, samples, None if gpu is None else device, left_out)
+    return BreakdownSource(place, samples, None if gpu is None else device, unreliable)
 
 
-def read_moments(
-    reader: StoreReader, source: BreakdownSource, start: int, stop: int, bucket: int
-) -> list[BreakdownSample]:
-    """Return the moments of these rows, in buckets of `bucket` rows. Raises StoreError."""
-    start -= start % bucket
-    before = max(0, start - max(-(-ROWS_BEFORE // bucket), BUCKETS_BEFORE) * bucket)
-    samples = reader.read(source.samples.id, before, stop, bucket)
-    first, device = (start - before) // bucket, None
-    ts = samples.ts[first:]
-    if source.device is not None and len(ts):
-        hold_s = max(HOLD_S, 3 * _interval(ts))
-        begin, end = float(ts[0]) - hold_s, float(ts[-1]) + hold_s
-        device_rows = reader.rows_between(source.device.id, "time", begin, end)
-        device = reader.read(source.device.id, *device_rows, bucket)
-    return _moments(samples, device, source, first)
+def read_breakdown(
+    reader: StoreReader, source: BreakdownSource, max_readings: int
+) -> list[BreakdownReading]:
+    """Return the breakdown of the whole run, of a long run's means. Raises StoreError."""
+    return _read(reader, source, 0, bucket_for(source.samples.rows, max_readings))
 
 
-def newest_moment(reader: StoreReader, source: BreakdownSource) -> BreakdownSample | None:
-    """Return the newest known moment; None if the newest rows have none."""
-    rows = source.samples.rows
-    moments = read_moments(reader, source, max(0, rows - NEWEST_ROWS), rows, 1)
-    return next((one for one in reversed(moments) if one.parts is not None), None)
+def newest_breakdown(reader: StoreReader, source: BreakdownSource) -> BreakdownReading | None:
+    """Return the newest known breakdown; None if the newest rows have none. Raises StoreError."""
+    readings = _read(reader, source, max(0, source.samples.rows - NEWEST_ROWS), 1)
+    newest = reversed(readings[-MAX_NEWEST_GAP:])
+    return next((reading for reading in newest if reading.categories is not None), None)
 
 
 _TENSOR_PEAKS = {key.removeprefix("memory/"): (key,) for key in TENSORS}
@@ -123,65 +113,57 @@ def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
     }
 
 
-def _moments(
-    samples: SeriesBlock, device: SeriesBlock | None, source: BreakdownSource, first: int
-) -> list[BreakdownSample]:
-    """Return the breakdown at each row of `samples` from the row `first` on.
+def _read(
+    reader: StoreReader, source: BreakdownSource, start: int, bucket: int
+) -> list[BreakdownReading]:
+    """Return the breakdown at each row from `start` on.
 
-    Earlier rows, and those of the GPU around them, only give values that are held. A row without a
-    value that recent rows have is no moment: lines continue over it. If the value stays missing,
-    its categories are merged with others.
+    A row without a value that recent rows have has no breakdown: lines continue over it. If the
+    value stays missing, its categories are merged with others.
     """
-    place = source.place
-    hold_s = max(HOLD_S, 3 * _interval(samples.ts))
-    columns = {key: _column(samples, key) for key in _AT_ONCE[place]}
-    for key in _HELD[place]:
+    samples = reader.read(source.samples.id, start, source.samples.rows, bucket)
+    ts = samples.ts
+    if not len(ts):
+        return []
+    hold_s = max(HOLD_S, 3 * float(ts[-1] - ts[0]) / len(ts))
+    columns = {key: _column(samples, key) for key in _READ_EACH_TICK[source.place]}
+    lead = next(iter(columns.values()))
+    is_gap = np.isnan(lead) & np.isfinite(_hold(lead, ts, hold_s))
+    for key in _HELD[source.place]:
         longest_s = max(hold_s, LONGER_S.get(key, 0.0))
-        columns[key] = _hold(_column(samples, key), samples.ts, longest_s)
-    columns |= {key: np.full(len(samples), np.nan) for key in source.left_out & columns.keys()}
-    lead = columns[_AT_ONCE[place][0]]
-    is_gap = np.isnan(lead) & np.isfinite(_hold(lead, samples.ts, hold_s))
-    if place is MemoryDomain.DEVICE:
-        reserved = columns["memory/reserved"]
-        own = columns["memory/process_used"] = _process_used(samples, reserved, hold_s)
-        own = np.where(np.isfinite(own), own, reserved)
-        columns |= _of_the_gpu(device, samples.ts, own, hold_s)
-    rows = zip(*(column[first:].tolist() for column in columns.values()), strict=True)
-    parts = (
-        None if gap else divide(dict(zip(columns, row, strict=True)), place)
-        for row, gap in zip(rows, is_gap[first:].tolist(), strict=True)
-    )
-    times = samples.ts[first:].tolist(), samples.step[first:].tolist()
-    return [
-        BreakdownSample(ts, int(step), one) for ts, step, one in zip(*times, parts, strict=True)
-    ]
+        columns[key] = _hold(_column(samples, key), ts, longest_s)
+    if source.place is MemoryDomain.DEVICE:
+        # Between two readings of the driver this process moves with PyTorch's reserved memory.
+        reserved = np.nan_to_num(columns["memory/reserved"])
+        outside = _hold(_column(samples, "memory/process_used") - reserved, ts, hold_s)
+        columns["memory/process_used"] = np.maximum(reserved + outside, 0.0)
+        if source.device is not None:
+            rows = reader.rows_between(
+                source.device.id, "time", float(ts[0]) - hold_s, float(ts[-1]) + hold_s
+            )
+            device = reader.read(source.device.id, *rows, bucket)
+            if len(device):
+                columns |= _gpu_columns(device, ts, reserved + np.nan_to_num(outside), hold_s)
+    for key in source.unreliable:
+        columns.pop(key, None)
+    readings = []
+    for row, values in enumerate(zip(*columns.values(), strict=True)):
+        known = dict(zip(columns, map(float, values), strict=True))
+        categories = None if is_gap[row] else divide(known, source.place)
+        readings.append(BreakdownReading(float(ts[row]), int(samples.step[row]), categories))
+    return readings
 
 
-def _process_used(samples: SeriesBlock, reserved: Floats, hold_s: float) -> Floats:
-    """Return the driver's value for this process; between samples it follows `reserved`."""
-    known = _column(samples, "memory/process_used")
-    moved = reserved - reserved[_latest(known)]
-    held = _hold(known, samples.ts, hold_s)
-    return np.maximum(np.where(np.isfinite(moved), held + moved, held), 0.0)
-
-
-def _of_the_gpu(
-    device: SeriesBlock | None, ts: Floats, own: Floats, hold_s: float
-) -> dict[str, Floats]:
+def _gpu_columns(device: SeriesBlock, ts: Floats, own: Floats, hold_s: float) -> dict[str, Floats]:
     """Return the GPU's values at the times `ts`; `own` is this process's memory on it."""
-    # Between samples of other processes (once a second) they follow the used memory without `own`.
-    if device is None or not len(device):
-        return {key: np.full(len(ts), np.nan) for key in _OF_THE_GPU}
+    columns = {key: _hold(_column(device, key), device.ts, hold_s) for key in _OF_THE_GPU}
+    # Between two readings of the processes, others move with the used memory without `own`.
+    shared = columns["gpu/mem_used"] - own[_nearest(ts, device.ts)]
+    unlisted = _hold(shared - _column(device, "gpu/mem_others"), device.ts, hold_s)
+    columns["gpu/mem_others"] = np.maximum(shared - unlisted, 0.0)
     at = _nearest(device.ts, ts)
-    far = np.abs(device.ts[at] - ts) > hold_s
-    raw = {key: _column(device, key) for key in _OF_THE_GPU}
-    held = {key: _hold(values, device.ts, hold_s)[at] for key, values in raw.items()}
-    read = _latest(raw["gpu/mem_others"])[at]
-    used = raw["gpu/mem_used"]
-    moved = held["gpu/mem_used"] - used[read] - (own - own[_nearest(ts, device.ts[read])])
-    others = held["gpu/mem_others"]
-    held["gpu/mem_others"] = np.maximum(others + np.where(np.isfinite(moved), moved, 0.0), 0.0)
-    return {key: np.where(far, np.nan, values) for key, values in held.items()}
+    is_far = np.abs(device.ts[at] - ts) > hold_s
+    return {key: np.where(is_far, np.nan, values[at]) for key, values in columns.items()}
 
 
 def _nearest(ts: Floats, wanted: Floats) -> NDArray[np.intp]:
@@ -197,18 +179,8 @@ def _column(block: SeriesBlock, key: str) -> Floats:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _latest(values: Floats) -> NDArray[np.intp]:
-    """Return for each index the last one up to it with a value, 0 without one."""
-    indices = np.where(np.isfinite(values), np.arange(len(values)), 0)
-    return np.maximum.accumulate(indices).astype(np.intp)
-
-
 def _hold(values: Floats, ts: Floats, hold_s: float) -> Floats:
     """Return the values, each held until the next one or until it is older than `hold_s`."""
-    at = _latest(values)
-    return np.where(ts - ts[at] <= hold_s, values[at], np.nan)
-
-
-def _interval(ts: Sequence[float] | Floats) -> float:
-    """Return the mean time between two rows, 0 for fewer than two."""
-    return (float(ts[-1]) - float(ts[0])) / (len(ts) - 1) if len(ts) > 1 else 0.0
+    known = np.where(np.isfinite(values), np.arange(len(values)), 0)
+    newest = np.maximum.accumulate(known)
+    return np.where(ts - ts[newest] <= hold_s, values[newest], np.nan)

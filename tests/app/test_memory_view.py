@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from stepscope.run import RunKind
 from tests.support.app_page import OpenPage, drawn_components, header, text_of, trigger
-from tests.support.ledger_rows import GPU, PROCESSES, device, process, sample
+from tests.support.breakdown_rows import GPU, PROCESSES, device, process, sample
 from tests.support.recorded_runs import write_run
 
 A100 = {"uuid": GPU, "name": "NVIDIA A100", "memory_total": 10 * 2**30}

@@ -24,11 +24,11 @@ from dashboard.run_list import RunList
 from stepscope.run import STALE_S, RunStatus, read_run
 from stepscope.store import STORE_NAME
 from stepscope.store.schema import SCHEMA_VERSION
+from tests.support.breakdown_rows import cuda_run
 from tests.support.child_process import holding
 from tests.support.commanded_runs import asked, live_run, write
 from tests.support.hostile_folders import record
 from tests.support.killed_runs import killed_run
-from tests.support.ledger_rows import cuda_run
 
 
 @pytest.fixture(scope="module")

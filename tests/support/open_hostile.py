@@ -27,7 +27,7 @@ from starlette.testclient import TestClient
 import stepscope
 from app import TOKEN, app
 from dashboard import services
-from dashboard.charts.memory_breakdown import read_breakdown
+from dashboard.charts.memory_breakdown import breakdown_of
 from dashboard.crash_watch import CrashWatch
 from dashboard.ranks.job_ranks import read_job
 from dashboard.run_files import profiles, snapshots
@@ -85,7 +85,7 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "crash watch", lambda: CrashWatch(RunList(root)).check_runs()
     yield "summary", lambda: cells_of(read_run(folder), None)
     yield "files", lambda: (profiles(folder), snapshots(folder))
-    yield "memory", lambda: read_breakdown(read_run(folder))
+    yield "memory", lambda: breakdown_of(read_run(folder))
     yield "ranks", lambda: read_job(read_run(folder))
     yield "checkpoint", lambda: read_checkpoint(folder / "last.pt")
     yield "sweeps", lambda: Sweeps(root, root / "examples").list_sweeps()

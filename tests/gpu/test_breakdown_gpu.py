@@ -1,4 +1,4 @@
-"""The memory ledger with real numbers of torch's allocator and of the driver."""
+"""The memory breakdown with real numbers of torch's allocator and of the driver."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 from dashboard.charts.memory_breakdown import missing_reasons
 from stepscope.distributed.rendezvous import find_place
 from stepscope.memory.breakdown_series import (
-    BreakdownSample,
-    ledger_source,
-    newest_moment,
+    BreakdownReading,
+    breakdown_source,
+    newest_breakdown,
     peaks,
-    read_moments,
+    read_breakdown,
 )
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run_setup import training_gpu
@@ -46,13 +46,13 @@ SETTLES_S = 2.5
 """Time after which every value was read again: the slowest once a second."""
 
 
-def moments(folder: Path) -> list[BreakdownSample]:
-    """Every moment of a run whose parts are known."""
+def readings(folder: Path) -> list[BreakdownReading]:
+    """Every known breakdown of a run."""
     with StoreReader(folder) as reader:
-        source = ledger_source(reader.series(), training_gpu(read_run(folder).run_json))
+        source = breakdown_source(reader.series(), training_gpu(read_run(folder).run_json))
         assert source is not None
-        found = read_moments(reader, source, 0, source.samples.rows, 1)
-    return [moment for moment in found if moment.parts is not None]
+        found = read_breakdown(reader, source, source.samples.rows)
+    return [reading for reading in found if reading.categories is not None]
 
 
 @pytest.fixture
@@ -60,7 +60,9 @@ def live(tmp_path: Path) -> Iterator[ScriptSession]:
     gc.collect()
     torch.cuda.empty_cache()
     torch.zeros(1, device="cuda")
-    live = ScriptSession(find_place(tmp_path, "ledger", {}), name="ledger", kind=RunKind.WATCH)
+    live = ScriptSession(
+        find_place(tmp_path, "breakdown", {}), name="breakdown", kind=RunKind.WATCH
+    )
     live.train_on(0)
     yield live
     live.close(RunStatus.FINISHED)
@@ -77,10 +79,10 @@ def settled(live: ScriptSession) -> dict[str, int]:
     deadline = time.monotonic() + 10
     while True:  # the writer is a little behind
         with StoreReader(folder) as reader:
-            source = ledger_source(reader.series(), training_gpu(read_run(folder).run_json))
-            newest = None if source is None else newest_moment(reader, source)
-        if newest is not None and newest.parts is not None:
-            return newest.parts
+            source = breakdown_source(reader.series(), training_gpu(read_run(folder).run_json))
+            newest = None if source is None else newest_breakdown(reader, source)
+        if newest is not None and newest.categories is not None:
+            return newest.categories
         assert time.monotonic() < deadline
         live.boundary()
         time.sleep(0.05)
@@ -109,9 +111,9 @@ def test_the_parts_of_a_training_sum_to_the_device(tmp_path: Path) -> None:
     device = next(device for device in list_devices() if device.cuda_index == 0)
     config = replace(defaults(Workload.DIGITS_MLP, device.id), epochs=60, max_steps=1500)
     assert train(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
-    found = moments(tmp_path)
+    found = readings(tmp_path)
     [total] = set(metric(tmp_path, "gpu/mem_total", "devices"))
-    whole = [moment.parts for moment in found if moment.parts and "free" in moment.parts]
+    whole = [one.categories for one in found if one.categories and "free" in one.categories]
     assert len(whole) > 5
     assert {sum(parts.values()) for parts in whole} == {int(total)}
     assert min(size for parts in whole for size in parts.values()) >= 0
@@ -123,7 +125,7 @@ def test_the_parts_of_a_training_sum_to_the_device(tmp_path: Path) -> None:
     allocated = metric(tmp_path, "memory/allocated", "samples")
     assert held in set(allocated.astype(int))
     with StoreReader(tmp_path) as reader:
-        source = ledger_source(reader.series(), device.id)
+        source = breakdown_source(reader.series(), device.id)
         assert source is not None
         found_peaks = peaks(reader, source)
     assert found_peaks["allocated"] >= allocated.max()

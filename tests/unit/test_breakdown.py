@@ -18,7 +18,7 @@ from stepscope.memory.breakdown import (
     divide,
     notes,
 )
-from tests.support.ledger_rows import CUDA
+from tests.support.breakdown_rows import CUDA
 
 MIB, GIB = 2**20, 2**30
 DEVICE = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_others")
@@ -82,15 +82,9 @@ MERGED: list[tuple[tuple[str, ...], dict[str, int], str]] = [
         "This process outside PyTorch and unattributed memory",
     ),
     (("gpu/mem_others",), {"unnamed": 11 * GIB, "outside": GIB}, "The processes that hold"),
-    (ALLOCATOR, {"process": 29 * GIB}, "PyTorch's share of this process is unknown"),
     (
-        (*ALLOCATOR, *PROCESSES),
+        ALLOCATOR,
         {"free": 40 * GIB - 500 * MIB, "driver": 500 * MIB, "used": 40 * GIB},
-        "The processes that use the memory are unknown",
-    ),
-    (
-        (*ALLOCATOR, "memory/process_used"),
-        {"others": 10 * GIB, "used": 30 * GIB},
         "The processes that use the memory are unknown",
     ),
     (("gpu/mem_reserved",), {"free": 40 * GIB}, "The driver's own reserve is included"),
@@ -133,13 +127,13 @@ def test_categories_are_merged_with_a_reason(
 
 def test_zero_is_a_value_and_no_unattributed_memory_is_no_category() -> None:
     # An allocator with one of two values counts as missing.
-    assert amounts(without(CUDA, "memory/allocated"))["process"] == 29 * GIB
+    assert amounts(without(CUDA, "memory/allocated"))["used"] == 40 * GIB
     found = amounts(CUDA | {"memory/gradients": 0, "gpu/mem_others": 0})
     assert (found["gradients"], found["others"]) == (0, 0)
     assert "unnamed" not in amounts(CUDA | {"gpu/mem_others": 11 * GIB})
 
 
-def test_nothing_known_is_no_ledger() -> None:
+def test_nothing_known_is_no_breakdown() -> None:
     assert divide({}, MemoryDomain.DEVICE) is None
     assert divide({"gpu/mem_total": 80 * GIB}, MemoryDomain.DEVICE) is None
     assert divide({"host/mem_total": 16 * GIB}, MemoryDomain.HOST) is None
@@ -204,8 +198,7 @@ EITHER = {
         ({"allocated"}, {"activations", "optimizer_state", "gradients", "parameters"}),
         ({"cache"}, {"split", "cached"}),
         ({"elsewhere"}, {"outside", "unnamed"}),
-        ({"used"}, {"outside", "unnamed", "process", "elsewhere", "allocated", "cached", "cache"}),
-        ({"process"}, {"outside", "allocated", "activations", "cached", "cache"}),
+        ({"used"}, {"outside", "unnamed", "elsewhere", "others", "allocated", "cached", "cache"}),
     ),
     MemoryDomain.HOST: (
         ({"process"}, {"rest", "optimizer_state", "gradients", "parameters"}),
@@ -254,5 +247,5 @@ def test_a_missing_reading_is_no_zero(place: MemoryDomain, data: st.DataObject) 
     for part, key in needs.items():
         assert not (key in gone and part in found)
     if place is MemoryDomain.DEVICE:
-        assert ("others" in found) is ("gpu/mem_others" not in gone)
+        assert ("others" in found) is ("gpu/mem_others" not in gone and "used" not in found)
     assert bool(notes(found, place, {})) is bool(gone)

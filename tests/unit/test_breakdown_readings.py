@@ -1,4 +1,4 @@
-"""The ledger over time: two series of a run's store on one time axis."""
+"""The breakdown over time: two series of a run's store on one time axis."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from stepscope.memory.breakdown_series import (
-    BreakdownSample,
+    BreakdownReading,
     BreakdownSource,
-    ledger_source,
-    newest_moment,
+    breakdown_source,
+    newest_breakdown,
     peaks,
-    read_moments,
+    read_breakdown,
 )
 from stepscope.store import SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Floats
-from tests.support.ledger_rows import GPU, TICK_S, device, process, sample
+from tests.support.breakdown_rows import GPU, TICK_S, device, process, sample
 from tests.support.recorded_runs import CREATED, Row, write_run
 
 MIB, GIB = 2**20, 2**30
@@ -33,26 +33,26 @@ ONLY_PYTORCH = {"split": 50, "cached": 150, "allocated": 800}
 
 
 def source_of(reader: StoreReader, gpu: str | None = GPU) -> BreakdownSource:
-    source = ledger_source(reader.series(), gpu)
+    source = breakdown_source(reader.series(), gpu)
     assert source is not None
     return source
 
 
 def found(
     folder: Path, rows: list[Row], devices: list[Row] | None, bucket: int = 1, gpu: str | None = GPU
-) -> list[BreakdownSample]:
+) -> list[BreakdownReading]:
     """Return the moments of a run with these rows."""
     streams = {"samples": rows} | ({} if devices is None else {"devices": devices})
     write_run(folder, gpu=GPU, **streams)
     with StoreReader(folder) as reader:
         source = source_of(reader, gpu)
-        return read_moments(reader, source, 0, source.samples.rows, bucket)
+        return read_breakdown(reader, source, -(-source.samples.rows // bucket))
 
 
-def parts(moment: BreakdownSample) -> dict[str, float]:
+def parts(moment: BreakdownReading) -> dict[str, float]:
     """The parts of a moment in MiB."""
-    assert moment.parts is not None
-    return {key: size / MIB for key, size in moment.parts.items()}
+    assert moment.categories is not None
+    return {key: size / MIB for key, size in moment.categories.items()}
 
 
 def test_a_moment_joins_the_process_with_the_nearest_row_of_the_gpu(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_between_their_samples_others_move_with_the_rest_of_the_used_memory(
 def test_a_tick_without_the_allocator_is_no_moment_and_silence_is_merged(tmp_path: Path) -> None:
     rows = [process(tick) if tick < 10 else sample(tick, process__rss=900) for tick in range(90)]
     moments = found(tmp_path, rows, [device(tick) for tick in range(90)])
-    known = [moment.parts is not None for moment in moments]
+    known = [moment.categories is not None for moment in moments]
     assert known[:58] == [tick < 10 for tick in range(58)]
     assert all(known[61:])
     assert parts(moments[70]) == {"free": 10240 - 2000, "used": 2000}
@@ -155,21 +155,15 @@ def test_each_category_has_its_own_peak(tmp_path: Path) -> None:
     assert "activations" not in highest, "a difference of samples has no peak"
 
 
-@pytest.mark.parametrize("bucket", [1, 2, 8])
-@pytest.mark.parametrize(("start", "stop"), [(0, 64), (13, 24), (40, 64), (56, 64)])
-def test_any_part_of_the_rows_gives_the_same_moments(
-    tmp_path: Path, start: int, stop: int, bucket: int
-) -> None:
-    rows = [process(tick, 1000 + tick, **(TENSORS if tick % 10 == 0 else {})) for tick in range(64)]
-    gpu = [device(tick, 3000 + tick) for tick in range(64)]
-    whole = found(tmp_path, rows, gpu, bucket)
+@pytest.mark.parametrize("ticks", [5, 64, 700])
+def test_the_newest_breakdown_is_the_last_one(tmp_path: Path, ticks: int) -> None:
+    rows = [
+        process(tick, 1000 + tick, **(TENSORS if tick % 10 == 0 else {})) for tick in range(ticks)
+    ]
+    whole = found(tmp_path, rows, [device(tick, 3000 + tick) for tick in range(ticks)])
     with StoreReader(tmp_path) as reader:
-        source = source_of(reader)
-        part = read_moments(reader, source, start, stop, bucket)
-        newest = newest_moment(reader, source)
-        last = read_moments(reader, source, 0, 64, 1)[-1]
-    assert part == whole[start // bucket : -(-stop // bucket)]
-    assert newest == last
+        newest = newest_breakdown(reader, source_of(reader))
+    assert newest == whole[-1]
 
 
 def long_run(folder: Path, ticks: int, peak: int) -> BreakdownSource:
@@ -206,11 +200,9 @@ def test_a_peak_of_one_tick_is_found_in_a_long_run(tmp_path: Path, peak: int) ->
 def test_buckets_sum_to_the_total_as_well(tmp_path: Path, bucket: int) -> None:
     source = long_run(tmp_path, 40_000, 777)
     with StoreReader(tmp_path) as reader:
-        moments = read_moments(reader, source, 0, source.samples.rows, bucket)
-        again = read_moments(reader, source, 20_480, source.samples.rows, bucket)
+        moments = read_breakdown(reader, source, -(-40_000 // bucket))
     assert len(moments) == -(-40_000 // bucket)
     for moment in moments:
-        assert moment.parts is not None
-        assert sum(moment.parts.values()) == 16 * GIB
-        assert moment.parts["elsewhere"] == pytest.approx(1 * GIB, rel=0.1)
-    assert again == moments[20_480 // bucket :]
+        assert moment.categories is not None
+        assert sum(moment.categories.values()) == 16 * GIB
+        assert moment.categories["elsewhere"] == pytest.approx(1 * GIB, rel=0.1)

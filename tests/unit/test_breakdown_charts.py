@@ -10,33 +10,33 @@ import pytest
 from dashboard.charts import memory_breakdown
 from dashboard.charts.memory_breakdown import (
     COLORS,
-    MAX_MOMENTS,
+    MAX_READINGS,
     SUMS,
     Breakdown,
     breakdown_figure,
+    breakdown_of,
     breakdown_rows,
-    read_breakdown,
 )
 from dashboard.views.run_memory import process_rows
 from stepscope.memory.allocator import NO_SPLIT
 from stepscope.memory.breakdown import CATEGORIES
 from stepscope.run import RunInfo, RunKind, read_run
-from tests.support.ledger_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
+from tests.support.breakdown_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
 from tests.support.recorded_runs import write_run
 
 MIB = 2**20
 
 
 def read(run: RunInfo) -> Breakdown:
-    found = read_breakdown(run)
+    found = breakdown_of(run)
     assert found is not None
     return found
 
 
-def test_all_moments_now_and_the_table_sum_to_the_total(tmp_path: Path) -> None:
+def test_all_readings_now_and_the_table_sum_to_the_total(tmp_path: Path) -> None:
     found = read(cuda_run(tmp_path))
-    assert len(found.moments) == 60
-    assert {sum((moment.parts or {}).values()) for moment in found.moments} == {10240 * MIB}
+    assert len(found.readings) == 60
+    assert {sum((one.categories or {}).values()) for one in found.readings} == {10240 * MIB}
     assert sum(found.now.values()) == 10240 * MIB
     assert found.now["free"] == (10240 - 2000) * MIB
     assert "free" not in found.peaks
@@ -56,7 +56,7 @@ def test_all_moments_now_and_the_table_sum_to_the_total(tmp_path: Path) -> None:
 def test_the_figure_stacks_the_used_categories_in_the_order_of_the_table(tmp_path: Path) -> None:
     run = cuda_run(tmp_path, 3000)
     found = read(run)
-    assert MAX_MOMENTS / 2 <= len(found.moments) <= MAX_MOMENTS  # a long run in buckets
+    assert MAX_READINGS / 2 <= len(found.readings) <= MAX_READINGS  # a long run in buckets
     areas = breakdown_figure(found, run.created)["data"]
     names = [row["Category"].strip() for row in breakdown_rows(found)]
     assert [area["name"] for area in areas[::-1]] == [
@@ -65,7 +65,7 @@ def test_the_figure_stacks_the_used_categories_in_the_order_of_the_table(tmp_pat
     assert "free" not in {area["name"] for area in areas}
     top = sum(area["y"][-1] for area in areas)
     assert top == pytest.approx(2000 / 1024, rel=1e-3)  # GiB
-    assert {len(area["x"]) for area in areas} == {len(found.moments)}
+    assert {len(area["x"]) for area in areas} == {len(found.readings)}
 
 
 @pytest.mark.parametrize("held", [0.0, 5.0])
@@ -104,7 +104,7 @@ def test_a_split_that_torch_does_not_count_is_missing_and_not_zero(tmp_path: Pat
     run = cuda_run(tmp_path, capabilities={"split": NO_SPLIT})
     found = read(run)
     assert found.now["cache"] == 200 * MIB
-    assert not {"split", "cached"} & {key for one in found.moments for key in one.parts or {}}
+    assert not {"split", "cached"} & {key for one in found.readings for key in one.categories or {}}
     assert (
         "Cached memory is not split into reclaimable and fragmented memory: torch does not count "
         "the split of expandable segments (expandable_segments:True)."
@@ -118,9 +118,9 @@ def test_capabilities_in_another_form_give_no_reason(tmp_path: Path, capabilitie
     assert read(run).notes
 
 
-def test_a_run_without_samples_has_no_ledger(tmp_path: Path) -> None:
+def test_a_run_without_samples_has_no_breakdown(tmp_path: Path) -> None:
     write_run(tmp_path, steps=[(0.0, 1, {"train/loss": 1.0})])
-    assert read_breakdown(read_run(tmp_path)) is None
+    assert breakdown_of(read_run(tmp_path)) is None
 
 
 def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
