@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -34,42 +35,27 @@ class StorageBytes:
         self.seen: set[int] = set()  # Addresses of the storages, as torch's C++ side has them.
         self._elsewhere: Collection[int] = other.seen if other is not None else ()
         self._index = cuda_index
-        self._plain: dict[type[Any], bool] = {}
 
     def add(self, tensors: Iterable[Any]) -> None:
-        """Add the storages of these tensors; a tensor without an accessible storage adds 0."""
-        seen, elsewhere, index, plain = self.seen, self._elsewhere, self._index, self._plain
-        for tensor in tensors:  # some 0.6 us each: a model may have thousands
+        """Add the storages of these tensors. Raises torch's error for one without, as a sparse."""
+        for tensor in tensors:  # some 0.7 us each: a model may have thousands
             kind = type(tensor)
-            is_plain = plain.get(kind)
-            if is_plain is None:
-                is_plain = not hasattr(kind, "__tensor_flatten__")
-                is_plain = plain[kind] = is_plain and kind.__name__ not in _NO_MEMORY
-            if not is_plain:
-                if kind.__name__ not in _NO_MEMORY:  # a wrapper that consists of other tensors
-                    names, _ = tensor.__tensor_flatten__()
-                    self.add(getattr(tensor, name) for name in names)
+            if kind.__name__ in _NO_MEMORY:
                 continue
-            try:
-                if not (tensor.is_cpu if index is None else tensor.is_cuda):
-                    continue
-                if index is not None and tensor.get_device() != index:
-                    continue
+            if hasattr(kind, "__tensor_flatten__"):  # a wrapper that consists of other tensors
+                names, _ = tensor.__tensor_flatten__()
+                self.add(getattr(tensor, name) for name in names)
+                continue
+            if self._index is None:
+                is_here = tensor.is_cpu
+            else:
+                is_here = tensor.is_cuda and tensor.get_device() == self._index
+            if is_here:
                 storage = tensor.untyped_storage()
                 key = storage._cdata
-                if key not in seen and key not in elsewhere:
-                    seen.add(key)
+                if key not in self.seen and key not in self._elsewhere:
+                    self.seen.add(key)
                     self.bytes += storage.nbytes()
-            except (RuntimeError, NotImplementedError, ValueError, AttributeError):
-                self._add_sparse(tensor)
-
-    def _add_sparse(self, tensor: Any) -> None:
-        """Add the parts of a sparse tensor, which has no storage."""
-        layout = str(getattr(tensor, "layout", ""))
-        if layout == "torch.sparse_coo":  # the methods without an underscore need it coalesced
-            self.add((tensor._indices(), tensor._values()))
-        elif layout == "torch.sparse_csr":
-            self.add((tensor.crow_indices(), tensor.col_indices(), tensor.values()))
 
 
 def optimizer_parameters(optimizers: Iterable[Any]) -> Iterator[Any]:
@@ -218,18 +204,14 @@ class ModelStateTracker:
         return now >= (self._due if known else self._search_due)
 
     def find(self) -> float:
-        """Search if a search is due, and return its seconds, 0.0 without one."""
+        """Search if a search is due, and return its seconds, 0.0 without one. Never raises."""
         began = self._clock()
         if began < self._search_due or self._failed is not None:
             return 0.0
-        try:
+        with self._stops_at_errors():
             optimizers, models = search()
-        except Exception:  # of the script's classes, which may raise anything
-            log.warning("stepscope: models are not searched for any more", exc_info=True)
-            self._search_due = math.inf
-            return 0.0
-        self._optimizers.update((id(optimizer), optimizer) for optimizer in optimizers)
-        self._models.update((id(model), model) for model in models)
+            self._optimizers.update((id(optimizer), optimizer) for optimizer in optimizers)
+            self._models.update((id(model), model) for model in models)
         took_s = self._clock() - began
         wait_s = SEARCH_S if self._optimizers else FIRST_SEARCH_S
         self._search_due = began + took_s + max(wait_s, COOLDOWN * took_s)
@@ -240,15 +222,17 @@ class ModelStateTracker:
 
         Never raises: after an error nothing more is measured, and `reason` returns the error.
         """
-        try:
+        with self._stops_at_errors():
             return self._read(cuda_index)
+        return {}
+
+    @contextmanager
+    def _stops_at_errors(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # of the script's classes, which may raise anything
             self._failed = f"{type(error).__name__}: {error}"
-            log.warning(
-                "stepscope: parameters, gradients and optimizer state are not measured any more",
-                exc_info=True,
-            )
-            return {}
+            log.warning("stepscope: model states are not measured any more", exc_info=True)
 
     def _read(self, cuda_index: int | None) -> dict[str, float]:
         began = self._clock()
