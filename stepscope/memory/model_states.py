@@ -37,7 +37,7 @@ class StorageBytes:
         self._index = cuda_index
 
     def add(self, tensors: Iterable[Any]) -> None:
-        """Add the storages of these tensors. Raises torch's error for one without, as a sparse."""
+        """Add the storages of these tensors. Raises torch's error for one without."""
         for tensor in tensors:  # some 0.7 us each: a model may have thousands
             kind = type(tensor)
             if kind.__name__ in _NO_MEMORY:
@@ -45,6 +45,9 @@ class StorageBytes:
             if hasattr(kind, "__tensor_flatten__"):  # a wrapper that consists of other tensors
                 names, _ = tensor.__tensor_flatten__()
                 self.add(getattr(tensor, name) for name in names)
+                continue
+            if tensor.is_sparse:  # such as the gradient of an embedding; it has no storage
+                self.add((tensor._indices(), tensor._values()))
                 continue
             if self._index is None:
                 is_here = tensor.is_cpu
