@@ -11,8 +11,7 @@ from dashboard.charts.run_view import run_kind
 from dashboard.controls.config_widgets import is_possible
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
-from stepscope.memory.oom.recommendations import batch_divisor
-from stepscope.memory.oom.record import MemoryKind, oom_name
+from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, divided_batch
@@ -59,16 +58,13 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIss
         return None
     if run.status is not RunStatus.FAILED:
         return None
-    found = _ended_by(run)
-    if found is None:
+    if _ended_by(run) is None:
         return None
-    last = found.report.last
-    divisor = 2 if last.memory is MemoryKind.HOST else batch_divisor(last)
     try:
         config = RunConfig.from_dict({**settings, "resume_from": ""})
     except ConfigError as error:  # settings of another version
         return error.problem
-    return divided_batch(config, devices, divisor)
+    return divided_batch(config, devices, 2)
 
 
 def retry_button(smaller: RunConfig | ConfigIssue, busy: str | None) -> dict[str, Any]:

@@ -246,7 +246,6 @@ def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
         kind=FAILURES["oom"],
         rank=rank,
         phase=short.report.last.phase,
-        share=short.finding.share,
         text=short.sentence,
         **_advice(next(iter(short.finding.recommendations), None)),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from typing import Any
 
@@ -26,8 +25,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
 COUNTS = ("memory/alloc_retries", "memory/ooms")  # Of the process, also of earlier runs.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # The first that is set counts.
 NO_SPLIT = "torch does not count the split of expandable segments (expandable_segments:True)"
-_ENTRY = re.compile(r"([a-z_0-9]+)\s*:\s*(\[[\w:,>. ]*\]|[\w.]+)", re.ASCII)
-"""An entry of PYTORCH_ALLOC_CONF: a name and one value, or several in brackets."""
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(\w+)", re.ASCII)
 
 
 def read(device_index: int) -> dict[str, float]:
@@ -69,42 +67,27 @@ def counts_by_device() -> dict[int, dict[str, float]]:
     }
 
 
-def with_expandable(text: str) -> str:
-    """Return the variable's settings with expandable segments, quoted for a shell.
+def settings_in_force() -> str:
+    """Return the settings of the environment and then those of the program: the later ones count.
 
-    >>> with_expandable("max_split_size_mb:64,expandable_segments:False")
-    'max_split_size_mb:64,expandable_segments:True'
+    They have the form of PYTORCH_ALLOC_CONF.
     """
-    settings = settings_of(text) | {"expandable_segments": "True"}
-    return shlex.quote(",".join(f"{name}:{value}" for name, value in settings.items()))
-
-
-def environment_text() -> str:
-    """Return the settings in the environment as text."""
-    return next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
-
-
-def in_force() -> dict[str, str]:
-    """Return the settings of the environment, overridden by those that the program has set."""
+    environment = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
     native = getattr(sys.modules.get("torch"), "_C", None)
-    get_settings = getattr(native, "_accelerator_getAllocatorSettings", str)
-    return settings_of(environment_text()) | settings_of(str(get_settings() or ""))
+    program = getattr(native, "_accelerator_getAllocatorSettings", str)()
+    return ",".join(filter(None, (environment, program)))
 
 
-def expandable_segments(settings: dict[str, str]) -> bool:
-    """Return True if the allocator's segments can grow."""
-    return settings.get("expandable_segments", "False").lower() == "true"
+def has_expandable_segments(settings: str) -> bool:
+    """Return True if the allocator's segments can grow.
+
+    >>> has_expandable_segments("expandable_segments:False,expandable_segments: true")
+    True
+    """
+    values = _EXPANDABLE.findall(settings)
+    return bool(values) and values[-1].lower() == "true"
 
 
 def split_reason() -> str | None:
     """Return why `inactive_split_bytes` omits the free parts of blocks; None if it has them."""
-    return NO_SPLIT if expandable_segments(in_force()) else None
-
-
-def settings_of(text: str) -> dict[str, str]:
-    """Return the settings in a text of `PYTORCH_ALLOC_CONF`.
-
-    >>> settings_of("max_split_size_mb:64, expandable_segments:True")
-    {'max_split_size_mb': '64', 'expandable_segments': 'True'}
-    """
-    return {name: "".join(value.split()) for name, value in _ENTRY.findall(text)}
+    return NO_SPLIT if has_expandable_segments(settings_in_force()) else None

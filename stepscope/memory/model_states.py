@@ -68,23 +68,15 @@ def optimizer_parameters(optimizers: Iterable[Any]) -> Iterator[Any]:
             yield from group["params"]
 
 
-def model_parameters(models: Iterable[Any]) -> Iterator[Any]:
-    """Yield the parameters of each torch.nn.Module and its submodules; tied ones twice."""
-    modules = list(models)
-    seen = {id(module) for module in modules}
-    while modules:
-        module = modules.pop()
-        yield from (one for one in members(module, "_parameters") if one is not None)
-        for child in members(module, "_modules"):
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                modules.append(child)
+def module_parameters(modules: Iterable[Any]) -> Iterator[Any]:
+    """Yield the parameters that these modules hold themselves; tied ones twice."""
+    for module in modules:
+        # A module whose constructor has not run has no such dict.
+        yield from filter(_is_set, vars(module).get("_parameters", {}).values())
 
 
-def members(module: Any, name: str) -> list[Any]:
-    """Return the values of a module's dict; [] for a module whose constructor has not run."""
-    values = vars(module).get(name)
-    return list(values.values()) if isinstance(values, dict) else []
+def _is_set(parameter: Any) -> bool:
+    return parameter is not None
 
 
 def gradients(parameters: Iterable[Any]) -> Iterator[Any]:
@@ -110,7 +102,7 @@ def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
 
 
 def search() -> tuple[list[Any], list[Any]]:
-    """Return the optimizers, and the models that no other module holds. Training thread only.
+    """Return the optimizers, and the modules of models. Training thread only.
 
     The training could not free an object that another thread held meanwhile. After gc.freeze()
     older objects are not found.
@@ -127,19 +119,7 @@ def search() -> tuple[list[Any], list[Any]]:
         for one in instances
         if type(one) in optimizer_kinds and {"param_groups", "state"} <= vars(one).keys()
     ]
-    return optimizers, outermost(one for one in instances if type(one) in module_kinds)
-
-
-def outermost(modules: Iterable[Any]) -> list[Any]:
-    """Return the modules that are not in another one."""
-    modules = list(modules)
-    inner = {
-        id(child)
-        for module in modules
-        for child in members(module, "_modules")
-        if child is not module
-    }
-    return [module for module in modules if id(module) not in inner]
+    return optimizers, [one for one in instances if type(one) in module_kinds]
 
 
 def instances_of(kinds: set[type[Any]]) -> list[Any]:
@@ -168,12 +148,12 @@ def with_subclasses(module: str, name: str) -> set[type[Any]]:
 
 
 class ModelStateTracker:
-    """The optimizers and models of a run, by weak references. Training thread only."""
+    """The optimizers and modules of a run, by weak references. Training thread only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._models: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._due = -math.inf
         self._search_due = math.inf
         self._failed: str | None = None
@@ -183,7 +163,7 @@ class ModelStateTracker:
         """Why there are no values; None if there are."""
         if self._failed is not None:
             return self._failed
-        if not self._optimizers and not self._models:
+        if not self._optimizers and not self._modules:
             return "no optimizer of torch was seen"
         return None
 
@@ -193,7 +173,7 @@ class ModelStateTracker:
 
     def add_model(self, model: Any) -> None:
         """Count the parameters of this torch.nn.Module, also those that no optimizer updates."""
-        self._models[id(model)] = model
+        self._modules.update((id(module), module) for module in model.modules())
 
     def search(self) -> None:
         """Enable the search for optimizers and models, for scripts that do not register them."""
@@ -203,7 +183,7 @@ class ModelStateTracker:
         """Return True if `read` would measure something. Thread-safe."""
         if self._failed is not None:
             return False
-        known = self._optimizers or self._models
+        known = self._optimizers or self._modules
         return now >= (self._due if known else self._search_due)
 
     def find(self) -> float:
@@ -212,9 +192,9 @@ class ModelStateTracker:
         if began < self._search_due or self._failed is not None:
             return 0.0
         with self._stops_at_errors():
-            optimizers, models = search()
+            optimizers, modules = search()
             self._optimizers.update((id(optimizer), optimizer) for optimizer in optimizers)
-            self._models.update((id(model), model) for model in models)
+            self._modules.update((id(module), module) for module in modules)
         took_s = self._clock() - began
         wait_s = SEARCH_S if self._optimizers else FIRST_SEARCH_S
         self._search_due = began + took_s + max(wait_s, COOLDOWN * took_s)
@@ -239,11 +219,12 @@ class ModelStateTracker:
 
     def _read(self, cuda_index: int | None) -> dict[str, float]:
         began = self._clock()
-        optimizers, models = list(self._optimizers.values()), list(self._models.values())
+        optimizers = list(self._optimizers.values())
         weights = StorageBytes(cuda_index)
         weights.add(optimizer_parameters(optimizers))
         updated = {id(parameter) for parameter in optimizer_parameters(optimizers)}
-        others = [one for one in model_parameters(models) if id(one) not in updated]
+        parameters = module_parameters(list(self._modules.values()))
+        others = [one for one in parameters if id(one) not in updated]
         weights.add(others)
         held, state = StorageBytes(cuda_index, weights), StorageBytes(cuda_index, weights)
         held.add(gradients(optimizer_parameters(optimizers)))

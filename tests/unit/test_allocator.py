@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.common.metrics import BY_KEY
 from stepscope.memory import allocator
-from stepscope.memory.allocator import NO_SPLIT, VARIABLES, settings_of, split_reason
+from stepscope.memory.allocator import NO_SPLIT, VARIABLES, split_reason
 
 # The layout of torch 2.13's memory_stats_as_nested_dict, cut to what is read and its neighbors.
 STATS: dict[str, Any] = {
@@ -115,8 +115,3 @@ def test_expandable_segments_have_no_count_of_their_split(
         native._accelerator_getAllocatorSettings = lambda: program
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=native))
     assert split_reason() == reason
-
-
-def test_settings_are_pairs_and_what_is_none_is_left_out() -> None:
-    assert settings_of("") == {}
-    assert settings_of("a:1,b : 2,c") == {"a": "1", "b": "2"}

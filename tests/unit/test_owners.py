@@ -16,7 +16,7 @@ class Model(torch.nn.Module):
         self.inner = torch.nn.Linear(2, 2)
 
 
-def test_finds_made_optimizers_and_outermost_models() -> None:
+def test_finds_made_optimizers_and_all_modules() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     unmade = torch.optim.SGD.__new__(torch.optim.SGD)
@@ -24,7 +24,7 @@ def test_finds_made_optimizers_and_outermost_models() -> None:
     assert any(one is optimizer for one in optimizers)
     assert not any(one is unmade for one in optimizers)
     assert any(one is model for one in models)
-    assert not any(one is model.inner for one in models)
+    assert any(one is model.inner for one in models)
 
 
 def test_a_tuple_that_another_thread_builds_is_not_held() -> None:

@@ -138,8 +138,7 @@ def _read_device(record: OomRecord, device: int) -> None:
 
 
 def _read_settings(record: OomRecord) -> None:
-    settings = ",".join(f"{name}:{value}" for name, value in allocator.in_force().items())
-    record.allocator = to_text(settings)[:MAX_TEXT_CHARS]
+    record.allocator = to_text(allocator.settings_in_force())[:MAX_TEXT_CHARS]
 
 
 def _read_processes(record: OomRecord) -> None:

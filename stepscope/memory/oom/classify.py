@@ -10,8 +10,7 @@ pool. For a request R:
     else                            the training itself needs more than the device has: by growth,
                                     or because it is too large
 
-In a step that was never completed free pieces prove nothing, as its peak is still to come: they are
-a remark that follows "too large".
+In a step that was never completed free pieces prove nothing, as its peak is still to come.
 """
 
 from __future__ import annotations
@@ -48,17 +47,12 @@ class OomCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomFinding:
-    """One sentence on why memory ran out, its evidence, and recommendations, the best first.
-
-    `share` is the fraction of the device's memory that the cause is about; None if the cause is
-    unknown or is about all of the memory.
-    """
+    """One sentence on why memory ran out, its evidence, and recommendations, the best first."""
 
     cause: OomCause
     text: str
     evidence: Mapping[str, str]
     recommendations: tuple[Recommendation, ...]
-    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +60,6 @@ class _Conclusion:
     cause: OomCause
     text: str
     plan: plans.RecommendationPlan
-    share: float | None = None
-    has_pieces: bool = False
 
 
 def diagnose(
@@ -95,10 +87,7 @@ def diagnose(
         cause=found.cause,
         text=found.text,
         evidence=evidence_of(record, figures),
-        recommendations=plans.recommendations(
-            found.plan, record, setup, allowed, has_pieces=found.has_pieces
-        ),
-        share=None if found.share is None else round(min(1.0, max(0.0, found.share)), 4),
+        recommendations=plans.recommendations(found.plan, record, setup, allowed),
     )
 
 
@@ -114,7 +103,7 @@ def _growth(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         f"{format_bytes(grown)} over {growth.steps:,} steps, until another "
         f"{format_bytes(figures.requested)} did not fit."
     )
-    return _Conclusion(OomCause.GROWTH, text, plans.GROWTH, grown / figures.limit)
+    return _Conclusion(OomCause.GROWTH, text, plans.GROWTH)
 
 
 def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
@@ -129,13 +118,13 @@ def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None
     is_enough = figures.cached >= max(MIN_FRAGMENTED * figures.reserved, figures.missing)
     if is_first or not was_held or not is_enough:
         return None
-    share = figures.cached / figures.reserved
+    percent = 100 * figures.cached / figures.reserved
     text = (
         f"{format_bytes(figures.requested)} was requested, and {format_bytes(figures.cached)} of "
-        f"the reserved memory was free ({100 * share:.0f}%), but not in one block that this "
+        f"the reserved memory was free ({percent:.0f}%), but not in one block that this "
         "allocation may use."
     )
-    return _Conclusion(OomCause.FRAGMENTATION, text, plans.FRAGMENTATION, share)
+    return _Conclusion(OomCause.FRAGMENTATION, text, plans.FRAGMENTATION)
 
 
 def _others(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
@@ -152,8 +141,7 @@ def _others(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         f"{format_bytes(record.total or figures.limit)}; without that, "
         f"{format_bytes(figures.requested)} would have fit."
     )
-    share = others / figures.limit
-    return _Conclusion(OomCause.OTHER_PROCESS, text, plans.OTHER_PROCESS, share)
+    return _Conclusion(OomCause.OTHER_PROCESS, text, plans.OTHER_PROCESS)
 
 
 def _holders(processes: tuple[ProcessMemory, ...]) -> str:
@@ -196,13 +184,7 @@ def _too_large(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         )
     else:
         return None
-    has_pieces = 0 < figures.missing <= figures.cached
-    if has_pieces:
-        text += (
-            f" Fragmentation may add to it: {format_bytes(figures.cached)} of the reserved memory "
-            "was free, but not in one block."
-        )
-    return _Conclusion(OomCause.TOO_LARGE, text, plan, has_pieces=has_pieces)
+    return _Conclusion(OomCause.TOO_LARGE, text, plan)
 
 
 def _is_hidden(record: OomRecord, figures: OomFigures) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.memory.allocator import expandable_segments, settings_of, with_expandable
+from stepscope.memory.allocator import has_expandable_segments
 from stepscope.memory.oom.record import MemoryKind, OomRecord
 from stepscope.run_setup import (
     Recommendation,
@@ -18,7 +18,6 @@ from stepscope.run_setup import (
     setting_text,
 )
 
-MAX_DIVISOR = 2**16  # of a batch size
 MAX_RECOMMENDATIONS = 3
 
 Allowed = Callable[[str, Any], bool]
@@ -44,6 +43,11 @@ _AUTOCAST = Recommendation(
 _CHECKPOINTING = Recommendation(
     "Use activation checkpointing for the large blocks.",
     "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
+)
+_EXPANDABLE = Recommendation(
+    "Use expandable segments, set before the process starts CUDA (not on Windows, nor if tensors "
+    "are shared between processes over CUDA IPC). Keep other settings, separated by commas.",
+    "export PYTORCH_ALLOC_CONF=expandable_segments:True",
 )
 _APPLIED = {"bf16": _AUTOCAST, "checkpoint": _CHECKPOINTING}
 """The recommendation that a setting of a script makes void."""
@@ -73,7 +77,7 @@ OTHER_PROCESS = RecommendationPlan(
     first=(_END_OTHERS,), settings=_SMALLER_SETTINGS, script=_SMALLER
 )
 OPTIMIZER = RecommendationPlan(
-    settings=("optimizer", "pure_precision"),
+    settings=("optimizer",),
     script=(
         Recommendation(
             "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with momentum "
@@ -162,74 +166,45 @@ def recommendations(
     record: OomRecord,
     setup: RunSetup | None = None,
     allowed: Allowed | None = None,
-    *,
-    has_pieces: bool = False,
 ) -> tuple[Recommendation, ...]:
-    """Return at most three recommendations; `has_pieces` adds one against fragmentation."""
+    """Return at most three recommendations."""
     setup = setup or RunSetup(on_gpu=True, own=False)
     if setup.own:
         found = [*plan.first, *_changed_settings(plan, record, setup, allowed), *plan.last]
     else:
         void = [_APPLIED.get(name) for name in setup.applied]
         found = [one for one in (*plan.first, *plan.script, *plan.last) if one not in void]
-    is_fragmented = plan is FRAGMENTATION
-    if is_fragmented or has_pieces:
-        position = 0 if is_fragmented else 1
-        found[position:position] = _expandable(record)
+    if plan is FRAGMENTATION and not has_expandable_segments(record.allocator):
+        found = [_EXPANDABLE, *found]
     return tuple(found[:MAX_RECOMMENDATIONS])
-
-
-def _expandable(record: OomRecord) -> list[Recommendation]:
-    """Return expandable segments unless in force; max_split_size_mb does not act on them."""
-    if expandable_segments(settings_of(record.allocator)):
-        return []
-    text = (
-        "Use expandable segments, set before the process starts CUDA (not on Windows, nor if "
-        "tensors are shared between processes over CUDA IPC)."
-    )
-    line = f"export PYTORCH_ALLOC_CONF={with_expandable(record.allocator)}"
-    return [Recommendation(text, line)]
 
 
 def _changed_settings(
     plan: RecommendationPlan, record: OomRecord, setup: RunSetup, allowed: Allowed | None
 ) -> list[Recommendation]:
     found = []
-    for setting in plan.settings:
-        name = setting.removeprefix("pure_")
-        value = _smaller_value(setting, record, setup)
+    for name in plan.settings:
+        value = _smaller_value(name, setup)
         if value is None or (allowed is not None and not allowed(name, value)):
             continue
         text = f"Try {setting_text(name, value)}"
         if name == "batch_size" and record.memory is MemoryKind.GPU:
-            text += f" with {setup.number(name) // value} times the accumulation"
+            text += " with twice the accumulation"
         found.append(Recommendation(f"{text}.", name=name, value=value))
     return found
 
 
-def _smaller_value(setting: str, record: OomRecord, setup: RunSetup) -> Any:
+def _smaller_value(setting: str, setup: RunSetup) -> Any:
     """Return the value that needs less memory; None if there is none."""
     present = setup.config.get(setting)
     if setting in _SWITCHES:
         return _SWITCHES[setting] if present is (not _SWITCHES[setting]) else None
     if setting == "batch_size":
-        size = setup.number(setting)
-        return size // min(batch_divisor(record), size) if size > 1 else None
+        return setup.number(setting) // 2 or None
     if setting == "num_workers":
         return setup.number(setting) // 2 if present else None
     if setting == "optimizer":
         return "sgd" if present in ("adam", "adamw") else None
-    precision = setup.text("precision", "fp32")
-    if setting == "pure_precision":
-        return None if precision in ("pure_bf16", "pure_fp16") else "pure_bf16"
     # The capability is unknown before the model is built.
-    is_unknown = setup.capability is None and precision in ("fp32", "tf32")
+    is_unknown = setup.capability is None and present in (None, "fp32", "tf32")
     return "bf16" if is_unknown else half_precision(setup)
-
-
-def batch_divisor(record: OomRecord) -> int:
-    """Return 2, or the power of two that makes one request as large as the device fit into it."""
-    divisor, limit = 2, record.allowed or record.total or 0
-    while limit > 0 and (record.requested or 0) > divisor * limit and divisor < MAX_DIVISOR:
-        divisor *= 2
-    return divisor
