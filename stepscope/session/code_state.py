@@ -26,23 +26,20 @@ _SUBMODULES = "--ignore-submodules=dirty"
 
 
 class CodeStateReader:
-    """Reads the git state of `code` in the thread `stepscope-code`; `close` stops it.
+    """Reads the git state of `code` in the thread `stepscope-code`.
 
     `describe` receives `git` of run.json, and `folder` the diff, both only in a repository.
     """
 
     def __init__(self, code: Path, folder: Path, describe: Callable[..., None]) -> None:
         self._code, self._folder, self._describe = code, folder, describe
-        self._closed = False
         self._thread = threading.Thread(target=self._read, name="stepscope-code", daemon=True)
         if os.environ.get(GIT_VARIABLE) != "0":
             self._thread.start()
 
     def close(self, patience_s: float = 1.0) -> None:
-        """Wait `patience_s` for the end of the thread, then end its git process."""
+        """Wait `patience_s` for the end of the thread, whose git process has a time limit."""
         if self._thread.ident is not None:
-            self._thread.join(patience_s)
-            self._closed = True
             self._thread.join(patience_s)
 
     def _read(self) -> None:
@@ -73,7 +70,7 @@ class CodeStateReader:
     def _git(self, *arguments: str, limit: int) -> bytes | None:
         """Return the output of a git command; None if it fails or has more than `limit` bytes."""
         try:
-            with git_output(self._code, *arguments, is_over=lambda: self._closed) as output:
+            with git_output(self._code, *arguments) as output:
                 found = output.read(limit + 1)
                 if len(found) > limit:
                     raise GitError(f"more than {limit} bytes")

@@ -131,6 +131,7 @@ def test_a_git_that_takes_too_long_is_ended(
     )
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("stepscope.host.git.LIMIT_S", 1.0)
     described: list[Any] = []
     reader = CodeStateReader(tmp_path, tmp_path, lambda **found: described.append(found))
     wait_until(child.exists)

@@ -88,8 +88,8 @@ def test_a_git_that_waits_is_ended_and_may_not_prompt(
     )
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("stepscope.host.git.SILENCE_S", 0.5)
-    monkeypatch.setattr("stepscope.host.git.FETCH_SILENCE_S", 0.5)
+    monkeypatch.setattr("stepscope.host.git.LIMIT_S", 0.5)
+    monkeypatch.setattr("stepscope.host.git.FETCH_LIMIT_S", 0.5)
     if asked == "environment":
         assert environment(None, None, top)["commit"] is None
     elif asked == "resolve":
@@ -106,9 +106,8 @@ def test_a_git_that_waits_is_ended_and_may_not_prompt(
 def test_the_reason_of_git_is_told(top: Path, tmp_path: Path) -> None:
     with pytest.raises(RevisionError, match=r"fatal: .*0{40}"):
         unpack("0" * 40, top, tmp_path / "tree", [])
-    with pytest.raises(RevisionError, match=str(tmp_path / "none")) as failed:
+    with pytest.raises(RevisionError, match=str(tmp_path / "none")):
         resolve("first", tmp_path / "none")
-    assert "install git" not in str(failed.value)
 
 
 def test_a_full_disk_fails_no_run(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
