@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,25 +16,24 @@ from typing import Any
 import psutil
 
 ROOT = Path("/sys/fs/cgroup")
-_NO_LIMIT = 2**60  # cgroup v1 writes a number of pages near 2**63 without a limit
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """Memory of a cgroup in bytes; None without a limit, or unknown.
+    """Memory of a cgroup in bytes; None without a limit, or unknown as of cgroup v1.
 
     `idle_cache` is the part of `used` that the kernel reclaims first: inactive files.
     """
 
     limit: int | None = None
     used: int | None = None
-    idle_cache: int | None = None
+    idle_cache: int = 0
 
     def within(self, free: int) -> int:
         """Return the bytes available in this container, of `free` bytes of the host."""
         if self.limit is None or self.used is None:
             return free
-        return min(free, max(0, self.limit - self.used + (self.idle_cache or 0)))
+        return min(free, max(0, self.limit - self.used + self.idle_cache))
 
 
 def container(folder: Path | None = None) -> CgroupMemory:
@@ -46,46 +46,36 @@ def container(folder: Path | None = None) -> CgroupMemory:
     if folder is None:
         return CgroupMemory()
     levels = map(_level, (folder, *folder.parents))
-    return min(levels, key=lambda level: level.within(_NO_LIMIT))
+    return min(levels, key=lambda level: level.within(sys.maxsize))
 
 
 def _level(folder: Path) -> CgroupMemory:
     """Read one cgroup; all None without a limit, because the kernel adds up `memory.stat`."""
-    limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
-    if limit is None or limit >= _NO_LIMIT:
+    limit = _text(folder / "memory.max").strip()
+    used = _text(folder / "memory.current").strip()
+    if not limit.isdecimal() or not used.isdecimal():
         return CgroupMemory()
-    used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
-    stat = folder / "memory.stat"
-    cache = _counter("total_inactive_file", stat)  # cgroup v1 includes subfolders in this entry
-    idle = cache if cache is not None else _counter("inactive_file", stat)
-    return CgroupMemory(limit, used, idle)
-
-
-def _kills(folder: Path) -> int | None:
-    return _counter("oom_kill", folder / "memory.events", folder / "memory.oom_control")
+    cache = _counter(folder / "memory.stat", "inactive_file")
+    return CgroupMemory(int(limit), int(used), cache or 0)
 
 
 @functools.cache
 def own_folder(root: Path = ROOT, table: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """Return the folder of this process's memory cgroup; None if it is not visible."""
+    """Return the folder of this process's cgroup; None if it is not visible."""
     for line in _text(table).splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base = root / "memory" if controllers else root
-        # In a container the path may be the host's: then the container's cgroup is the root.
-        for folder in (base / path.lstrip("/"), base):
-            if any((folder / name).is_file() for name in ("memory.events", "memory.oom_control")):
-                return folder
+        if line.startswith("0::"):
+            # In a container the path may be the host's: then the container's cgroup is the root.
+            for folder in (root / line[3:].lstrip("/"), root):
+                if (folder / "memory.events").is_file():
+                    return folder
     return None
 
 
 def first_count() -> dict[str, Any] | None:
     """Return the OOM kill counter at a run's start for run.json; None if unknown."""
     folder = own_folder()
-    kills = _kills(folder) if folder is not None else None
-    return None if kills is None else {"folder": str(folder), "count": kills, "booted": _booted()}
+    kills = None if folder is None else _kills(folder)
+    return None if kills is None else {"folder": str(folder), "count": kills}
 
 
 def kills_since(first: Any) -> int | None:
@@ -93,7 +83,7 @@ def kills_since(first: Any) -> int | None:
     if not isinstance(first, dict):
         return None
     folder, count = first.get("folder"), first.get("count")
-    if type(count) is not int or not isinstance(folder, str) or first.get("booted") != _booted():
+    if type(count) is not int or not isinstance(folder, str):
         return None
     path = Path(folder)
     if not path.is_relative_to(ROOT) or ".." in path.parts:
@@ -102,25 +92,15 @@ def kills_since(first: Any) -> int | None:
     return None if now is None else max(0, now - count)
 
 
-def _booted() -> str | None:
-    """Return the boot id of the host: counters start at 0 with each boot."""
-    return _text("/proc/sys/kernel/random/boot_id").strip() or None
+def _kills(folder: Path) -> int | None:
+    return _counter(folder / "memory.events", "oom_kill")
 
 
-def _number(*paths: Path) -> int | None:
-    for path in paths:
-        text = _text(path).strip()
-        if text.isdecimal():
-            return int(text)
-    return None
-
-
-def _counter(key: str, *paths: Path) -> int | None:
-    for path in paths:
-        for line in _text(path).splitlines():
-            name, _, value = line.partition(" ")
-            if name == key and value.strip().isdecimal():
-                return int(value)
+def _counter(path: Path, key: str) -> int | None:
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.strip().isdecimal():
+            return int(value)
     return None
 
 
@@ -131,10 +111,7 @@ def _text(path: Path | str) -> str:
     return ""
 
 
-OWN_STARTERS = {"stepscope-code", "stepscope-alerts"}  # their children (git) are not the script's
-MAX_GENERATIONS = 4  # workers of a fork server are the second generation
-MAX_CHILDREN = 512  # a script may start any number
-REST = 200  # cooldown in multiples of a reading's duration: 0.5% of the sampler's thread
+REST = 200  # Cooldown in multiples of a reading's duration: 0.5% of the sampler's thread.
 
 
 def resident() -> int | None:
@@ -146,17 +123,11 @@ def resident() -> int | None:
     pid = os.getpid()
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return None
-    own = {thread.native_id for thread in threading.enumerate() if thread.name in OWN_STARTERS}
-    threads = {thread.native_id or pid for thread in threading.enumerate()} - own
-    family = _children((pid, thread) for thread in threads | {pid})
-    pids, generation = set(family), family
-    for _ in range(MAX_GENERATIONS - 1):
-        children = _children((pid, pid) for pid in generation[:MAX_CHILDREN])
-        generation = [pid for pid in children if pid not in pids]
-        if not generation or len(pids) > MAX_CHILDREN:
-            break
-        pids.update(generation)
-    return sum(map(_pages, pids)) * os.sysconf("SC_PAGE_SIZE")
+    threads = {thread.native_id or pid for thread in threading.enumerate()}
+    found = _children((pid, thread) for thread in threads | {pid})
+    for child in found:  # grows meanwhile: workers of a fork server are children of a child
+        found += _children([(child, child)])
+    return sum(map(_pages, found)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _children(threads: Iterable[tuple[int, int]]) -> list[int]:
@@ -234,8 +205,7 @@ class HostSampler:
         host, own = psutil.virtual_memory(), container()
         if own.limit is None or own.used is None or own.limit >= host.total:
             return host.total - host.available, host.total
-        used = max(0, own.used - (own.idle_cache or 0))
-        return min(used, own.limit), own.limit
+        return min(max(0, own.used - own.idle_cache), own.limit), own.limit
 
     def reset_peak(self) -> tuple[float, float]:
         """Set the peak to the present memory; return the peak (before, after)."""
