@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from playwright.sync_api import Browser, Response, expect
 
-from stepscope.host.servers import running_servers
+from stepscope.host.servers import servers_folder
 from tests.support.app_page import record
 from tests.support.browser_page import window
 from tests.support.commanded_runs import asked, live_run
@@ -99,11 +99,8 @@ def test_a_browser_of_another_user_needs_the_token_once(browser: Browser, server
     """Its requests reach the server over the socket of another user."""
     record(server.runs, "admitted")
     port = int(server.url.rpartition(":")[2])
-    (token,) = (
-        known.url.rpartition("=")[2]
-        for known in running_servers()
-        if known.pid == server.process.pid
-    )
+    address = json.loads((servers_folder() / f"{port}.json").read_text())["url"]
+    token = address.rpartition("=")[2]
     with relay_of(SOMEBODY, port) as relayed, window(browser) as tab:
         url = f"http://localhost:{relayed}"
         sent: list[str] = []
