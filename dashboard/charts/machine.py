@@ -9,14 +9,16 @@ import numpy as np
 from dashboard.charts import figures
 from dashboard.charts.figures import Json
 from stepscope.common.metrics import BY_KEY, Unit
-from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
+from stepscope.gpu.machine_monitor import DRAWN, DeviceReading
 
 # Distinct, with a contrast of at least 3:1 on the light and the dark background.
 COLORS = ("#8d5df8", "#8a9220", "#0b93b8", "#db3cfc", "#e0455a", "#a9701a", "#0a9a75", "#7a8490")
 MIN_SPAN_S = 60  # the first seconds do not fill the width
 
 
-def history_figure(metric: str, readings: Mapping[int, Sequence[DeviceSample]], now: float) -> Json:
+def history_figure(
+    metric: str, readings: Mapping[int, Sequence[DeviceReading]], now: float
+) -> Json:
     """Return the last ten minutes of a metric, a line per GPU by its index."""
     place, unit = DRAWN.index(metric), BY_KEY[metric].unit
     columns = {

@@ -97,17 +97,15 @@ class MachinePoller:
     def _look_while_wanted(self) -> None:
         self._machine.arm(True)
         deadline = self._clock()
-        errors: XidWatcher | None = None
         while self._wait_until(deadline):
             self._look_once()
-            if errors is None and self._view is not None and self._view.devices:
-                errors = XidWatcher(self._machine.source, self._machine.note_xid)
-            self._machine.xid_reason = "no GPU" if errors is None else errors.reason
-            self._machine.xid_refused = {} if errors is None else errors.refused
+            if self._machine.xid_watcher is None and self._view is not None and self._view.devices:
+                source = self._machine.source
+                self._machine.xid_watcher = XidWatcher(source, self._machine.note_xid)
             deadline = next_deadline(deadline, PERIOD_S, self._clock())
-        if errors is not None:
-            errors.stop()
-        self._machine.xid_reason = "not watched while the page was closed"
+        if self._machine.xid_watcher is not None:
+            self._machine.xid_watcher.stop()
+            self._machine.xid_watcher = None
         self._machine.arm(False)
 
     def _wanted(self) -> bool:

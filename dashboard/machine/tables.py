@@ -162,7 +162,6 @@ def process_rows(device: DeviceState, ours: Mapping[int, str]) -> list[Row]:
             "Owner": owner(process, ours),
             "User": process.user,
             "Memory": _bytes(process.memory),
-            "SM": process.sm,
             "Kind": str(process.kind),
             "State": process.state,
             "MIG": instance,
@@ -215,11 +214,7 @@ def _metric(device: DeviceState, key: str) -> tuple[str, str, str]:
 
 
 def _energy(device: DeviceState, since: float) -> str:
-    energy = device.energy
-    if energy is None:
+    if device.energy is None:
         return _missing(device, "gpu/energy")
     began = time.strftime("%H:%M:%S", time.localtime(since))
-    estimated = f", estimated from the power in {format_duration(energy.seconds)}"
-    return f"{format_energy(energy.joules)} since {began}" + (
-        "" if energy.from_counter else estimated
-    )
+    return f"{format_energy(device.energy)} since {began}"

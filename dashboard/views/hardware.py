@@ -87,7 +87,7 @@ def _history(server: Services, view: MachineState) -> None:
         return
     labels = {key: BY_KEY[key].label for key in drawn}
     metric = pick("Last ten minutes", labels, "gpu_metric", "Metric of the chart.", width=260)
-    readings = {index: history.since(0.0) for index, history in histories.items()}
+    readings = {index: history.readings() for index, history in histories.items()}
     parts.plot(history_figure(metric, readings, time.time()), "gpu_history", labels[metric])
 
 
@@ -102,7 +102,7 @@ def _details(server: Services, view: MachineState, ours: dict[int, str]) -> None
     columns = {"Meaning": parts.text(width="large")}
     parts.table(values, columns, "gpu_values", "Values of the GPU")
     if processes := process_rows(device, ours):
-        columns = {"SM": parts.number(format="%.0f%%"), "Command": parts.text(width="large")}
+        columns = {"Command": parts.text(width="large")}
         parts.table(processes, columns, "gpu_processes", "Processes of the GPU")
     else:
         st.caption("No processes, or the driver does not list them.")

@@ -215,8 +215,7 @@ def _processes(device: DeviceState, indent: str) -> Iterator[str]:
 
 def _process(process: GpuProcess) -> str:
     memory = "n/a" if process.memory is None else format_bytes(process.memory)
-    load = "" if process.sm is None else f"{process.sm:.0f}%"
     state = "" if process.state == "running" else f"[{process.state}] "
     command = process.command or process.name
     who = f"{'*' if process.yours else ' '}{process.pid:>8} {process.user or '?':<10}"
-    return f"{who} {memory:>9} {load:>5}  {state}{command[:MAX_COMMAND]}"
+    return f"{who} {memory:>9}  {state}{command[:MAX_COMMAND]}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_device import NOT_BY_GPU, NOT_UNDER_WSL, PERMISSION, NvmlDevice
+from stepscope.gpu.nvml_device import NOT_BY_GPU, PERMISSION, NvmlDevice
 from stepscope.gpu.nvml_queries import BYTES_PER_SECOND, PERCENT
 from stepscope.gpu.nvml_reader import ONE_READING
 
@@ -36,7 +36,7 @@ ONLY_ROOT = (
 )
 NOT_ARMED = "read only while it is shown or recorded"
 BEFORE_HOPPER = "not supported on this GPU (Hopper and newer have it)"
-_REASONS = {PERMISSION: ONLY_ROOT, NOT_BY_GPU: BEFORE_HOPPER, NOT_UNDER_WSL: BEFORE_HOPPER}
+_REASONS = {PERMISSION: ONLY_ROOT, NOT_BY_GPU: BEFORE_HOPPER}
 
 
 class GpmReader:

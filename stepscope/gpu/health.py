@@ -194,26 +194,9 @@ def link(generation: int | None, width: int | None) -> str:
 def _processes(inputs: HealthInputs) -> Iterator[HealthIssue]:
     dead = [process for process in inputs.processes if process.state == "zombie"]
     if dead:
-        subject = "A dead process still holds"
-        if len(dead) > 1:
-            subject = f"{len(dead)} ended processes hold"
-        yield HealthIssue(WARNING, f"{subject} {_held(dead)} Kill its parent.")
-    gone = [process for process in inputs.processes if process.state == "gone"]
-    if gone:
-        where = "not visible from here (ended, or in another container)"
-        subject = f"A process {where} holds"
-        if len(gone) > 1:
-            subject = f"{len(gone)} processes {where} hold"
-        yield HealthIssue(NOTICE, f"{subject} {_held(gone)}")
-
-
-def _held(processes: Sequence[GpuProcess]) -> str:
-    """Format the total memory and the first names of some processes."""
-    known = [process.memory for process in processes if process.memory is not None]
-    what = f"{format_bytes(sum(known))} of memory" if known else "memory"
-    names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:3])
-    more = f" and {len(processes) - 3} more" if len(processes) > 3 else ""
-    return f"{what}: {names}{more}."
+        pids = ", ".join(f"{process.pid} ({process.name})" for process in dead[:3])
+        text = f"{_number(len(dead), 'dead process', 'es')} still on the GPU: {pids}."
+        yield HealthIssue(WARNING, f"{text} Kill the parent.")
 
 
 def _memory(inputs: HealthInputs) -> Iterator[HealthIssue]:
@@ -224,16 +207,12 @@ def _memory(inputs: HealthInputs) -> Iterator[HealthIssue]:
     if total and used >= MEMORY_FULL * usable:
         free = format_bytes(max(0.0, usable - used))
         yield HealthIssue(NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
-    rows = values.get("gpu/remapped_rows", 0)
     if values.get("gpu/remap_failed", 0) > 0:
         text = "A bad memory row could not be remapped: contact the GPU vendor."
         yield HealthIssue(CRITICAL, text)
     elif values.get("gpu/remap_pending", 0) > 0:
         text = "Bad memory rows are pending remap; takes effect after a GPU reset."
         yield HealthIssue(WARNING, text)
-    elif rows > 0:
-        text = f"of memory {'is' if rows == 1 else 'are'} remapped to spare rows."
-        yield HealthIssue(NOTICE, f"{_number(rows, 'row')} {text}")
 
 
 def _power(inputs: HealthInputs) -> Iterator[HealthIssue]:
@@ -251,8 +230,8 @@ def _power(inputs: HealthInputs) -> Iterator[HealthIssue]:
         yield HealthIssue(OK, f"At its power limit{at}: normal at full load.")
 
 
-def _number(count: float, what: str) -> str:
-    return f"{count:.0f} {what}{'' if count == 1 else 's'}"
+def _number(count: float, what: str, plural: str = "s") -> str:
+    return f"{count:.0f} {what}{'' if count == 1 else plural}"
 
 
 RULES = (_errors, _heat, _link, _processes, _memory, _power)

@@ -11,18 +11,20 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from stepscope.gpu.device_events import REASONS, throttle_times
+from stepscope.gpu.device_events import throttle_times
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
 from stepscope.gpu.health import HealthInputs, XidEvent, health, is_link_slow
-from stepscope.gpu.machine_state import DeviceState, EnergyMeter, HostState, MachineState
+from stepscope.gpu.machine_state import DeviceState, HostState, MachineState
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource
+from stepscope.gpu.xid import XidWatcher
 from stepscope.host.environment import cpu_name, installed_torch
 from stepscope.host.usage import HostSampler
 
 KEPT_S = 600.0
 KEPT_READINGS = 600  # About 0.4 MB a GPU.
 MAX_XIDS = 20  # Of one GPU.
+NOT_WATCHED = "they are not watched"  # The reason for unknown Xid events.
 
 DRAWN = (
     "gpu/util",
@@ -42,40 +44,30 @@ DRAWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSample:
-    """All values of one GPU at `ts` (epoch seconds)."""
+class DeviceReading:
+    """The DRAWN metrics of one GPU at `ts` (epoch seconds)."""
 
     ts: float
     values: tuple[float | None, ...]
 
 
 class DeviceHistory:
-    """The samples of one GPU. One thread adds; reading is thread-safe."""
+    """The readings of one GPU. One thread adds; reading is thread-safe."""
 
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self.keys = keys
+    def __init__(self) -> None:
         self.seen: set[str] = set()  # Metrics that have had a value.
-        self._readings: deque[DeviceSample] = deque(maxlen=KEPT_READINGS)
+        self._readings: deque[DeviceReading] = deque(maxlen=KEPT_READINGS)
 
     def add(self, ts: float, values: Mapping[str, float]) -> None:
-        """Add a sample, and discard samples older than KEPT_S."""
+        """Add a reading, and discard readings older than KEPT_S."""
         self.seen |= values.keys()
-        self._readings.append(DeviceSample(ts, tuple(values.get(key) for key in self.keys)))
+        self._readings.append(DeviceReading(ts, tuple(values.get(key) for key in DRAWN)))
         while self._readings[0].ts < ts - KEPT_S:
             self._readings.popleft()
 
-    def oldest(self, key: str) -> tuple[float, float] | None:
-        """Return the time and value of a metric's oldest sample."""
-        place = self.keys.index(key)
-        for sample in tuple(self._readings):
-            value = sample.values[place]
-            if value is not None:
-                return sample.ts, value
-        return None
-
-    def since(self, ts: float) -> list[DeviceSample]:
-        """Return the samples after `ts` (epoch seconds)."""
-        return [sample for sample in tuple(self._readings) if sample.ts > ts]
+    def readings(self) -> tuple[DeviceReading, ...]:
+        """Return the readings, the oldest first."""
+        return tuple(self._readings)
 
 
 RARE_S = 10.0  # Period of values that change rarely: error counters, properties, MIG instances.
@@ -86,14 +78,13 @@ class DeviceMonitor:
 
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
-        self.history = DeviceHistory((*DRAWN, *REASONS))
+        self.history = DeviceHistory()
         self.xids: deque[XidEvent] = deque(maxlen=MAX_XIDS)
         self.instances: dict[str, DeviceMonitor] = {}
         self._values: dict[str, float] = {}
-        self._read_at: dict[str, float] = {}
         self._rare_at = -math.inf
         self._first: dict[str, float] = {}
-        self._energy = EnergyMeter()
+        self._first_ts: float | None = None
         self._facts: DeviceProperties | None = None
         self._recovery: str | None = None
         self._slow_links = 0
@@ -113,7 +104,6 @@ class DeviceMonitor:
         missing = {key: why for key, why in source.reasons(uuid).items() if key not in new}
         values = {key: value for key, value in self._values.items() if key not in missing} | new
         self._values = values
-        self._read_at |= dict.fromkeys(new, now)
         if is_rare:
             self._poll_rare(source)
             self._rare_at = now + RARE_S
@@ -121,7 +111,7 @@ class DeviceMonitor:
         if lost is not None:  # all values are read as soon as the GPU is found
             self._rare_at = -math.inf
         self._first = values | self._first
-        self._energy.add(now, values.get("gpu/energy"), values.get("gpu/power"))
+        self._first_ts = ts if self._first_ts is None else self._first_ts
         self.history.add(ts, values)
         if xid_reason is not None:
             missing["xid"] = xid_reason
@@ -138,22 +128,25 @@ class DeviceMonitor:
             xids=xids,
             slow_links=self._slow_links,
         )
-        oldest = {key: found for key in REASONS if (found := self.history.oldest(key)) is not None}
         return DeviceState(
             info=self.info,
             facts=self._facts,
             values=values,
-            ages={key: now - self._read_at[key] for key in values},
             missing=missing,
             health=health(inputs),
             processes=processes,
             lost=lost,
-            throttled=throttle_times({key: value for key, (_, value) in oldest.items()}, values),
-            throttle_window_s=max((ts - at for at, _ in oldest.values()), default=0.0),
-            energy=self._energy.energy(),
+            throttled=throttle_times(self._first, values),
+            throttle_window_s=ts - self._first_ts,
+            energy=self._energy(),
             xids=xids,
             instances=tuple(one.poll(source, now, ts) for one in self.instances.values()),
         )
+
+    def _energy(self) -> float | None:
+        """Return the joules since the first poll; None without a counter, or if it was reset."""
+        now, first = self._values.get("gpu/energy"), self._first.get("gpu/energy")
+        return None if now is None or first is None or now < first else now - first
 
     def _poll_rare(self, source: DeviceSource) -> None:
         uuid = self.info.uuid
@@ -191,8 +184,7 @@ class MachineMonitor:
         self._since: float | None = None
         self._devices: dict[str, DeviceMonitor] = {}
         self._host = HostSampler()
-        self.xid_reason: str | None = "they are not watched"  # None while `note_xid` gets them.
-        self.xid_refused: Mapping[str, str] = {}  # The reasons for some GPUs, by UUID.
+        self.xid_watcher: XidWatcher | None = None  # Set by the thread that polls.
         self._armed = False
 
     def arm(self, armed: bool) -> None:
@@ -209,7 +201,7 @@ class MachineMonitor:
         if self._since is None:
             self._since = ts
         devices = tuple(
-            device.poll(source, now, ts, self.xid_reason or self.xid_refused.get(uuid))
+            device.poll(source, now, ts, self._xid_reason(uuid))
             for uuid, device in self._devices.items()
         )
         return MachineState(
@@ -227,6 +219,10 @@ class MachineMonitor:
             if found is not None:
                 return found.history
         return None
+
+    def _xid_reason(self, uuid: str) -> str | None:
+        """Return why Xid events of a GPU are unknown; None if they are known."""
+        return NOT_WATCHED if self.xid_watcher is None else self.xid_watcher.reason(uuid)
 
     def note_xid(self, event: XidEvent) -> None:
         """Add an Xid event of the present time. Thread-safe."""

@@ -14,15 +14,12 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from stepscope.host.environment import under_wsl
-
 log = logging.getLogger(__name__)
 
 NOT_BY_GPU = "not supported on this GPU"
 NOT_BY_DRIVER = "not offered by this driver"
-NOT_UNDER_WSL = "not supported on this GPU or under WSL2"
 PERMISSION = "permission"
-UNSUPPORTED = (NOT_BY_GPU, NOT_BY_DRIVER, NOT_UNDER_WSL)
+UNSUPPORTED = (NOT_BY_GPU, NOT_BY_DRIVER)
 PERMANENT = (*UNSUPPORTED, PERMISSION)  # Reasons for the life of the process.
 RETRY_S = 5.0  # Pause after an error, and between two searches for a lost GPU.
 
@@ -46,7 +43,6 @@ class NvmlLibrary:
         self.clock = clock
         self.initializations = 1  # Each one invalidates the handles of those before.
         self.driver = call_or_none(pynvml.nvmlSystemGetDriverVersion)
-        self.refusals = _REFUSALS | {3: NOT_UNDER_WSL} if under_wsl() else _REFUSALS
 
     def reinitialize(self) -> bool:
         """Initialize NVML after a shutdown by other code; return False on failure."""
@@ -156,8 +152,8 @@ class NvmlDevice:
                 code = pynvml.NVML_ERROR_NOT_SUPPORTED
         if isinstance(error, pynvml.NVMLLibraryMismatchError):  # not an NVMLError
             failure = _Failure(NOT_BY_DRIVER, math.inf)
-        elif code in self.library.refusals:
-            failure = _Failure(self.library.refusals[code], math.inf)
+        elif code in _REFUSALS:
+            failure = _Failure(_REFUSALS[code], math.inf)
         else:
             failure = _Failure(f"error: {error}", now + RETRY_S)
         self._failures[call] = failure

@@ -15,7 +15,6 @@ from stepscope.gpu.source import DeviceSource
 OTHERS = "gpu/mem_others"
 OWN = "memory/process_used"
 DESCRIBED_S = 5.0  # Minimum interval between two lists of processes in run.json.
-MOVED = 256 * 2**20  # Minimum change (bytes) of a process's memory that updates the list.
 MAX_UNLISTED_SHARE = 0.02  # Maximum memory of the driver itself, of the total or in bytes.
 MAX_UNLISTED_BYTES = 256 * 2**20
 
@@ -57,7 +56,7 @@ class ProcessMemoryTracker:
         self._own: float | None = None
         self._reasons: dict[str, dict[str, str]] = {}
         self._lists: dict[str, tuple[GpuProcess, ...]] = {}
-        self._described: dict[str, list[tuple[Any, ...]]] = {}
+        self._described: dict[str, list[dict[str, Any]]] = {}
         self._describe_at = 0.0
 
     def update(self, uuid: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -91,21 +90,18 @@ class ProcessMemoryTracker:
     def changed(self) -> dict[str, list[dict[str, Any]]] | None:
         """Return `gpu_processes` of run.json after a change, at most every 5 s."""
         now = self._clock()
-        keys = {uuid: list(map(_change_key, found)) for uuid, found in self._lists.items()}
-        if now < self._describe_at or keys == self._described:
+        if now < self._describe_at:
             return None
-        self._described, self._describe_at = keys, now + DESCRIBED_S
-        return {uuid: list(map(_entry, found)) for uuid, found in self._lists.items()}
-
-
-def _change_key(process: GpuProcess) -> tuple[Any, ...]:
-    """Return a key that differs after a change to record, which excludes small memory changes."""
-    memory = None if process.memory is None else process.memory // MOVED
-    return process.pid, process.name, process.state, memory
+        lists = {uuid: list(map(_entry, found)) for uuid, found in self._lists.items()}
+        if lists == self._described:
+            return None
+        self._described = lists
+        self._describe_at = now + DESCRIBED_S
+        return lists
 
 
 def _entry(process: GpuProcess) -> dict[str, Any]:
     """Return the entry in run.json, without arguments because the file may be shared."""
-    keys = ("pid", "user", "name", "memory", "sm", "yours", "state")
+    keys = ("pid", "user", "name", "memory", "yours", "state")
     command = program_of(process.command) if process.yours else process.name
     return {key: getattr(process, key) for key in keys} | {"command": command}

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,8 +28,8 @@ ProcessState = Literal["running", "zombie", "gone"]
 class GpuProcess:
     """One process with a context on a GPU; `memory` in bytes, None if the driver hides it.
 
-    `sm` is the percentage of the SM time since the last reading. `yours`: of this process's user. A
-    process that is `gone` has ended, or is hidden by another container or user.
+    `yours`: of this process's user. A process that is `gone` has ended, or is hidden by another
+    container or user.
     """
 
     pid: int
@@ -37,7 +37,6 @@ class GpuProcess:
     command: str
     user: str
     memory: int | None
-    sm: float | None
     kind: Literal["compute", "graphics"]
     yours: bool
     state: ProcessState
@@ -124,36 +123,12 @@ def program_of(command: str) -> str:
 _PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # Options of Python without value.
 
 
-def sm_shares(
-    samples: Iterable[Any], pids: Collection[int], last_seen: int
-) -> tuple[dict[int, float], int]:
-    """Return the newest SM utilization (%) by pid, and the newest time stamp (us).
-
-    Omits values above 100%, old entries and unknown processes, which some drivers return. A process
-    without an entry in a fresh response has 0%.
-    """
-    fresh = sorted(
-        (int(sample.timeStamp), int(sample.pid), float(sample.smUtil))
-        for sample in samples
-        if sample.timeStamp > last_seen and sample.smUtil <= 100
-    )
-    if not fresh:
-        return {}, last_seen
-    newest = {pid: share for _, pid, share in fresh}
-    return {pid: newest.get(pid, 0.0) for pid in pids}, fresh[-1][0]
-
-
 _COMPUTE = (
     nvml_call("nvmlDeviceGetComputeRunningProcesses_v3"),
     nvml_call("nvmlDeviceGetComputeRunningProcesses_v2"),
 )
 _GRAPHICS = (nvml_call("nvmlDeviceGetGraphicsRunningProcesses_v3"),)
-_UTILIZATION = (
-    nvml_call("nvmlDeviceGetProcessesUtilizationInfo"),
-    nvml_call("nvmlDeviceGetProcessUtilization"),
-)
 GRAPHICS_S = 10.0  # Period of the query for graphics processes: milliseconds on some machines.
-SM_S = 5.0  # Period of the query for utilization: 1.5 ms on an H100 (docs/gpu/h100.md).
 NOT_LISTED = "this driver lists no processes"
 
 
@@ -165,9 +140,6 @@ class GpuProcessList:
         self._names = names
         self._graphics: list[Any] = []
         self._graphics_at = -math.inf
-        self._stamp = 0  # Of the newest utilization, in us of the driver's clock.
-        self._shares: dict[int, float] = {}
-        self._shares_at = -math.inf
 
     def read(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes by pid; None if the driver does not list them."""
@@ -180,8 +152,6 @@ class GpuProcessList:
             self._graphics = self._device.query(_GRAPHICS) or []
         listed = {int(one.pid): (one, False) for one in self._graphics}
         listed |= {int(one.pid): (one, True) for one in compute}
-        if listed and now >= self._shares_at + SM_S:
-            self._read_shares(listed, now)
         return tuple(
             self._process(pid, one, is_compute) for pid, (one, is_compute) in sorted(listed.items())
         )
@@ -193,13 +163,6 @@ class GpuProcessList:
             return {}
         return {"processes": NOT_LISTED if reason == NOT_BY_GPU else reason}
 
-    def _read_shares(self, pids: Collection[int], now: float) -> None:
-        is_first = self._shares_at == -math.inf  # its time is that since the driver was loaded
-        self._shares_at = now
-        samples = self._device.query(_UTILIZATION, self._stamp) or ()
-        shares, self._stamp = sm_shares(samples, pids, self._stamp)
-        self._shares = {} if is_first else shares
-
     def _process(self, pid: int, one: Any, is_compute: bool) -> GpuProcess:
         info = self._names.get(pid)
         return GpuProcess(
@@ -208,7 +171,6 @@ class GpuProcessList:
             command=info.command,
             user=info.user,
             memory=None if one.usedGpuMemory is None else int(one.usedGpuMemory),
-            sm=self._shares.get(pid),
             kind="compute" if is_compute else "graphics",
             yours=info.yours,
             state=info.state,

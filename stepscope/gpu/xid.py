@@ -76,10 +76,14 @@ class XidWatcher:
         self._on_event = on_event
         self._stopping = threading.Event()
         self._registered: dict[int, str] = {}  # Address of the device -> UUID.
-        self.reason: str | None = None  # Why no GPU is watched.
-        self.refused: Mapping[str, str] = {}  # Why a GPU is not watched, by UUID.
+        self._error: str | None = None  # Why no GPU is watched.
+        self._refused: Mapping[str, str] = {}  # Why a GPU is not watched, by UUID.
         self._thread = threading.Thread(target=self._run, name="stepscope-xid", daemon=True)
         self._thread.start()
+
+    def reason(self, uuid: str) -> str | None:
+        """Return why a GPU is not watched; None if it is. Thread-safe."""
+        return self._error or self._refused.get(uuid)
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         """Stop the thread within WAIT_MS; return False if the thread lives after `timeout_s`."""
@@ -90,13 +94,11 @@ class XidWatcher:
     def _run(self) -> None:
         library = NvmlLibrary(time.monotonic)
         devices = [NvmlDevice(uuid, library) for uuid in self._uuids]
-        if not devices:
-            self.reason = "no GPU"
         while devices and not self._stopping.is_set():
             try:
                 self._watch(devices)
             except Exception as error:  # noqa: BLE001 - such as a GPU that is lost
-                self.reason = f"error: {error}"
+                self._error = f"error: {error}"
                 log.info("Xid events: %s; registering again", error)
             else:
                 return
@@ -109,10 +111,9 @@ class XidWatcher:
         try:
             while not self._stopping.is_set():
                 self._register(devices, events)
-                if all(self.refused.get(uuid) in PERMANENT for uuid in self._uuids):
-                    self.reason = ", ".join(dict.fromkeys(self.refused.values()))
+                self._error = None
+                if all(self._refused.get(uuid) in PERMANENT for uuid in self._uuids):
                     return
-                self.reason = None
                 if self._registered:
                     self._wait(events)
                 else:
@@ -133,7 +134,7 @@ class XidWatcher:
                 refused[device.uuid] = device.reason(_REGISTER) or "not found"
             else:
                 self._registered[address] = device.uuid
-        self.refused = refused
+        self._refused = refused
 
     def _wait(self, events: Any) -> None:
         try:

@@ -104,11 +104,6 @@ def cpu_name() -> str:
     return names[0] if names else "CPU"
 
 
-def under_wsl() -> bool:
-    """Return True in the Windows Subsystem for Linux, whose kernel's release names Microsoft."""
-    return "microsoft" in os.uname().release.lower()
-
-
 def _query(torch: Any, function: str) -> Any:
     """Call a function of torch; return None if it is missing or fails."""
     try:

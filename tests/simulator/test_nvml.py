@@ -147,10 +147,10 @@ watch = xid.XidWatcher(source, heard.append)
 
 def wait(number):
     until = time.monotonic() + 20
-    while len(heard) < number and watch.reason is None and time.monotonic() < until:
+    while len(heard) < number and watch.reason(uuids[0]) is None and time.monotonic() < until:
         time.sleep(0.01)
 
-while "nvmlEventSetWait_v2" not in counts() and watch.reason is None:
+while "nvmlEventSetWait_v2" not in counts() and watch.reason(uuids[0]) is None:
     time.sleep(0.01)
 steer("xid 31", "@1 xid 79 3")
 wait(1)
@@ -164,7 +164,7 @@ wait(3)
 began = time.monotonic()
 ended = watch.stop()
 tell(heard=[[one.uuid, one.code, one.text, one.gpu_instance] for one in heard],
-     ended=ended, took=time.monotonic() - began, reason=watch.reason, uuids=uuids)
+     ended=ended, took=time.monotonic() - began, reason=watch.reason(uuids[0]), uuids=uuids)
 """
 
 

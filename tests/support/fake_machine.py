@@ -127,7 +127,6 @@ def process(pid: int = 4242, **changes: Any) -> GpuProcess:
         command="python train.py --epochs 3",
         user="ada",
         memory=38 * GIB,
-        sm=96.0,
         kind="compute",
         yours=True,
         state="running",
@@ -234,7 +233,7 @@ def instance(parent: DeviceInfo, number: int, profile: str) -> Gpu:
     sizes = {"gpu/mem_used": 3.0 * GIB, "gpu/mem_total": 10.0 * number * GIB}
     known = facts(one, parent_uuid=parent.uuid, mig_profile=profile)
     why = {"gpu/util": "not supported on this GPU"}
-    who = process(5000 + number, user="bob", yours=False, memory=3 * GIB, sm=None)
+    who = process(5000 + number, user="bob", yours=False, memory=3 * GIB)
     return Gpu(one, sizes, why, known, (who,))
 
 
@@ -256,10 +255,11 @@ class FakeErrors:
 
     def __init__(self, source: DeviceSource, on_event: Callable[[XidEvent], None]) -> None:
         self.stopped = False
-        self.reason: str | None = None
-        self.refused: dict[str, str] = {}
         FakeErrors.begun.append(self)
         on_event(xid_event(info().uuid, 79, NO_INSTANCE))
+
+    def reason(self, uuid: str) -> str | None:
+        return None
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         self.stopped = True

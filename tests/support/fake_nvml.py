@@ -48,12 +48,10 @@ class FakeClock:
 
 @dataclass
 class FakeProcess:
-    """One process on a GPU; `sm` None: the driver has no fresh sample of it."""
+    """One process on a GPU."""
 
     pid: int
     memory: int | None = GIB
-    sm: int | None = None
-    stamp: int = 1
     graphics: bool = False
 
 
@@ -280,20 +278,6 @@ class FakeNvml:
 
     def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGpu, count: Any, room: Any) -> int:
         return self._listed(gpu, count, room, graphics=True)
-
-    def _nvmlDeviceGetProcessesUtilizationInfo(self, gpu: FakeGpu, info: Any) -> int:
-        asked = info._obj
-        found = [one for one in gpu.processes if one.sm is not None]
-        found = [one for one in found if one.stamp > asked.lastSeenTimeStamp]
-        if not found:
-            return int(pynvml.NVML_ERROR_NOT_FOUND)
-        if asked.processSamplesCount < len(found):
-            asked.processSamplesCount = len(found)
-            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-        for i, one in enumerate(found):
-            entry = asked.procUtilArray[i]
-            entry.pid, entry.timeStamp, entry.smUtil = one.pid, one.stamp, one.sm
-        return 0
 
     # --- activity: a sample is a number, counted up
 

@@ -124,7 +124,7 @@ def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
         "   SM clock 1755 MHz · memory clock 2619 MHz · PCIe out 1.50 GiB/s · PCIe in 256 MiB/s",
         "   Clocks since the driver was loaded: 10 s power-limited, normal",
         "   ok Working.",
-        "   *    4000 ada         38.0 GiB   96%  python train.py --epochs 3",
+        "   *    4000 ada         38.0 GiB  python train.py --epochs 3",
         "* your process",
     ):
         assert words in text
@@ -144,13 +144,13 @@ def test_a_missing_value_has_its_reason() -> None:
 def test_zombies_are_named_and_foreign_processes_not_marked() -> None:
     (gpu,) = gpus(1)
     gpu.processes = (
-        process(1, state="zombie", sm=None),
+        process(1, state="zombie"),
         process(2, user="bob", yours=False, memory=None),
     )
     text = "\n".join(lines_of(gpu))
     assert re.search(r"^   \*       1 ada .*\[zombie\] python train.py", text, re.MULTILINE)
     assert re.search(r"^           2 bob +n/a", text, re.MULTILINE)
-    assert "   ! A dead process still holds" in text
+    assert "   ! 1 dead process still on the GPU" in text
 
 
 def test_a_process_on_an_instance_is_listed_once_below_it() -> None:

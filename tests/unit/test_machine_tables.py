@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
 from dashboard.charts.machine import history_figure
 from dashboard.machine.tables import Row, gpu_rows, process_rows, value_rows
-from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
+from stepscope.gpu.machine_monitor import DRAWN, NOT_WATCHED, DeviceReading
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from tests.support.fake_machine import (
@@ -116,14 +118,15 @@ def test_errors_of_the_driver_are_named_newest_first_and_none_is_not_unknown() -
     clock = FakeClock()
     watched = machine(FakeSource(gpus(1)), clock)
     found = []
-    for reason, code in (("not supported", None), (None, None), (None, 31), (None, 79)):
-        watched.xid_reason = reason
+    for code in (None, None, 31, 79):
+        if found:
+            watched.xid_watcher = Mock(reason=lambda uuid: None)
         if code is not None:
             watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
         clock.now += 2
         (device,) = watched.poll().devices
         found.append(values(device)["Xid errors"])
-    assert found[:2] == ["n/a: not supported", "none seen"]
+    assert found[:2] == [f"n/a: {NOT_WATCHED}", "none seen"]
     assert found[3].index("79") < found[3].index("31")
 
 
@@ -141,11 +144,11 @@ def test_throttle_time_is_given_by_reason_in_words() -> None:
 
 def test_processes_are_whole_with_those_of_instances() -> None:
     (gpu,) = gpus(1)
-    gpu.processes = (process(7), process(8, yours=False, user="bob", state="zombie", sm=None))
+    gpu.processes = (process(7), process(8, yours=False, user="bob", state="zombie"))
     (device,) = seen(gpu).devices
     found = process_rows(device, {})
     assert [row["Owner"] for row in found] == ["you", "bob"]
-    assert (found[1]["State"], found[1]["SM"]) == ("zombie", None)
+    assert found[1]["State"] == "zombie"
     (device,) = seen(divided()).devices
     assert {row["MIG"] for row in process_rows(device, {})} - {""} <= {"1g.10gb", "3g.40gb"}
 
@@ -153,10 +156,10 @@ def test_processes_are_whole_with_those_of_instances() -> None:
 def test_the_history_has_a_line_per_gpu_with_gaps() -> None:
     place = DRAWN.index("gpu/mem_used")
 
-    def reading(ts: float, used: float | None) -> DeviceSample:
+    def reading(ts: float, used: float | None) -> DeviceReading:
         values: list[float | None] = [None] * len(DRAWN)
         values[place] = used
-        return DeviceSample(ts, tuple(values))
+        return DeviceReading(ts, tuple(values))
 
     readings = {0: [reading(90.0, 2.0 * GIB), reading(91.0, None)], 5: [reading(91.0, 1.0 * GIB)]}
     figure = history_figure("gpu/mem_used", readings, 100.0)

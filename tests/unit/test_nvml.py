@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -16,7 +15,6 @@ from stepscope.gpu.gpm import NOT_ARMED, SHARES
 from stepscope.gpu.nvml_device import (
     NOT_BY_DRIVER,
     NOT_BY_GPU,
-    NOT_UNDER_WSL,
     PERMISSION,
     RETRY_S,
 )
@@ -175,19 +173,6 @@ def test_a_refused_call_has_a_reason_for_the_life_of_the_process(
         clock.now += RETRY_S
     assert library.calls[UTIL] == 1
     assert library.asked_fields.count(82) == library.asked_fields.count(186) == 1
-
-
-@pytest.mark.parametrize("release", ["6.1.0-37-amd64", "5.15.153.1-microsoft-standard-WSL2"])
-def test_under_wsl_a_value_that_is_not_supported_has_wsl_as_its_reason(
-    library: FakeNvml, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, release: str
-) -> None:
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
-    library.errors = {UTIL: 3, "nvmlDeviceGetFanSpeed": 4}
-    source = NvmlSource(clock)
-    source.read(A, *ALL)
-    expected = NOT_UNDER_WSL if "WSL" in release else NOT_BY_GPU
-    assert source.reasons(A)["gpu/util"] == expected
-    assert source.reasons(A)["gpu/fan"] == PERMISSION
 
 
 def test_the_older_call_is_used_where_the_newer_is_missing(

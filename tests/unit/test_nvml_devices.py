@@ -15,7 +15,7 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, PERMISSION, RETRY_S
 from stepscope.gpu.nvml_queries import KEYS, SamplingTier
 from stepscope.gpu.nvml_reader import ONE_READING
-from stepscope.gpu.processes import GRAPHICS_S, NOT_LISTED, SM_S, GpuProcess
+from stepscope.gpu.processes import GRAPHICS_S, NOT_LISTED, GpuProcess
 from stepscope.gpu.source import NvmlSource
 from tests.support.fake_nvml import (
     GIB,
@@ -139,28 +139,24 @@ def test_the_mig_mode_is_read_again(
     assert machine.poll().devices[0].info.mig == (mig == 1), "unknown is not off"
 
 
-def test_processes_have_memory_kind_and_share(
-    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+def test_processes_have_memory_and_kind(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     assert source.processes(A) == ()
     assert "processes" not in source.reasons(A)
-    gpu.processes = [
-        FakeProcess(ME, 5, sm=30, stamp=10),
-        FakeProcess(4_000_000, None, sm=20, stamp=11, graphics=True),
-    ]
+    gpu.processes = [FakeProcess(ME, 5), FakeProcess(4_000_000, None, graphics=True)]
     clock.now += GRAPHICS_S
-    assert [(one.pid, one.memory, one.kind, one.sm) for one in listed(source)] == [
-        (ME, 5, "compute", None),
-        (4_000_000, None, "graphics", None),
+    assert [(one.pid, one.memory, one.kind, one.yours) for one in listed(source)] == [
+        (ME, 5, "compute", True),
+        (4_000_000, None, "graphics", False),
     ]
-    gpu.processes[0].stamp = 20
-    clock.now += SM_S
-    source.processes(A)
-    second = listed(source)
-    assert [one.sm for one in second] == [30.0, 0.0], "kept until the next reading"
-    assert [one.yours for one in second] == [True, False]
-    clock.now += SM_S
-    assert [one.sm for one in listed(source)] == [None, None], "nothing new"
+    asked = library.calls["nvmlDeviceGetGraphicsRunningProcesses_v3"]
+    for _ in range(2 * int(GRAPHICS_S)):
+        source.processes(A)
+        clock.now += 1
+    assert library.calls["nvmlDeviceGetGraphicsRunningProcesses_v3"] == asked + 2
+    library.missing = {LISTS[0]}
+    assert [one.pid for one in listed(source)] == [ME, 4_000_000], "by the older call"
 
 
 LISTS = [f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (3, 2)]
@@ -179,22 +175,6 @@ def test_a_list_that_the_driver_hides_is_none_with_its_reason(
         assert source.reasons(A)["processes"].startswith(reason)
         clock.now += RETRY_S
     assert library.calls[LISTS[0]] == calls
-
-
-def test_an_older_driver_lists_processes_by_an_older_call(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    for _ in range(21):
-        source.processes(A)
-        clock.now += 1
-    assert library.calls["nvmlDeviceGetGraphicsRunningProcesses_v3"] == 3, "every ten seconds"
-    gpu.processes = [FakeProcess(ME, 5)]
-    library.missing = {
-        LISTS[0],
-        "nvmlDeviceGetGraphicsRunningProcesses_v3",
-        "nvmlDeviceGetProcessesUtilizationInfo",
-    }
-    assert [(one.pid, one.sm) for one in listed(source)] == [(ME, None)]
 
 
 def test_a_recovery_action_is_in_words(
@@ -347,7 +327,7 @@ def test_under_any_errors_each_gap_has_a_reason_and_nothing_is_raised(
     divided: NvmlSource, library: FakeNvml, clock: FakeClock, seed: int
 ) -> None:
     library.gpus[1].activity = BUSY
-    library.gpus[1].processes = [FakeProcess(ME, None, sm=300, stamp=3)]
+    library.gpus[1].processes = [FakeProcess(ME, None)]
     chance = random.Random(seed)
     functions = [f"nvmlDeviceGet{name}" for name in PLAIN]
     functions += [name[1:] for name in vars(FakeNvml) if name.startswith("_nvml")]

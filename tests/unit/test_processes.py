@@ -7,7 +7,6 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import psutil
@@ -16,7 +15,6 @@ import pytest
 from stepscope.gpu.process_memory import (
     DESCRIBED_S,
     HIDDEN,
-    MOVED,
     NO_MEMORY,
     OTHERS,
     OWN,
@@ -31,7 +29,6 @@ from stepscope.gpu.processes import (
     ProcessInfo,
     ProcessInfoCache,
     program_of,
-    sm_shares,
 )
 from stepscope.gpu.source import DeviceSource
 from tests.support.fake_machine import process as fake_process
@@ -128,32 +125,13 @@ def test_a_program_is_named_without_its_arguments(command: str, shown: str) -> N
     assert program_of(command) == shown
 
 
-@dataclass
-class Sample:
-    """As NVML gives it."""
-
-    pid: int
-    timeStamp: int
-    smUtil: int
-
-
-def test_shares_are_the_newest_of_listed_processes() -> None:
-    samples = [Sample(1, 5, 20), Sample(1, 9, 30), Sample(2, 8, 101), Sample(3, 3, 50)]
-    samples += [Sample(77, 12, 40), Sample(1, 7, 99)]
-    assert sm_shares(samples, {1, 2, 3, 4}, 4) == ({1: 30.0, 2: 0.0, 3: 0.0, 4: 0.0}, 12)
-    for stale in ([Sample(1, 4, 20)], [Sample(1, 5, 4_000_000_000)], []):
-        assert sm_shares(stale, {1}, 4) == ({}, 4), "without a fresh sample nothing is known"
-
-
 A, B = "GPU-aaaa", "GPU-bbbb"
 GIB = 2**30
 ME = os.getpid()
 
 
 def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
-    return fake_process(
-        pid, **{"memory": memory, "sm": None, "command": "python train.py"} | changes
-    )
+    return fake_process(pid, **{"memory": memory, "command": "python train.py"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -228,12 +206,12 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
     sharing: ProcessMemoryTracker, source: Source, clock: FakeClock
 ) -> None:
     bobs = process(5, command="a.py --lr 1", user="bob", yours=False)
-    source.listed[A] = (process(ME, sm=4.0), bobs)
+    source.listed[A] = (process(ME), bobs)
     sharing.update(A, {})
     told = sharing.changed()
     assert told is not None
     mine = {"pid": ME, "user": "ada", "name": "python", "command": "python train.py"}
-    mine |= {"memory": GIB, "sm": 4.0, "yours": True, "state": "running"}
+    mine |= {"memory": GIB, "yours": True, "state": "running"}
     assert told[A][0] == mine
     assert told[A][1]["command"] == "python", "of another user no arguments"
     source.listed[A] = (process(ME), process(6))
@@ -248,16 +226,3 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
     source.listed[A] = None
     sharing.update(A, {})
     assert sharing.changed() == {}
-
-
-def test_small_changes_are_not_written(
-    sharing: ProcessMemoryTracker, source: Source, clock: FakeClock
-) -> None:
-    small: list[dict[str, Any]] = [{}, {"sm": 50.0}, {"memory": GIB + 2**20}]
-    large: list[dict[str, Any]] = [{"memory": GIB + MOVED}, {"memory": None}]
-    large += [{"state": "zombie"}, {"pid": 6}]
-    for changes in (*small, *large):
-        source.listed[A] = (replace(process(5), **changes),)
-        sharing.update(A, {})
-        clock.now += DESCRIBED_S
-        assert (sharing.changed() is None) == (changes in small[1:])

@@ -59,7 +59,7 @@ def test_an_error_comes_with_its_gpu_and_name(bench: Bench) -> None:
     assert (first.uuid, first.code, first.gpu_instance) == (B, 31, None)
     assert (second.uuid, second.code) == (A, 79)
     assert bench.events.empty(), "an event of another kind is no error"
-    assert (watch.reason, dict(watch.refused)) == (None, {})
+    assert watch.reason(A) is watch.reason(B) is None
 
 
 def test_a_gpu_that_fell_off_the_bus_is_registered_again(bench: Bench) -> None:
@@ -83,19 +83,19 @@ def test_a_set_that_fails_is_made_again(bench: Bench, monkeypatch: pytest.Monkey
     with monkeypatch.context() as broken:
         broken.setattr(pynvml, "nvmlEventSetCreate", fail)
         watch = bench.watch()
-        wait_until(lambda: watch.reason == "error: of another version")
-    wait_until(lambda: watch.reason is None)
+        wait_until(lambda: watch.reason(A) == "error: of another version")
+    wait_until(lambda: watch.reason(A) is None)
 
 
 @pytest.mark.parametrize("code", [15, 999])
 def test_a_gpu_that_fails_at_first_is_registered_later(bench: Bench, code: int) -> None:
     bench.library.gpus[0].errors = {REGISTER: code}
     watch = bench.watch()
-    wait_until(lambda: A in watch.refused)
+    wait_until(lambda: watch.reason(A) is not None)
     assert bench.library.registered == [B]
     bench.library.gpus[0].errors = {}
     wait_until(lambda: bench.library.registered == [B, A])
-    wait_until(lambda: dict(watch.refused) == {})
+    wait_until(lambda: watch.reason(A) is None)
     assert bench.library.calls["nvmlEventSetCreate"] == 1
 
 
@@ -106,11 +106,9 @@ REFUSALS = [(3, NOT_BY_GPU), (4, PERMISSION), (13, NOT_BY_DRIVER)]
 def test_a_refusal_of_all_gpus_ends_the_watch(bench: Bench, code: int, reason: str) -> None:
     bench.library.errors = {REGISTER: code}
     watch = bench.watch()
-    wait_until(lambda: watch.reason == reason)
+    wait_until(lambda: watch.reason(A) == watch.reason(B) == reason)
     assert bench.library.calls[REGISTER] == 2
     assert bench.library.calls["nvmlEventSetWait_v2"] == 0
-    none = bench.watch(uuids=())
-    wait_until(lambda: none.reason == "no GPU")
 
 
 def test_a_refusal_of_one_gpu_has_a_reason_and_the_others_are_watched(bench: Bench) -> None:
@@ -118,8 +116,7 @@ def test_a_refusal_of_one_gpu_has_a_reason_and_the_others_are_watched(bench: Ben
     bench.library.xids = [(B, 31, XID)]
     watch = bench.watch()
     assert bench.next().uuid == B
-    assert watch.reason is None
-    assert dict(watch.refused) == {A: NOT_BY_GPU}
+    assert (watch.reason(A), watch.reason(B)) == (NOT_BY_GPU, None)
 
 
 def test_gpus_in_mig_mode_are_watched_for_their_instances(bench: Bench) -> None:
