@@ -24,6 +24,7 @@ from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.record import MemoryKind, OomRecord, ProcessMemory, read_report
 from stepscope.run import RunStatus
 from stepscope.run.status import RunOutcome, failed, outcome, with_cause
+from tests.support.fake_machine import process as fake_process
 from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
 from tests.support.fake_recorder import FakeRecorder
 
@@ -147,8 +148,7 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
 
 
 def process(pid: int, memory: int | None, state: ProcessState = "running") -> GpuProcess:
-    told: Any = {"name": "p", "command": "", "user": "", "sm": None, "kind": "compute"}
-    return GpuProcess(pid=pid, memory=memory, yours=True, state=state, **told)
+    return fake_process(pid, memory=memory, state=state, name="p")
 
 
 @pytest.mark.parametrize(
