@@ -128,7 +128,7 @@ def _digits(args: argparse.Namespace, device: str) -> dict[str, Any]:
 def _images(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Measure on image files, made under `root`, with the lab's best settings."""
     os.environ[VARIABLE] = str(root)
-    list(write(root / "digits"))
+    write(root / "digits")
     config = replace(defaults(Workload.IMAGES), **FOUND)
     config = replace(config, epochs=args.epochs)
     others = {PLAIN: images_plainly, BY_HAND: by_hand}

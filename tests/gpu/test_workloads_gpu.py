@@ -29,7 +29,7 @@ NEW = [Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.IMAGES, Workload
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    list(write(folder / "digits"))
+    write(folder / "digits")
     return folder
 
 

@@ -53,14 +53,10 @@ def test_every_color_mode_of_a_white_image_is_white(
             assert (decode_image(path, 8) >= 253).all()
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
-def test_16_bit_gray_is_scaled_and_32_bit_gray_refused(tmp_path: Path, name: str) -> None:
-    image = Image.fromarray(SHADES.astype(np.uint16) * 257)
-    pixels = decode_image(saved(tmp_path, image, name), 8)
-    assert np.abs(pixels[..., 0].astype(int) - SHADES).max() <= 1
-    assert (pixels[..., 0] == pixels[..., 2]).all()
-    path = saved(tmp_path, Image.fromarray(SHADES).convert("F"), "a.tif")
-    with pytest.raises(UnreadableImageError, match="has 32-bit"):
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_more_than_8_bits_per_color_are_refused(tmp_path: Path, mode: str) -> None:
+    path = saved(tmp_path, Image.new(mode, (8, 8)), "a.tif")
+    with pytest.raises(UnreadableImageError, match="more than 8 bits"):
         decode_image(path, 8)
 
 
@@ -120,8 +116,6 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
 
 def test_a_broken_file_is_a_reason(tmp_path: Path, subtests: pytest.Subtests) -> None:
     path = tmp_path / "a.png"
-    with pytest.raises(UnreadableImageError, match="not there any more"):
-        decode_image(path, 8)
     for name, (content, reason) in broken_files().items():
         with subtests.test(name):
             path.write_bytes(content)
@@ -151,7 +145,7 @@ def test_any_byte_may_be_wrong(tmp_path: Path) -> None:
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     """A PNG of some bytes that would take gigabytes of memory."""
     path = tmp_path / "bomb.png"
-    for side, words in [(9000, "81,000,000 pixels"), (50_000, "has more than 67,108,864 pixels")]:
+    for side, words in [(9000, "81,000,000 pixels"), (50_000, "it cannot be decoded")]:
         header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
         content = b"IHDR" + header
         path.write_bytes(
@@ -171,6 +165,6 @@ def test_too_little_memory_is_no_broken_image(
     def full(image: Image.Image) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(images, "_check_size", full)
+    monkeypatch.setattr(images, "_in_color", full)
     with pytest.raises(MemoryError):
         decode_image(saved(tmp_path, Image.new("L", (8, 8)), "a.png"), 8)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from stepscope.run.status import shortage
@@ -55,11 +55,6 @@ def task(config: RunConfig) -> Task:
             f"workload: {given} must return a trainer.workloads.task.Task, got "
             f"{type(made).__name__}. Return Task(model=…, train=…, validation=…, loss=…)."
         )
-    if not isinstance(made.model, nn.Module) or not callable(made.loss):
-        raise UserCodeError(
-            f"workload: {given} needs a Module as model and a function as loss, got "
-            f"{type(made.model).__name__} and {type(made.loss).__name__}. Correct the Task."
-        )
     return replace(
         made,
         train=_split(given, "train", made.train),
@@ -69,15 +64,9 @@ def task(config: RunConfig) -> Task:
 
 
 def _split(given: CustomWorkload, name: str, data: Any) -> Split:
+    """Return a Split, also of a Dataset. Raises UserCodeError."""
     if isinstance(data, Split):
-        if data.length < 1:
-            raise UserCodeError(f"workload: {name} has no samples. Check the Split.")
         return data
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise UserCodeError(
-            f"workload: {name} of {given} must be a Split or a Dataset with a length and samples "
-            f"by number, got {type(data).__name__}. An IterableDataset cannot be used."
-        )
     with wrap_user_errors(given.path, f"{name} of {given} cannot be used"):
         return CollatedDataset.of(data, name, UserFile(given.path))
 
@@ -96,11 +85,11 @@ def load(path: Path) -> ModuleType:
     return module
 
 
+@dataclass(frozen=True)
 class UserFile:
     """The user's file; unpickling it in a worker runs the file, which defines its classes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (self.path,)
@@ -137,17 +126,14 @@ class CollatedDataset:
     dataset: Any
     name: str  # "train" or "validation", for messages
     length: int
-    form: tuple[tuple[torch.Size, torch.dtype], tuple[torch.Size, torch.dtype]]
+    first: Batch  # the first sample
 
     @classmethod
     def of(cls, dataset: Any, name: str, source: UserFile) -> CollatedDataset:
         """Return the split of a dataset; loads its first sample. Raises UserCodeError."""
-        length = len(dataset)
-        if length < 1:
+        if not len(dataset):
             raise UserCodeError(f"workload: {name} has no samples. Check the dataset.")
-        inputs, targets = _batch([dataset[0]], name)
-        form = ((inputs.shape[1:], inputs.dtype), (targets.shape[1:], targets.dtype))
-        return cls(source, dataset, name, length, form)
+        return cls(source, dataset, name, len(dataset), _batch([dataset[0]], name))
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64) as one batch. Raises UserCodeError."""
@@ -155,24 +141,17 @@ class CollatedDataset:
             return _batch([self.dataset[place] for place in indices.tolist()], self.name)
 
     def room(self, size: int) -> Batch:
-        inputs, targets = (torch.empty((size, *shape), dtype=dtype) for shape, dtype in self.form)
+        inputs, targets = (part.new_empty((size, *part.shape[1:])) for part in self.first)
         return inputs, targets
 
 
 def _batch(samples: list[Any], name: str) -> Batch:
     """Collate samples into two tensors; float64, as of Python's numbers, becomes float32."""
-    for sample in samples:
-        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            raise UserCodeError(
-                f"workload: each sample of {name} must be a pair of input and target, got "
-                f"{type(sample).__name__}. Return (input, target) from the dataset."
-            )
-    parts = []
-    for part in default_collate(samples):
-        if not isinstance(part, Tensor):
-            raise UserCodeError(
-                f"workload: inputs and targets of {name} must be tensors, arrays or numbers, got "
-                f"{type(part).__name__}. Turn them into tensors in the dataset."
-            )
-        parts.append(part.float() if part.dtype is torch.float64 else part)
-    return parts[0], parts[1]
+    parts = default_collate(samples)
+    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+        raise UserCodeError(
+            f"workload: each sample of {name} must be a pair of input and target, each a tensor, "
+            "array or number. Return such pairs from the dataset."
+        )
+    inputs, targets = (part.float() if part.dtype is torch.float64 else part for part in parts)
+    return inputs, targets

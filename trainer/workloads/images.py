@@ -21,15 +21,13 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.json_values import first_line
 from trainer.config import RunConfig
 from trainer.datasets import data_path, data_root
-from trainer.workloads.image_index import ImageEntry, ImageError, ImageList, read_images, shown
+from trainer.workloads.image_index import ImageEntry, ImageError, read_images, shown
 from trainer.workloads.task import Batch, Task
 
 CHANNELS = (32, 64)
 NAMED_CLASSES = 1000  # in run.json
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 MAX_PIXELS = 64 * 2**20  # 192 MiB decoded
-GRAY_16 = frozenset(("I;16", "I;16B", "I;16L", "I;16N"))
-SIXTEEN_BITS_AS_32 = frozenset(("PNG", "PPM"))
 
 Pixels = NDArray[np.uint8]
 
@@ -41,8 +39,10 @@ def task(config: RunConfig) -> Task:
     except ConfigError as error:
         raise ImageError(str(error)) from None
     images = read_images(path)
-    train = ImageFileDataset.of(images, images.train, config)
-    validation = ImageFileDataset.of(images, images.validation, config)
+    train, validation = (
+        ImageFileDataset(images.folder, entries, images.labels(entries), config.image_size)
+        for entries in (images.train, images.validation)
+    )
     return Task(
         model=ImageCnn(config.image_size, len(images.classes), flip=config.horizontal_flip),
         train=train,
@@ -64,12 +64,6 @@ class ImageFileDataset:
     entries: list[ImageEntry]
     labels: Tensor  # int64 (n,)
     size: int  # pixels a side
-
-    @classmethod
-    def of(
-        cls, images: ImageList, entries: list[ImageEntry], config: RunConfig
-    ) -> ImageFileDataset:
-        return cls(images.folder, entries, images.labels(entries), config.image_size)
 
     @property
     def length(self) -> int:
@@ -93,7 +87,10 @@ class ImageFileDataset:
         try:
             return decode_image(self.folder / entry.path, self.size)
         except UnreadableImageError as error:
-            raise ImageError(f"{_sentence(entry, error)}. Replace or remove the image.") from error
+            name = "" if entry.where == shown(entry.path) else f" {shown(entry.path)}:"
+            raise ImageError(
+                f"{entry.where}:{name} {error}. Replace or remove the image."
+            ) from error
 
 
 class ImageCnn(nn.Module):
@@ -123,11 +120,6 @@ class ImageCnn(nn.Module):
         return scores
 
 
-def _sentence(entry: ImageEntry, error: UnreadableImageError) -> str:
-    name = "" if entry.where == shown(entry.path) else f" {shown(entry.path)}:"
-    return f"{entry.where}:{name} {error}"
-
-
 class UnreadableImageError(Exception):
     """An unreadable image; the message is the reason without the file name."""
 
@@ -136,17 +128,17 @@ def decode_image(path: Path, size: int) -> Pixels:
     """Return the first frame as uint8 (size, size, 3). Raises UnreadableImageError, MemoryError."""
     try:
         with Image.open(path, formats=FORMATS) as image:
-            _check_size(image)
+            pixels = image.width * image.height
+            if pixels > MAX_PIXELS:
+                raise UnreadableImageError(f"it has {pixels:,} pixels, {MAX_PIXELS:,} are allowed")
+            if image.mode.startswith(("I", "F")):
+                raise UnreadableImageError("it has more than 8 bits per color; save it with 8")
             # Decodes a JPEG at a fraction of its size if that is large enough.
             image.draft(None, (size, size))
             ImageOps.exif_transpose(image, in_place=True)
             return np.asarray(_in_color(image).resize((size, size), Image.Resampling.BILINEAR))
     except (UnreadableImageError, MemoryError):
         raise
-    except FileNotFoundError:
-        raise UnreadableImageError("it is not there any more") from None
-    except Image.DecompressionBombError:
-        raise UnreadableImageError(f"it has more than {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
         raise UnreadableImageError(f"it is no image in one of {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise nearly every kind for damaged files
@@ -154,21 +146,10 @@ def decode_image(path: Path, size: int) -> Pixels:
         raise UnreadableImageError(reason) from error
 
 
-def _check_size(image: Image.Image) -> None:
-    pixels = image.width * image.height
-    if pixels > MAX_PIXELS:
-        raise UnreadableImageError(f"it has {pixels:,} pixels, {MAX_PIXELS:,} are allowed")
-    if not pixels:
-        raise UnreadableImageError("it has no pixels")
-
-
 def _in_color(image: Image.Image) -> Image.Image:
-    if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    elif image.mode in ("I", "F"):
-        raise UnreadableImageError("it has 32-bit pixels, whose value range is unknown")
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        white = Image.new("RGBA", layer.size, "white")
-        return Image.alpha_composite(white, layer).convert("RGB")
-    return image.convert("RGB")
+    """Return the image in RGB, with transparent parts in white."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    white = Image.new("RGBA", layer.size, "white")
+    return Image.alpha_composite(white, layer).convert("RGB")
