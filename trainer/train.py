@@ -26,19 +26,13 @@ from stepscope.session.session import Session
 from stepscope.store.cuda_readback import MetricRow
 from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig, Strategy
-from trainer.config_validation import TrainDevice, epoch_problem
-from trainer.error_messages import NonFiniteLossError, RunFailedError
+from trainer.config_validation import TrainDevice
+from trainer.error_messages import NonFiniteLossError
 from trainer.training.accelerator import Accelerator, Reader
 from trainer.training.commands import RunStoppedError, TrainerCommands
 from trainer.training.cuda_graph_step import GraphedStep, capture_step
 from trainer.training.flops import FlopsMeter
-from trainer.training.fsdp import (
-    all_finite,
-    casts_weights,
-    reshard,
-    weights_on_first_rank,
-    whole,
-)
+from trainer.training.fsdp import all_finite, casts_weights, reshard, whole
 from trainer.training.loaders import Loader, make_loader
 from trainer.training.model import AS_LOADED, InputFormat, ParallelModel, compiled, prepare
 from trainer.training.phase_timer import TrainPhaseTimer
@@ -77,10 +71,7 @@ def train(context: TrainContext) -> None:
 
         # The model, with initial weights from the seed; its data and loss.
         torch.manual_seed(config.seed)
-        with weights_on_first_rank(config, ranks):
-            task = WORKLOADS[config.workload](config)
-        if too_short := epoch_problem(config, task.train.length):
-            raise RunFailedError(str(too_short))
+        task = WORKLOADS[config.workload](config)
         speed = FlopsMeter.of(task, config, context.devices[0])
         model = prepare(task.model, config, compute.device, ranks)
 

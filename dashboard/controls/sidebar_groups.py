@@ -10,9 +10,8 @@ import streamlit as st
 
 from dashboard.controls import config_widgets as widgets
 from dashboard.format import note
-from stepscope.host.environment import granted_cores
 from trainer import config as fields
-from trainer.config_validation import cores_note, step_sentence
+from trainer.config_validation import step_sentence
 
 CPU_RANKS = 2  # Default number of ranks on a CPU.
 PLACES = {name: about.group for name, about in fields.SETTINGS.items() if about.group}
@@ -82,8 +81,7 @@ def _has_effect(name: str, config: fields.RunConfig) -> bool:
 
 def _distributed_notes(config: fields.RunConfig) -> None:
     launcher = "Launcher: torchrun, one process per rank." if config.distributed else None
-    notes = (step_sentence(config), cores_note(config, granted_cores()))
-    for sentence in (_placement(config), launcher, *notes):
+    for sentence in (_placement(config), launcher, step_sentence(config)):
         if sentence is not None:
             note("info", sentence)
 

@@ -41,7 +41,7 @@ def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
     assert app.query_params["strategy"] == "ddp"
     assert app.query_params["runner"] == "torchrun"
     assert start_refused(app) is None
-    assert "128 × 2 ranks" in text_of(app)
+    assert "Each step uses 256 samples" in text_of(app)
     assert not [box for box in app.selectbox if box.key == "config_runner"]
     widget(app, "gradient_accumulation_steps").set_value(4).run()
     assert "1,024" in text_of(app)

@@ -6,7 +6,6 @@ torch.compile for GPUs do not, and nothing here says how fast anything is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +51,6 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
     "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
     "pure_fp16": ({"precision": "pure_fp16"}, 0.25),
     "CUDA Graphs": ({"cuda_graphs": True}, 5e-3),
-    "CUDA Graphs, foreach": ({"cuda_graphs": True, "optimizer_impl": "foreach"}, 5e-3),
     "CUDA Graphs, fp16, clipping, accumulation": (
         {
             "cuda_graphs": True,
@@ -63,7 +61,6 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
         },
         0.05,
     ),
-    "CUDA Graphs, checkpointing": ({"cuda_graphs": True, "activation_checkpointing": True}, 5e-3),
 }
 
 
@@ -166,52 +163,23 @@ def test_a_graph_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None
     assert torch.cuda.memory_reserved(gpu.cuda_index) == reserved
 
 
-class Draws(nn.Module):
-    """A model with dropout in its blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5))
-        self.blocks = nn.Sequential(nn.Flatten(), block, nn.Linear(64, 10))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.blocks(images)
-        return scores
-
-
-class Waits(Draws):
+class Waits(nn.Linear):
     """A model that reads a value back, which no capture can do."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return super().forward(images) * (1 if images.sum().item() else 2)
+        return super().forward(images.flatten(1)) * (1 if images.sum().item() else 2)
 
 
-@pytest.mark.parametrize(
-    ("model", "changes", "words"),
-    [
-        (
-            Draws,
-            {"activation_checkpointing": True},
-            "this model uses dropout, which would draw different random",
-        ),
-        (Waits, {}, "operation not permitted when stream is capturing"),
-    ],
-)
 def test_a_step_that_no_graph_can_hold_is_refused_and_the_next_run_works(
-    model: Callable[[], nn.Module],
-    changes: dict[str, Any],
-    words: str,
-    gpu: TrainDevice,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cnn_task = WORKLOADS[Workload.DIGITS_CNN]
-    with_model = lambda config: replace(cnn_task(config), model=model())  # noqa: E731
+    with_model = lambda config: replace(cnn_task(config), model=Waits(64, 10))  # noqa: E731
     monkeypatch.setitem(WORKLOADS, Workload.DIGITS_CNN, with_model)
     config = cnn(gpu, cuda_graphs=True, max_steps=5)
-    reason = refused(tmp_path, "refused", replace(config, **changes))
+    reason = refused(tmp_path, "refused", config)
     assert reason.startswith("cuda_graphs: ")
-    assert words in reason
+    assert "operation not permitted when stream is capturing" in reason
     monkeypatch.undo()
     train(tmp_path, "next", config)
 

@@ -173,7 +173,10 @@ BROKEN = [
     ("x = (", "mine.py, line 1: SyntaxError: '(' was never closed"),
     ("build = 3", "mine.py has no function build"),
     ("def build(config):\n    return None", "must return a trainer.workloads.task.Task, got None"),
-    (returning(train="3"), "train of mine.py:build cannot be used: TypeError: object of type 'int'"),
+    (
+        returning(train="3"),
+        "train of mine.py:build cannot be used: TypeError: object of type 'int'",
+    ),
     (returning(train="[]"), "train has no samples"),
     (returning(train="[(1, 2, 3)]"), "each sample of train must be a pair of input and target"),
     (returning(train="[('text', 1)]"), "each sample of train must be a pair of input and target"),

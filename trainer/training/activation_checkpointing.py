@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,50 +18,27 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 Forward = Callable[..., Tensor]
 
 
-@dataclass(slots=True)
-class RngUsage:
-    """Whether a recomputed block has used random numbers."""
-
-    state: Callable[[], Tensor | None]
-    seen: bool = False
-
-
-_watched: ContextVar[RngUsage | None] = ContextVar("watched", default=None)
-
-
-@contextmanager
-def detect_rng_usage(state: Callable[[], Tensor | None]) -> Iterator[RngUsage]:
-    """Watch the forward passes of this thread; `state` returns the generator's state."""
-    usage = RngUsage(state)
-    token = _watched.set(usage)
-    try:
-        yield usage
-    finally:
-        _watched.reset(token)
-
-
-def apply_activation_checkpointing(model: nn.Module, *, preserve_rng_state: bool = True) -> int:
+def apply_activation_checkpointing(model: nn.Module) -> int:
     """Checkpoint the blocks of a model and return their number.
 
     Blocks are submodules with children in a Sequential or ModuleList (residual blocks, transformer
     layers). A Sequential of n plain layers is split into about √n blocks; otherwise the whole model
-    is one block. A CUDA graph cannot restore the RNG state: it needs `preserve_rng_state=False`.
+    is one block.
     """
-    wrap = partial(_recomputed, preserve_rng_state=preserve_rng_state)
     count = 0
     for holder in _holders(model):
         found = [part for part in holder if _has_parts(part)]
         for block in found:
-            _replace_forward(block, wrap(block.forward, [block]))
+            _replace_forward(block, _recomputed(block.forward, [block]))
         count += len(found)
         if not found and isinstance(holder, nn.Sequential):
             runs = [nn.Sequential(*run) for run in _runs(list(holder))]
             # The backward pass would recompute the last run at once.
-            forwards = [wrap(run.forward, [run]) for run in runs[:-1]]
+            forwards = [_recomputed(run.forward, [run]) for run in runs[:-1]]
             _replace_forward(holder, partial(_in_turn, [*forwards, runs[-1].forward]))
             count += len(forwards)
     if not count:
-        _replace_forward(model, wrap(model.forward, [model]))
+        _replace_forward(model, _recomputed(model.forward, [model]))
     return max(1, count)
 
 
@@ -102,9 +77,7 @@ def _in_turn(forwards: Sequence[Forward], x: Tensor) -> Tensor:
     return x
 
 
-def _recomputed(
-    forward: Forward, parts: Sequence[nn.Module], *, preserve_rng_state: bool
-) -> Forward:
+def _recomputed(forward: Forward, parts: Sequence[nn.Module]) -> Forward:
     norms = [norm for part in parts for norm in part.modules() if isinstance(norm, _BatchNorm)]
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -113,18 +86,8 @@ def _recomputed(
     def run(*inputs: Tensor) -> Tensor:
         if not torch.is_grad_enabled():  # validation stores no activations
             return forward(*inputs)
-        usage = _watched.get()
-        before = None if usage is None else usage.state()
-        outputs: Tensor = checkpoint(
-            forward,
-            *inputs,
-            use_reentrant=False,
-            preserve_rng_state=preserve_rng_state,
-            context_fn=contexts if norms else noop_context_fn,
-        )
-        if usage is not None and before is not None:
-            after = usage.state()
-            usage.seen |= after is not None and not torch.equal(before, after)
+        context_fn = contexts if norms else noop_context_fn
+        outputs: Tensor = checkpoint(forward, *inputs, use_reentrant=False, context_fn=context_fn)
         return outputs
 
     return run

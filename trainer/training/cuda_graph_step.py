@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stepscope.store.recorder import Recorder
 from trainer.error_messages import RunFailedError
-from trainer.training.activation_checkpointing import detect_rng_usage
 from trainer.training.state import TrainState
 from trainer.training.step import OptimizerStep
 from trainer.training.warmup import (
@@ -39,15 +38,9 @@ def capture_step(
     with preserve_train_state(training):
         batch = first_batch(split, config, training.compute)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), detect_rng_usage(training.compute.rng_state) as rng:
+        with torch.cuda.stream(stream):
             for _ in range(WARMUP_STEPS):
                 run_optimizer_step(step, batch, config.gradient_accumulation_steps)
-        if rng.seen:
-            raise RunFailedError(
-                "cuda_graphs: this model uses dropout, which would draw different random "
-                "numbers when recomputed inside a graph. Turn off activation_checkpointing "
-                "or cuda_graphs."
-            )
         torch.cuda.current_stream().wait_stream(stream)
         try:
             captured = GraphedStep(step, batch, config.gradient_accumulation_steps, stream)

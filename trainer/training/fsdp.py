@@ -6,7 +6,7 @@ for the forward and backward pass, and its gradients are reduce-scattered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,37 +19,14 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from trainer.config import RunConfig, Strategy, Workload
+from trainer.config import RunConfig, Strategy
 from trainer.error_messages import RunFailedError
 from trainer.training.activation_checkpointing import blocks
 from trainer.training.precision import autocast_dtype, param_dtype
 from trainer.training.rank_info import TrainerRank
-
-
-@contextmanager
-def weights_on_first_rank(config: RunConfig, ranks: TrainerRank) -> Iterator[None]:
-    """Put parameters that are created inside on the meta device, except on rank 0.
-
-    `apply_fsdp` allocates them, ties included, and sends the values of rank 0. Buffers have values
-    on all ranks. A custom workload is built in full on each rank, as it may need the values.
-    """
-    if not _sent_by_first(config) or not ranks.rank:
-        yield
-        return
-
-    def without_memory(_module: nn.Module, _name: str, weights: nn.Parameter) -> nn.Parameter:
-        return weights if weights.is_meta else _empty(weights, torch.device("meta"))
-
-    # A hook may return a new parameter by torch's documentation, but not by its annotation.
-    hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def apply_fsdp(
@@ -57,9 +34,9 @@ def apply_fsdp(
 ) -> None:
     """Shard a model over the ranks in place, before its optimizer is created.
 
-    Groups of a model in host memory move to the device one by one, so it never holds the full
-    model. Meta parameters receive the values of rank 0, one at a time. Raises RunFailedError for
-    dtypes that FSDP cannot mix.
+    All ranks have built the same model in host memory, from the same seed. Its groups move to the
+    device one by one, so it never holds the full model. Raises RunFailedError for dtypes that FSDP
+    cannot mix.
     """
     if param_dtype(config.precision) is not None and _norms(model):
         raise RunFailedError(
@@ -72,43 +49,9 @@ def apply_fsdp(
     # Gradients are reduced in 32 bits for any dtype of the gathered weights.
     inner = MixedPrecisionPolicy(autocast_dtype(config.precision) if casts else None, torch.float32)
     outer = MixedPrecisionPolicy(inner.param_dtype, torch.float32, torch.float32 if casts else None)
-    whole = {name: weights.detach() for name, weights in model.named_parameters()}
-    for module, policy in (*((block, inner) for block in blocks(model)), (model, outer)):
-        _allocate(module, device)
-        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
-    if _sent_by_first(config):
-        _send_from_first(model, whole)
-
-
-@torch.no_grad()
-def _send_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
-    """Send each rank its shards of rank 0's parameters `whole`, by name."""
-    for name, weights in model.named_parameters():
-        assert isinstance(weights, DTensor)
-        mesh = weights.device_mesh
-        value = whole[name]
-        if value.is_meta:
-            value = torch.empty_like(value, device=mesh.device_type)
-        sent = distribute_tensor(value.to(mesh.device_type), mesh, weights.placements)
-        weights.to_local().copy_(sent.to_local())
-
-
-def _sent_by_first(config: RunConfig) -> bool:
-    return config.strategy is Strategy.FSDP and config.workload is not Workload.CUSTOM
-
-
-def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Replace meta parameters by uninitialized ones on the device; ties stay tied."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for part in module.modules():
-        for name, weights in list(part.named_parameters(recurse=False)):
-            if weights.is_meta:
-                made.setdefault(weights, _empty(weights, device))
-                part.register_parameter(name, made[weights])
-
-
-def _empty(weights: nn.Parameter, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty_like(weights, device=device), weights.requires_grad)
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=outer, offload_policy=offload)
 
 
 def casts_weights(model: nn.Module, config: RunConfig) -> bool:

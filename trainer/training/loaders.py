@@ -138,19 +138,17 @@ def on_device(split: Split, compute: CudaAccelerator) -> TensorSplit:
 class CachedDataset:
     """Caches the samples of a deterministic split, such as image files."""
 
-    def __init__(self, split: Split, ranks: int = 1) -> None:
-        """Allocate all samples. Raises RunFailedError if the host lacks memory for all ranks."""
+    def __init__(self, split: Split) -> None:
+        """Allocate all samples. Raises RunFailedError if the host lacks memory."""
         self._split = split
         self.length = split.length
         inputs, targets = split.room(1)
         needed = split.length * (inputs.nbytes + targets.nbytes)
         free = psutil.virtual_memory().available
-        if needed * ranks > free:
-            each = f" in each of {ranks} processes" if ranks > 1 else ""
+        if needed > free:
             raise RunFailedError(
-                f"dataset_on_device: the decoded dataset takes {format_bytes(needed)}{each}, but "
-                f"only {format_bytes(free)} of host memory is available. Switch off "
-                "dataset_on_device."
+                f"dataset_on_device: the decoded dataset takes {format_bytes(needed)}, but "
+                f"the host has {format_bytes(free)} free. Switch off dataset_on_device."
             )
         self._inputs, self._targets = split.room(split.length)  # untouched pages take no memory
         self._cached = torch.zeros(split.length, dtype=torch.bool)
@@ -176,7 +174,7 @@ def make_loader(
             split, times = on_device(split, compute), None
             config = replace(config, num_workers=0, pin_memory=False, copy_stream=False)
         else:
-            split = CachedDataset(split, config.devices_per_node if config.distributed else 1)
+            split = CachedDataset(split)
     if validation and isinstance(split, TensorSplit):
         config = replace(config, num_workers=0)
     return Loader(split, config, compute, times)

@@ -54,7 +54,7 @@ def prepare(
     """Prepare the model in place, before its optimizer: format, dtype, and device or shards."""
     fsdp = config.strategy is Strategy.FSDP and ranks is not None
     if config.activation_checkpointing:
-        apply_activation_checkpointing(model, preserve_rng_state=not config.cuda_graphs)
+        apply_activation_checkpointing(model)
     # FSDP needs contiguous weights; for a convolution channels_last images are enough.
     if config.channels_last and not fsdp:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
