@@ -1,7 +1,7 @@
 """`stepscope measure-memory`: run a script's first steps and report the headroom for its batch.
 
 The script is the `__main__` of this process, as under `stepscope watch`; its output goes to stderr,
-so that stdout has only the result. With `--workload` or `--config` the process becomes
+so that stdout has only the result. With `--workload` the process becomes
 `python -m trainer.memory_estimate`, which measures a built-in workload.
 """
 
@@ -46,7 +46,7 @@ EXAMPLES = (
 def main(argv: Sequence[str]) -> int:
     """Run the script in `argv` until its first steps are measured; return the exit code."""
     first = next((word for word in argv if word != "--json"), "")
-    if first.partition("=")[0] in ("--workload", "--config"):
+    if first.partition("=")[0] == "--workload":
         return become_program("trainer.memory_estimate", argv)
     options, words = _parse(argv)
     try:

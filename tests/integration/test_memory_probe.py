@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from trainer.runners.child_process import MemoryProbeRun
 COMMAND = [sys.executable, "-m", "stepscope.cli", "measure-memory"]
 WORKLOAD = [sys.executable, "-m", "trainer.memory_estimate", "--device", "cpu"]
 MATRIX_BYTES = 4 * 2048 * 2048
-TOO_LARGE = ("--workload", "matmul", "--width", "16384", "--batch-size", "512")
+TOO_LARGE = ("--workload", "matmul", "--set", "width=16384", "--batch-size", "512")
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -35,9 +34,9 @@ def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_three_steps_of_a_workload_are_measured_and_leave_no_files(tmp_path: Path) -> None:
-    words = ["--workload", "matmul", "--width", "2048", "--batch-size", "1", "--json"]
+    words = ["--workload", "matmul", "--set", "width=2048", "--batch-size", "1", "--json"]
     environment = os.environ | {"STEPSCOPE_RUNS": str(tmp_path), "TMPDIR": str(tmp_path)}
-    done = run([*COMMAND, *words, "--device", "cpu", "--optimizer", "sgd"], env=environment)
+    done = run([*COMMAND, *words, "--device", "cpu", "--set", "optimizer=sgd"], env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["fits"], found["steps"], found["device"]) == (True, 3, "cpu")
@@ -61,14 +60,11 @@ def test_a_run_that_is_too_large_is_a_result() -> None:
     assert "ran out of memory" in found["reason"]
 
 
-def test_the_search_measures_up_to_an_epoch_with_settings_of_a_run(tmp_path: Path) -> None:
-    config = replace(defaults(Workload.LINEAR), batch_size=64).to_dict()
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "config": config}))
-    options = ["--config", str(tmp_path / "run.json"), "--batch-size", "400"]
+def test_the_search_measures_up_to_an_epoch() -> None:
+    options = ["--workload", "linear", "--batch-size", "400"]
     done = run([*WORKLOAD, *options, "--find-batch-size", "--json"])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["config"]["workload"] == "linear"
     assert [point["batch_size"] for point in found["points"]] == [400, 800]
     assert found["largest"] == 800  # the samples of an epoch
     assert found["recommended"] in (400, 800)
@@ -78,7 +74,7 @@ def test_the_search_measures_up_to_an_epoch_with_settings_of_a_run(tmp_path: Pat
 def test_unreadable_data_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "labels.csv").write_text("file,label\nmissing.png,cat\nother.png,dog\n")
-    words = ["--workload", "images", "--dataset", "broken/labels.csv", "--json"]
+    words = ["--workload", "images", "--set", "dataset=broken/labels.csv", "--json"]
     done = run([*WORKLOAD, *words], env=os.environ | {"STEPSCOPE_DATA": str(tmp_path)})
     assert (done.returncode, done.stdout) == (1, "")
     assert "labels.csv, line 2" in done.stderr
@@ -86,33 +82,21 @@ def test_unreadable_data_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text", "reason"),
+    ("options", "reason"),
     [
-        ("--workload bert", "", "--workload"),
-        ("--workload gpt --batch-size many", "", "Batch size must be"),
-        ("--workload gpt --num-layers -1", "", "Layers must be"),
-        ("--workload gpt --set batchsize=3", "", "batch_size"),
-        ("--workload gpt --precision tf32", "", "Precision: "),
-        ("--workload gpt --strategy ddp --runner torchrun", "", "strategy: "),
-        ("--workload images --dataset ../../etc", "", "../../etc"),
-        ("--config /nowhere/run.json", "", "/nowhere/run.json"),
-        ("--config run.json", "[" * 100_000, "JSON"),
-        ("--config run.json", '{"config": 3}', "with a workload"),
-        ("--config run.json", '{"workload": ["gpt"]}', "Workload must be"),
-        ("--config run.json", '{"workload": "gpt", "num_layers": 0}', "Layers must be"),
+        ("bert", "--workload"),
+        ("gpt --batch-size many", "Batch size must be"),
+        ("gpt --set num_layers=-1", "Layers must be"),
+        ("gpt --set batchsize=3", "batch_size"),
+        ("gpt --precision tf32", "Precision: "),
+        ("gpt --set strategy=ddp --set runner=torchrun", "strategy: "),
+        ("images --set dataset=../../etc", "../../etc"),
     ],
 )
 def test_wrong_usage_is_one_sentence(
-    options: str,
-    text: str,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("run.json").write_text(text)
-    assert main(["--device", "cpu", *options.split(), "--json"]) == 2
+    assert main(["--device", "cpu", "--workload", *options.split(), "--json"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert reason in err

@@ -185,7 +185,7 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["ui"]) == main(["demo", "--no-browser"]) == 1
     assert capsys.readouterr().err.count("Run pip install streamlit plotly.") == 2
-    assert main(["lab", "--list"]) == main(["measure-memory", "--config", "-"]) == 1
+    assert main(["lab", "--list"]) == main(["measure-memory", "--workload", "gpt"]) == 1
     missing = capsys.readouterr().err
     assert "Run pip install torch scipy." in missing
     assert "Run pip install torch." in missing

@@ -14,25 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes, three_digits
 from stepscope.host.process_limits import call_at_end_of, kill_group
 from stepscope.lab.command import UsageError, print_error
 from stepscope.store import StoreError
-from trainer.config import SETTINGS, RunConfig
+from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import choose, user_problem
 from trainer.datasets import data_problem
-from trainer.lab.options import (
-    add_settings,
-    configured,
-    find_device,
-    is_file,
-    settings_of,
-    value_of,
-)
+from trainer.lab.options import add_settings, configured, is_file
 from trainer.memory_estimate import ProbeError, probe_problem
 from trainer.memory_estimate.batch_size import find_batch_sizes
 from trainer.runners.child_process import MemoryProbeRun
@@ -40,17 +31,13 @@ from trainer.runners.child_process import MemoryProbeRun
 EXAMPLES = """\
 examples:
   stepscope measure-memory --workload gpt --batch-size 64 --precision bf16 --json
-  stepscope measure-memory --workload resnet --batch-size 256 --activation-checkpointing
-  stepscope measure-memory --config runs/NAME/run.json --batch-size 128
+  stepscope measure-memory --workload resnet --set activation_checkpointing=1 --set optimizer=sgd
   stepscope measure-memory --workload digits_cnn --find-batch-size
 
-Each setting of a run is an option: --optimizer adamw, --num-workers 4. Exit codes: 0 it fits;
-1 it does not fit, or the measurement failed; 2 wrong usage; 130 stopped.
+Exit codes: 0 it fits; 1 it does not fit, or the measurement failed; 2 wrong usage; 130 stopped.
 """
-MAX_CONFIG_BYTES = 2**20
 RATE_SECONDS = 1.0  # Time that each probe of the search trains for, after its first step.
 FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
-_OWN_OPTIONS = ("workload", "device", "precision", "batch_size")
 
 Progress = Callable[[str, float], None]  # Called with the current activity and the fraction done.
 
@@ -64,63 +51,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_settings(found)
-    help_ = "settings as JSON, or a run.json; - is standard input"
-    found.add_argument("--config", metavar="FILE", help=help_)
     help_ = "also measure other batch sizes, up to the limit, and recommend one"
     found.add_argument("--find-batch-size", action="store_true", help=help_)
     found.add_argument("--json", action="store_true", help="print one JSON object")
-    for field in SETTINGS:
-        if field not in _OWN_OPTIONS:
-            is_switch = isinstance(getattr(RunConfig(), field), bool)
-            found.add_argument(
-                f"--{field.replace('_', '-')}",
-                dest=f"field_{field}",
-                metavar="VALUE",
-                nargs="?" if is_switch else None,
-                const="true" if is_switch else None,
-                help=argparse.SUPPRESS,
-            )
-    return found
-
-
-def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
-    """Return the configuration of options and settings file. Raises UsageError and ConfigError."""
-    for field in SETTINGS:
-        text = getattr(options, f"field_{field}", None)
-        if text is not None:
-            options.set.append(f"{field}={text}")
-    if options.config is None:
-        return configured(options, devices)
-    config = RunConfig.from_dict(_read_settings(options.config))
-    if options.workload is not None:
-        raise UsageError("--config: has a workload, got --workload as well. Omit one of them.")
-    changes = {field: value_of(field, text) for field, text in settings_of(options).items()}
-    if options.device is not None:
-        changes["device"] = find_device(options.device, devices)
-    return replace(config, **changes)
-
-
-def _read_settings(name: str) -> dict[str, Any]:
-    """Return the settings in an untrusted JSON file, which may be a whole run.json."""
-    try:
-        with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a file name"
-        raise UsageError(f"--config: {name[:200]!r} cannot be read ({reason}).") from None
-    if len(data) > MAX_CONFIG_BYTES:
-        raise UsageError(f"--config: limited to {MAX_CONFIG_BYTES:,} bytes. Choose a run.json.")
-    try:
-        found = msgspec.json.decode(data, type=dict[str, Any])
-    except (ValueError, RecursionError) as error:
-        reason = str(error)[:100]
-        raise UsageError(
-            f"--config: must be a JSON object ({reason}). Choose a run.json."
-        ) from None
-    config = found.get("config")
-    found = config if isinstance(config, dict) else found
-    if "workload" not in found:
-        raise UsageError("--config: must be an object with a workload. Choose a run.json.")
     return found
 
 
@@ -148,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
     # Imported here because importing torch takes seconds, in which Ctrl-C must work.
     devices = importlib.import_module("trainer.devices").list_devices()
     try:
-        config = config_of(options, devices)
+        config = configured(options, devices)
         device = checked_device(config, devices)
         if options.find_batch_size:
             found = _search(config, _show_progress)

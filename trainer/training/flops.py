@@ -17,13 +17,14 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from stepscope.common.json_values import first_line
 from stepscope.store.cuda_readback import MetricRow
 from trainer.config import Precision, RunConfig, Strategy
 from trainer.config_validation import TrainDevice
@@ -31,69 +32,36 @@ from trainer.workloads.task import Task
 
 log = logging.getLogger(__name__)
 
-_NVIDIA = "https://www.nvidia.com/en-us/data-center"
-_H100_PCIE = "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306"
-_AMPERE_GAMING = (
-    "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
-)
-_ADA_GAMING = (
-    "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
-)
-_BLACKWELL_GAMING = (
-    "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/"
-    "nvidia-rtx-blackwell-gpu-architecture.pdf"
-)
-_A100 = (
-    "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
-    "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf"
-)
+PEAKS: dict[str, tuple[float, float | None, float]] = {
+    "GB200": (80, 1250, 2500),
+    "B200": (75, 1125, 2250),
+    "GH200 .*": (67, 494, 990),
+    "H200": (67, 494.5, 989.5),
+    "H200 NVL": (60, 417.5, 835.5),
+    r"H100 \d+GB HBM3": (67, 494.5, 989.5),
+    "H100 NVL": (60, 417.5, 835.5),
+    "H100 PCIe": (51, 378, 756.5),
+    "A100[- ].*": (19.5, 156, 312),
+    "A30": (10.3, 82, 165),
+    "A10": (31.2, 62.5, 125),
+    "A40": (37.4, 74.8, 149.7),
+    "L4": (30.3, 60, 121),
+    "L40": (90.5, 90.5, 181),
+    "L40S": (91.6, 183, 362),
+    "(Tesla )?T4": (8.1, None, 65),
+    r"(Tesla )?V100-SXM2-\d+GB": (15.7, None, 125),
+    r"(Tesla )?V100-PCIE-\d+GB": (14, None, 112),
+    r"(Tesla )?V100S-PCIE-\d+GB": (16.4, None, 130),
+    "RTX A6000": (38.7, 77.4, 154.8),
+    "GeForce RTX 3090": (35.6, 35.6, 71),
+    "GeForce RTX 4090": (82.6, 82.6, 165.2),
+    "GeForce RTX 5090": (104.8, 104.8, 209.5),
+}
+"""Dense TFLOP/s in fp32, tf32 (None before Ampere, as is bf16) and 16 bits.
 
-
-@dataclass(frozen=True, slots=True)
-class DevicePeak:
-    """Dense TFLOP/s, None if unsupported; `name` matches the device's without "NVIDIA"."""
-
-    name: str
-    fp32: float
-    tf32: float | None
-    bf16: float | None
-    fp16: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class PeakFlops:
-    """Peak FLOP/s of a device for one precision, and the URL of its source."""
-
-    flops: float
-    source: str
-
-
-PEAKS: tuple[DevicePeak, ...] = (
-    DevicePeak("GB200", 80, 1250, 2500, 2500, f"{_NVIDIA}/gb200-nvl72/"),
-    DevicePeak("B200", 75, 1125, 2250, 2250, f"{_NVIDIA}/hgx/"),
-    DevicePeak("GH200 .*", 67, 494, 990, 990, f"{_NVIDIA}/grace-hopper-superchip/"),
-    DevicePeak("H200", 67, 494.5, 989.5, 989.5, f"{_NVIDIA}/h200/"),
-    DevicePeak("H200 NVL", 60, 417.5, 835.5, 835.5, f"{_NVIDIA}/h200/"),
-    DevicePeak(r"H100 \d+GB HBM3", 67, 494.5, 989.5, 989.5, f"{_NVIDIA}/h100/"),
-    DevicePeak("H100 NVL", 60, 417.5, 835.5, 835.5, f"{_NVIDIA}/h100/"),
-    DevicePeak("H100 PCIe", 51, 378, 756.5, 756.5, _H100_PCIE),
-    DevicePeak("A100[- ].*", 19.5, 156, 312, 312, _A100),
-    DevicePeak("A30", 10.3, 82, 165, 165, f"{_NVIDIA}/products/a30-gpu/"),
-    DevicePeak("A10", 31.2, 62.5, 125, 125, f"{_NVIDIA}/products/a10-gpu/"),
-    DevicePeak("A40", 37.4, 74.8, 149.7, 149.7, f"{_NVIDIA}/a40/"),
-    DevicePeak("L4", 30.3, 60, 121, 121, f"{_NVIDIA}/l4/"),
-    DevicePeak("L40", 90.5, 90.5, 181, 181, f"{_NVIDIA}/l40/"),
-    DevicePeak("L40S", 91.6, 183, 362, 362, f"{_NVIDIA}/l40s/"),
-    DevicePeak("(Tesla )?T4", 8.1, None, None, 65, f"{_NVIDIA}/tesla-t4/"),
-    DevicePeak(r"(Tesla )?V100-SXM2-\d+GB", 15.7, None, None, 125, f"{_NVIDIA}/v100/"),
-    DevicePeak(r"(Tesla )?V100-PCIE-\d+GB", 14, None, None, 112, f"{_NVIDIA}/v100/"),
-    DevicePeak(r"(Tesla )?V100S-PCIE-\d+GB", 16.4, None, None, 130, f"{_NVIDIA}/v100/"),
-    DevicePeak("RTX A6000", 38.7, 77.4, 154.8, 154.8, _AMPERE_GAMING),
-    DevicePeak("GeForce RTX 3090", 35.6, 35.6, 71, 71, _AMPERE_GAMING),
-    DevicePeak("GeForce RTX 4090", 82.6, 82.6, 165.2, 165.2, _ADA_GAMING),
-    DevicePeak("GeForce RTX 5090", 104.8, 104.8, 209.5, 209.5, _BLACKWELL_GAMING),
-)
+The key matches the device's name without "NVIDIA". From https://www.nvidia.com/en-us/data-center/
+and the papers of the Ampere (GA102), Ada and Blackwell GPU architectures.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +69,20 @@ class FlopsMeter:
     """Computes TFLOP/s and MFU of steps; `per_sample` is None for a `reason`."""
 
     per_sample: float | None
-    peak: PeakFlops | str
+    peak: float | str
     reason: str | None = None
 
     @classmethod
     def of(cls, task: Task, config: RunConfig, device: TrainDevice) -> FlopsMeter:
         """Count the FLOPs of a task, before checkpointing or compiling changes its model."""
         peak = peak_of(None if device.cuda_index is None else device.name, config.precision)
-        if isinstance(peak, PeakFlops) and config.strategy is Strategy.DP:  # one process, many GPUs
-            peak = replace(peak, flops=peak.flops * config.devices_per_node)
+        if not isinstance(peak, str) and config.strategy is Strategy.DP:  # one process, many GPUs
+            peak *= config.devices_per_node
         samples = max(1, min(config.batch_size, task.train.length))
         try:
             flops = count(task, samples)
         except Exception as error:  # noqa: BLE001 - a model may need values; training continues
-            first = str(error).strip().split("\n")[0].rstrip(".")[:200]
+            first = first_line(error).rstrip(".")[:200]
             reason = f"Not counted: the model does not run without values ({first})."
             log.info("%s", reason)
             return cls(None, peak, reason)
@@ -128,19 +96,18 @@ class FlopsMeter:
             return {}
         speed = self.per_sample * samples / seconds
         row: MetricRow = {"perf/tflops": speed / 1e12}
-        if isinstance(self.peak, PeakFlops):
-            row["perf/mfu"] = 100 * speed / self.peak.flops
+        if not isinstance(self.peak, str):
+            row["perf/mfu"] = 100 * speed / self.peak
         return row
 
     def facts(self, samples: int) -> dict[str, Any]:
         """Return the values for run.json; `samples` are those of an optimizer step."""
-        peak = self.peak if isinstance(self.peak, PeakFlops) else None
+        unknown = isinstance(self.peak, str)
         return {
             "flops_per_step": None if self.per_sample is None else self.per_sample * samples,
             "flops_reason": self.reason,
-            "peak_flops": peak and peak.flops,
-            "peak_source": peak and peak.source,
-            "peak_reason": None if peak else self.peak,
+            "peak_flops": None if unknown else self.peak,
+            "peak_reason": self.peak if unknown else None,
         }
 
 
@@ -166,17 +133,24 @@ def count(task: Task, samples: int) -> int:
     return int(counter.get_total_flops())
 
 
-def peak_of(device: str | None, precision: Precision) -> PeakFlops | str:
-    """Return the peak of a GPU by its name (None for a CPU), or the reason why it is unknown."""
+def peak_of(device: str | None, precision: Precision) -> float | str:
+    """Return the peak FLOP/s of a GPU by its name (None for a CPU), or why it is unknown."""
     if device is None:
         return "No MFU: a CPU's peak depends on its cores, clock and vector units."
     if " MIG " in device:
         return f"No MFU: {device} is a part of a GPU."
     name = device.removeprefix("NVIDIA ")
-    known = next((peak for peak in PEAKS if re.fullmatch(peak.name, name)), None)
+    known = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, name)), None)
     if known is None:
         return f"No MFU: the peak of {device} is unknown."
-    tflops = getattr(known, precision.removeprefix("pure_"))
+    fp32, tf32, half = known
+    tflops: float | None = half
+    if precision is Precision.FP32:
+        tflops = fp32
+    elif precision is Precision.TF32:
+        tflops = tf32
+    elif tf32 is None and precision in (Precision.BF16, Precision.PURE_BF16):
+        tflops = None
     if tflops is None:
         return f"No MFU: {device} has no native {precision} arithmetic."
-    return PeakFlops(tflops * 1e12, known.source)
+    return tflops * 1e12
