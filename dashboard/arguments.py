@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stepscope.remote.source import sources_from_environment
 from trainer import datasets
-from trainer.custom_workload import OPTION, UserWorkloadError, choose
+from trainer.custom_workload import OPTION, choose
 
 APP = "app.py"
 
@@ -31,5 +31,5 @@ def take_arguments(argv: Sequence[str]) -> None:
         if options.workload is not None:
             choose(options.workload)
         sources_from_environment()
-    except (UserWorkloadError, ValueError) as error:
+    except ValueError as error:
         parser.exit(2, f"{error}\n")

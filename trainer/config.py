@@ -227,14 +227,6 @@ class RunConfig:
         "digits or text.",
         read_by=(Workload.IMAGES,),
     )
-    num_classes: int = setting(
-        10,
-        "Classes",
-        "Number of synthetic classes.",
-        low=2,
-        high=10_000,
-        read_by=(Workload.RESNET,),
-    )
     custom_options: str = setting(
         "",
         "Options",

@@ -21,29 +21,10 @@ from trainer.config import (
     issue,
 )
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkloadTraits:
-    """Properties of a workload that decide which settings act on it."""
-
-    convolutions: bool = False  # channels_last and cuDNN settings have an effect
-    decodes: bool = False  # samples are read from files on demand
-    seeded_data: bool = False  # the data depend on the seed
-
-
-TRAITS: dict[Workload, WorkloadTraits] = {
-    Workload.LINEAR: WorkloadTraits(seeded_data=True),
-    Workload.DIGITS_MLP: WorkloadTraits(),
-    Workload.DIGITS_CNN: WorkloadTraits(convolutions=True),
-    Workload.IMAGES: WorkloadTraits(convolutions=True, decodes=True),
-    Workload.GPT: WorkloadTraits(),
-    Workload.RESNET: WorkloadTraits(convolutions=True, seeded_data=True),
-    Workload.MATMUL: WorkloadTraits(seeded_data=True),
-    Workload.MEMORY_STRESS: WorkloadTraits(convolutions=True, seeded_data=True),
-    # Its model and data are unknown before its file runs: nothing is ruled out.
-    Workload.CUSTOM: WorkloadTraits(convolutions=True),
-}
-
+_WITHOUT_CONVOLUTIONS = (
+    *(Workload.LINEAR, Workload.DIGITS_MLP),
+    *(Workload.GPT, Workload.MATMUL),
+)
 _OF_AMPERE = (Precision.TF32, Precision.BF16, Precision.PURE_BF16)
 _NEED_A_GPU = {
     "cudnn_benchmark": "cuDNN runs on GPUs only",
@@ -158,7 +139,7 @@ def _device_issues(config: RunConfig, device: TrainDevice) -> Iterator[ConfigIss
         yield issue("device", device.reason, "Choose another device")
     if compiles and device.compile_reason:
         yield issue("compile_mode", device.compile_reason, "Switch off torch.compile")
-    if not TRAITS[config.workload].convolutions:
+    if config.workload in _WITHOUT_CONVOLUTIONS:
         reason = f"it acts on convolutions, and {config.workload} has none"
         for field in ("channels_last", "cudnn_benchmark"):
             if _is_on(config, field):
@@ -216,7 +197,8 @@ def _loading_issues(config: RunConfig, device: TrainDevice) -> Iterator[ConfigIs
                 reason = "only copies from pinned memory can overlap"
                 yield issue(field, reason, "Switch on pin_memory")
     # pin_memory and non_blocking may stay on, their default, although they have no effect.
-    if config.dataset_on_device and TRAITS[config.workload].decodes is on_gpu:
+    decodes = config.workload is Workload.IMAGES
+    if config.dataset_on_device and decodes is on_gpu:
         reason = "on a CPU the data is already in memory"
         if on_gpu:
             reason = f"{config.workload} reads each sample from disk on demand"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -22,10 +22,7 @@ from trainer.config import OPTION_NAME, RunConfig, Workload, issue
 VARIABLE = "STEPSCOPE_WORKLOAD"
 OPTION = "--workload"
 START = "stepscope ui --workload path.py:build"
-
-
-class UserWorkloadError(ConfigError):
-    """An unusable custom workload: its place, reason and remedy."""
+_OptionName = Annotated[str, msgspec.Meta(pattern=rf"^{OPTION_NAME}\Z")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +37,35 @@ class CustomWorkload:
 
 
 def choose(text: str) -> CustomWorkload:
-    """Set `path.py:build` for this process and its children. Raises UserWorkloadError."""
+    """Set `path.py:build` for this process and its children. Raises ConfigError."""
     found = _parsed(text)  # does not run the file
     os.environ[VARIABLE] = f"{found.path}:{found.function}"
     return found
 
 
 def user_workload() -> CustomWorkload | None:
-    """Return the custom workload of this process; None without one. Raises UserWorkloadError."""
+    """Return the custom workload of this process; None without one. Raises ConfigError."""
     text = os.environ.get(VARIABLE)
     return _parsed(text) if text else None
 
 
 def user_workload_settings() -> dict[str, str]:
-    """Return names and descriptions in `SETTINGS` of the file. Raises UserWorkloadError."""
+    """Return names and descriptions in `SETTINGS` of the file. Raises ConfigError."""
     given = user_workload()
     if given is None:
         return {}
+    name = given.path.name
     try:
-        tree = ast.parse(given.path.read_bytes(), filename=str(given.path))
-    except (OSError, ValueError) as error:
-        raise _error(given.path.name, f"cannot be read ({error})", "Check the file") from error
-    except SyntaxError as error:
-        place = f"{given.path.name}, line {error.lineno}"
-        raise _error(place, error.msg, "Correct the file and start again") from error
-    for node in reversed(tree.body):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(one, ast.Name) and one.id == "SETTINGS" for one in targets):
-                return _settings(f"{given.path.name}, line {node.lineno}", node.value)
+        tree = ast.parse(given.path.read_bytes(), filename=name)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise _error(name, f"cannot be read: {error}", "Correct the file") from error
+    for node in tree.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name("SETTINGS")], value=value)
+                | ast.AnnAssign(target=ast.Name("SETTINGS"), value=ast.expr() as value)
+            ):
+                return _settings(f"{name}, line {node.lineno}", value)
     return {}
 
 
@@ -81,7 +78,7 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
             reason = "no custom workload was given"
             return issue("workload", reason, f"Start the page with `{START}`")
         known = user_workload_settings()
-    except UserWorkloadError as error:
+    except ConfigError as error:
         return error.problem
     unknown = [name for name in config.custom_options.split(",") if name and name not in known]
     if unknown:
@@ -91,20 +88,13 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
     return None
 
 
-def place_in_user_code(error: BaseException, path: Path | None = None) -> str | None:
+def place_in_user_code(error: BaseException) -> str | None:
     """Return the innermost place in the user's folder, as "my.py, line 12, in build", or None."""
-    if path is None:
-        try:
-            given = user_workload()
-        except UserWorkloadError:
-            return None
-        if given is None:
-            return None
-        path = given.path
-    if isinstance(error, SyntaxError) and Path(error.filename or "").parent == path.parent:
+    folder = Path(os.environ.get(VARIABLE, "").rpartition(":")[0]).parent
+    if isinstance(error, SyntaxError) and Path(error.filename or "").parent == folder:
         return f"{Path(error.filename or '').name}, line {error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if (file := Path(frame.filename)).parent == path.parent:
+        if (file := Path(frame.filename)).parent == folder:
             where = "" if frame.name == "<module>" else f", in {frame.name}"
             return f"{file.name}, line {frame.lineno}{where}"
     return None
@@ -120,19 +110,14 @@ def _parsed(text: str) -> CustomWorkload:
     return CustomWorkload(path, function)
 
 
-def _settings(place: str, value: ast.expr | None) -> dict[str, str]:
+def _settings(place: str, value: ast.expr) -> dict[str, str]:
     try:
-        literal = ast.literal_eval(value) if value is not None else None
-        found = msgspec.convert(literal, dict[str, str])
+        found = msgspec.convert(ast.literal_eval(value), dict[_OptionName, str])
     except (ValueError, TypeError, MemoryError, RecursionError) as error:
-        reason = "SETTINGS must be a literal dict of names and descriptions"
+        reason = "SETTINGS must be a literal dict; names have small letters, digits and _"
         raise _error(place, reason, 'Write it as {"name": "What it does."}') from error
-    for name in found:
-        if not re.fullmatch(OPTION_NAME, name):
-            reason = f"the setting {name[:60]!r} needs a name of small letters, digits and _"
-            raise _error(place, reason, "Give it another name")
     return found
 
 
-def _error(place: str, reason: str, remedy: str) -> UserWorkloadError:
-    return UserWorkloadError(ConfigIssue(place, reason, remedy))
+def _error(place: str, reason: str, remedy: str) -> ConfigError:
+    return ConfigError(ConfigIssue(place, reason, remedy))

@@ -185,7 +185,7 @@ def offered(chosen: Workload) -> list[Workload]:
     """Return the workloads to choose from: the custom one only if given, or `chosen`."""
     try:
         given = custom.user_workload() is not None
-    except custom.UserWorkloadError:
+    except ConfigError:
         given = True  # its file is gone: `absent` has the reason
     return [one for one in Workload if one is not Workload.CUSTOM or given or one is chosen]
 
@@ -230,7 +230,7 @@ def _custom_options(config: RunConfig) -> None:
         problem_caption(problem)
     try:
         given, settings = custom.user_workload(), custom.user_workload_settings()
-    except custom.UserWorkloadError:
+    except ConfigError:
         return
     if given is not None:
         st.caption(f"`{given}`, set at server start.")

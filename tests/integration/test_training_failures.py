@@ -8,34 +8,30 @@ import itertools
 import os
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from stepscope.run import RUN_JSON, RunStatus
-from stepscope.run.rank_info import read_run_json
+from stepscope.run import RunStatus
 from stepscope.session import session
 from stepscope.store import StoreReader
 from stepscope.store.cuda_readback import MetricRow, RowSink
 from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at, small
-from trainer.config import NanPolicy, RunConfig, Strategy, Workload
-from trainer.error_messages import RunFailedError
+from trainer.config import NanPolicy, RunConfig, Workload
 from trainer.runners import training_run
 from trainer.train import TrainLoop, TrainStep
 from trainer.training import rank_info
 from trainer.training.accelerator import CpuAccelerator, HostReader
 from trainer.training.loaders import Loader, make_loader
-from trainer.training.rank_info import TrainerRank
 
 
 def run(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -253,40 +249,6 @@ def test_workers_never_run_the_page_again(tmp_path: Path) -> None:
     done = run_python(str(page))
     assert done.returncode == 0, done.stderr
     assert marker.read_text() == "ran\n"
-
-
-def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, number in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, number)
-    waits: list[float] = []
-
-    def refuse(*_: object) -> None:
-        raise RunFailedError("the driver says no")
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        assert read_run_json(tmp_path, 1)["status"] == "failed"
-        if len(waits) == 2:  # rank 0 begins
-            (tmp_path / RUN_JSON).write_text("{}")
-
-    monkeypatch.setattr(training_run, "assigned_devices", refuse)
-    monkeypatch.setattr(
-        training_run, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
-    )
-    config = small(Workload.DIGITS_MLP, strategy=Strategy.DDP, devices_per_node=2)
-    assert training_run.run(config, tmp_path) is RunStatus.FAILED
-    assert len(waits) == 2
-
-
-def test_a_rank_that_has_met_the_others_does_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 0 has begun then; without a shared disk its file is on another host."""
-    monkeypatch.setattr(training_run.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(training_run, "time", SimpleNamespace())
-    training_run._wait_for_first_rank(tmp_path, TrainerRank(1, 1, 2, 2))
 
 
 ABORTING = """

@@ -96,7 +96,6 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: st
         (Workload.GPT, {"num_layers": 5}, "num_layers"),
         (Workload.GPT, {"context_length": 32}, "context_length"),
         (Workload.LINEAR, {"dataset": "other", "width": 9}, None),
-        (Workload.LINEAR, {"seed": 5}, "seed"),
         (Workload.CUSTOM, {"custom_options": "wide"}, "custom_options"),
     ],
 )

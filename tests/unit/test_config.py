@@ -22,7 +22,6 @@ from trainer.config import (
     checkpoints,
     defaults,
 )
-from trainer.config_validation import TRAITS
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,3 @@ def test_checkpoints_are_listed_as_resume_takes_them(tmp_path: Path) -> None:
     for name in checkpoints(tmp_path):
         assert replace(RunConfig(), resume_from=name).resume_from == name
     assert checkpoints(tmp_path / "missing") == []
-
-
-def test_each_workload_has_traits_of_known_fields() -> None:
-    assert set(TRAITS) == set(Workload)

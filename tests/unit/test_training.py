@@ -155,8 +155,7 @@ def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: LRSc
     resumed = training(lr_scheduler=schedule, learning_rate=0.02, epochs=5)
     for run in (first, whole):
         one_epoch(run)
-    state = copy.deepcopy(first.state_dict())
-    resumed.load(state)
+    resumed.load(copy.deepcopy(first.state_dict()))
     if schedule is not LRSchedule.COSINE:  # a cosine over more epochs stands higher
         assert resumed.learning_rate == pytest.approx(whole.learning_rate)
     one_epoch(resumed)
@@ -164,8 +163,6 @@ def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: LRSc
     for _ in range(2):
         one_epoch(longer)
     assert resumed.learning_rate == pytest.approx(longer.learning_rate)
-    changed = {"epochs": [3, 5], "learning_rate": [0.1, 0.02]}
-    assert resumed.changed_settings(state) == changed
 
 
 def test_eps_of_a_resumed_run_is_that_of_its_precision() -> None:

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from dashboard.arguments import take_arguments
+from stepscope.common.config_issue import ConfigError
 from tests.support.python_programs import run_python
 from tests.support.training_runs import losses_on_one_batch
 from trainer import datasets
 from trainer.config import RunConfig, Workload, defaults
 from trainer.custom_workload import (
     VARIABLE,
-    UserWorkloadError,
     choose,
     user_problem,
     user_workload,
@@ -111,7 +111,7 @@ def test_reading_settings_loads_no_torch() -> None:
     "text", ["mine.py", "mine.py:", "mine.txt:build", ":build", "mine.py:no-name", "mine:build", ""]
 )
 def test_what_is_no_file_and_function_is_refused(text: str) -> None:
-    with pytest.raises(UserWorkloadError, match="must be path.py:function"):
+    with pytest.raises(ConfigError, match="must be path.py:function"):
         choose(text)
     assert user_workload() is None
 
@@ -131,15 +131,15 @@ def test_it_is_kept_as_a_whole_path_for_child_processes(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("SETTINGS = {'a': 1}", "SETTINGS must be a literal dict of names and descriptions"),
-        ("SETTINGS = dict(a='x')", "SETTINGS must be a literal dict of names and descriptions"),
-        ("x = 1\nSETTINGS = {'Bad name': 'x'}", "mine.py, line 2: the setting 'Bad name' needs"),
-        ("def build(:", "mine.py, line 1: invalid syntax"),
+        ("SETTINGS = {'a': 1}", "SETTINGS must be a literal dict"),
+        ("SETTINGS = dict(a='x')", "SETTINGS must be a literal dict"),
+        ("x = 1\nSETTINGS = {'Bad name': 'x'}", "mine.py, line 2: SETTINGS must be a literal"),
+        ("def build(:", "mine.py: cannot be read: invalid syntax (mine.py, line 1)"),
     ],
 )
 def test_settings_that_cannot_be_used_are_one_sentence(write: Write, text: str, words: str) -> None:
     write(text)
-    with pytest.raises(UserWorkloadError) as caught:
+    with pytest.raises(ConfigError) as caught:
         user_workload_settings()
     assert words in str(caught.value)
     problem = user_problem(defaults(Workload.CUSTOM))

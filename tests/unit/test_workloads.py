@@ -77,8 +77,8 @@ def test_a_tied_head_has_no_weights_of_its_own() -> None:
 
 
 def test_resnet_has_the_shape_of_resnet_18() -> None:
-    classes = 101
-    task, _ = make(Workload.RESNET, num_classes=classes, batch_size=2)
+    classes = memory_stress.CLASSES
+    task, _ = make(Workload.RESNET, batch_size=2)
     convolutions = [m for m in task.model.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len([c for c in convolutions if c.kernel_size != (1, 1)]) == 17
     assert convolutions[-1].out_channels == 512

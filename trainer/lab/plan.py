@@ -26,7 +26,7 @@ from trainer.config import (
     limits_of,
 )
 from trainer.config_validation import TrainDevice, validate
-from trainer.custom_workload import UserWorkloadError, user_workload_settings
+from trainer.custom_workload import user_workload_settings
 
 FIXED = frozenset(
     ("workload", "epochs", "seed", "max_steps", "resume_from", "runner", "nan_policy")
@@ -62,7 +62,7 @@ def own_settings(config: RunConfig) -> Mapping[str, str]:
         return {}
     try:
         return user_workload_settings()
-    except UserWorkloadError:
+    except ConfigError:
         return {}
 
 

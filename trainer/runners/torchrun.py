@@ -9,8 +9,6 @@ import contextlib
 import os
 import re
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,15 +16,13 @@ import psutil
 from stepscope.distributed import ONE_MACHINE
 from stepscope.host.child_process import kill_tree, signal_all
 from stepscope.host.environment import granted_cores
-from stepscope.run import RunError, RunStatus, own_ranks, read_run
+from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import rank_numbers
 from stepscope.session.stop import rank_processes
 from stepscope.store.recovery import note_end
 from trainer.config import RunConfig
 from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun, log_text, not_started
 
-ORPHANS_S = 30.0  # timeout for the end of ranks whose torchrun was killed
-POLL_S = 0.2
 MODULE = "trainer.runners.rank_worker"
 _ERROR_LINE = re.compile(r"(?:\[\w+\]:)?\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception): .+)")
 _TORCHRUN_ERRORS = ("ChildFailedError", "SignalException")
@@ -58,9 +54,6 @@ class TorchrunRun(ChildRun):
 
     def _note_end(self, code: int) -> None:
         """Record the end of ranks that have not begun; the others have recorded theirs."""
-        deadline = time.monotonic() + ORPHANS_S
-        while code < 0 and any(self._live_ranks()) and time.monotonic() < deadline:
-            time.sleep(POLL_S)  # ranks stop when their torchrun was killed
         printed = log_text(self.folder / WORKER_LOG)
         if self._stopping:
             not_started(self.folder)
@@ -69,12 +62,6 @@ class TorchrunRun(ChildRun):
         elif code != 0:
             reason = f"The ranks could not start (exit code {code}): {_error(printed)}"
             not_started(self.folder, reason)
-
-    def _live_ranks(self) -> Iterator[int]:
-        with contextlib.suppress(RunError):
-            for rank in own_ranks(read_run(self.folder)):
-                if rank.run_json["pid"] != os.getpid():  # of this process while the run is pending
-                    yield rank.number
 
 
 def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from stepscope.common.stack_phases import INPUT
 from stepscope.host.environment import granted_cores
-from stepscope.run import RUN_JSON, RunKind, RunStatus
+from stepscope.run import RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.session import Session, traceback_text
 from stepscope.store.cuda_readback import keep_for_good
@@ -46,8 +44,6 @@ from trainer.training.state import TrainState
 
 DATA_FILES = {f"trainer/training/{name}.py": INPUT for name in ("loaders", "worker_pool")}
 """Files whose failed allocations belong to the input phase."""
-FIRST_RANK_S = 30.0  # timeout for rank 0 to start: importing torch takes seconds
-POLL_S = 0.05
 
 
 def run(
@@ -88,19 +84,9 @@ def run(
             outcome = _run(config, session, stop or threading.Event(), ranks, at_boundary)
     finally:
         session.close(outcome.status, outcome.reason)
-    _wait_for_first_rank(folder, ranks)
     if outcome.status is RunStatus.FINISHED:
         destroy_process_group()
     return outcome.status
-
-
-def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
-    """Wait for the run.json of rank 0, which torchrun kills when this rank ends early."""
-    if not ranks.rank or dist.is_initialized():  # connected ranks: rank 0 has written it
-        return
-    deadline = time.monotonic() + FIRST_RANK_S
-    while not os.path.exists(folder / RUN_JSON) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
 
 
 def _run(

@@ -6,7 +6,6 @@ Files are replaced atomically, and read with `weights_only`, so that a foreign f
 from __future__ import annotations
 
 import os
-import pickle
 import struct
 import zipfile
 from pathlib import Path
@@ -26,11 +25,6 @@ FORMAT = "stepscope-checkpoint-1"
 MODEL, OPTIMIZER = "model", "optimizer"  # keys of a state
 MAX_PICKLE_BYTES = 64 * 2**20  # without the tensors
 _ALLOCATING = (b"\nbytearray\n", b"c_codecs\n")  # as a pickle names them, unlike names of layers
-_DAMAGED = (
-    *(pickle.UnpicklingError, EOFError, ArithmeticError, AttributeError, LookupError),
-    *(RuntimeError, TypeError, ValueError, AssertionError),
-)
-"""Exceptions of unpickling foreign or damaged files."""
 
 
 class CheckpointError(RunFailedError):
@@ -85,12 +79,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
                     f"{format_bytes(free)}. End other programs."
                 )
             state = torch.load(file, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(
             f"resume_from: {name} cannot be read ({error.strerror or error}). Choose another "
             "checkpoint."
         ) from error
-    except _DAMAGED as error:
+    except Exception as error:  # unpickling a damaged file raises nearly every kind
         raise CheckpointError(
             f"resume_from: {name} is damaged or no checkpoint at all. Choose another checkpoint."
         ) from error

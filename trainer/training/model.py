@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from trainer.training.fsdp import apply_fsdp, unreduced
 from trainer.training.precision import param_dtype
 from trainer.training.rank_info import TrainerRank
 
-_THREADS_SINCE = (2, 13)  # before, CUDA graphs of torch.compile failed in threads (pytorch#123177)
 _WITH_GRAPHS = (CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE)
 
 
@@ -100,19 +98,12 @@ def compiled(
     """Yield the compiled forward pass for batches of `full` samples; None without torch.compile.
 
     Other batches, such as the last of an epoch, run uncompiled: for a second batch size Dynamo
-    would recompile with dynamic shapes. Raises RunFailedError.
+    would recompile with dynamic shapes.
     """
     if config.compile_mode is CompileMode.NONE:
         yield None
         return
     with_graphs = config.compile_mode in _WITH_GRAPHS and device.type == "cuda"
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    in_thread = threading.current_thread() is not threading.main_thread()
-    if with_graphs and in_thread and version < _THREADS_SINCE:
-        raise RunFailedError(
-            f"compile_mode: {config.compile_mode} uses CUDA Graphs, which torch "
-            f"{torch.__version__} can compile in the main thread only. Choose the process runner."
-        )
     compiled_model = torch.compile(model, mode=config.compile_mode.value)
 
     def forward(inputs: Tensor) -> Tensor:

@@ -55,14 +55,7 @@ def resume(training: TrainState, recorder: Recorder) -> None:
     state = read_on_first_rank(recorder.folder.parent / name, training.ranks)
     training.load(state)
     recorder.step, recorder.epoch = training.step, training.epoch
-    changed = training.changed_settings(state)
-    text = f"Resumed from {name} after step {training.step}"
-    if changed:
-        differ = [f"{key} {now} (was {then})" for key, (then, now) in changed.items()]
-        text += f"; changed since: {', '.join(differ)}"
-    recorder.event("resumed", text, path=name)
-    position = {"checkpoint": name, "step": training.step, "epoch": training.epoch}
-    recorder.describe(resumed=position | {"changed": changed})
+    recorder.event("resumed", f"Resumed from {name} after step {training.step}", path=name)
 
 
 def log_step(recorder: Recorder, config: RunConfig, step: int, ts: float, row: MetricRow) -> None:

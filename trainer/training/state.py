@@ -30,7 +30,6 @@ from trainer.config import (
     Strategy,
     reads,
 )
-from trainer.config_validation import TRAITS
 from trainer.training.accelerator import Accelerator
 from trainer.training.checkpoint import MODEL, OPTIMIZER, CheckpointError, write_checkpoint
 from trainer.training.precision import grad_scaler
@@ -39,11 +38,10 @@ from trainer.training.rank_info import ALONE, TrainerRank
 MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
 SAME = (
-    *("workload", "width", "num_layers", "context_length", "num_classes"),
-    *("dataset", "custom_options", "seed", "optimizer", "lr_scheduler"),
+    *("workload", "width", "num_layers", "context_length"),
+    *("dataset", "custom_options", "optimizer", "lr_scheduler"),
 )
-"""Settings that must equal those of the checkpoint if the workload reads them; the seed only if the
-data depend on it."""
+"""Settings that must equal those of the checkpoint if the workload reads them."""
 
 
 class TrainState:
@@ -139,13 +137,10 @@ class TrainState:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint. Raises CheckpointError if it does not fit the run."""
-        workload = self.config.workload
         for name in SAME:
-            if not reads(workload, name) or (name == "seed" and not TRAITS[workload].seeded_data):
-                continue
             ours = getattr(self.config, name)
             theirs = state["config"].get(name, ours)
-            if theirs != ours:
+            if theirs != ours and reads(self.config.workload, name):
                 raise CheckpointError(
                     f"resume_from: the checkpoint was made with {name} {theirs}, got {ours}. "
                     f"Set {name} to {theirs}."
@@ -166,15 +161,6 @@ class TrainState:
                 f"{getattr(self.config, field)}. Increase {field}; it counts from the first run's "
                 "start."
             )
-
-    def changed_settings(self, state: dict[str, Any]) -> dict[str, list[Any]]:
-        """Return the settings that differ from those of a checkpoint, as [then, now]."""
-        theirs, ours = state["config"], self.config.to_dict()
-        return {
-            name: [theirs[name], value]
-            for name, value in ours.items()
-            if name != "resume_from" and name in theirs and theirs[name] != value
-        }
 
     def _load(self, state: dict[str, Any]) -> None:
         # Rank 0 has the tensors; each rank keeps the full ones or its shards.

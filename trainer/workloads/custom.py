@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from stepscope.common.config_issue import ConfigError
 from stepscope.run.status import shortage
 from trainer.config import RunConfig
 from trainer.custom_workload import (
     START,
     CustomWorkload,
-    UserWorkloadError,
     place_in_user_code,
     user_workload,
 )
@@ -38,11 +38,11 @@ def task(config: RunConfig) -> Task:
     """Return the task of the user's function. Raises UserCodeError."""
     try:
         given = user_workload()
-    except UserWorkloadError as error:
+    except ConfigError as error:
         raise UserCodeError(str(error)) from None
     if given is None:
         raise UserCodeError(f"workload: no custom workload was given. Start the page with: {START}")
-    with wrap_user_errors(given.path, f"{given} cannot be used"):
+    with wrap_user_errors(f"{given} cannot be used"):
         build = getattr(load(given.path), given.function, None)
         if not callable(build):
             raise UserCodeError(
@@ -67,7 +67,7 @@ def _split(given: CustomWorkload, name: str, data: Any) -> Split:
     """Return a Split, also of a Dataset. Raises UserCodeError."""
     if isinstance(data, Split):
         return data
-    with wrap_user_errors(given.path, f"{name} of {given} cannot be used"):
+    with wrap_user_errors(f"{name} of {given} cannot be used"):
         return CollatedDataset.of(data, name, UserFile(given.path))
 
 
@@ -102,8 +102,8 @@ def _loaded(path: Path) -> UserFile:
 
 
 @contextmanager
-def wrap_user_errors(path: Path, what: str) -> Iterator[None]:
-    """Raise UserCodeError with the line in `path`, or `what`, for an exception other than OOM."""
+def wrap_user_errors(what: str) -> Iterator[None]:
+    """Raise UserCodeError with the line of the file, or `what`, for any error but out of memory."""
     try:
         yield
     except RunFailedError:
@@ -111,7 +111,7 @@ def wrap_user_errors(path: Path, what: str) -> Iterator[None]:
     except Exception as error:
         if shortage(error) is not None:
             raise
-        place = place_in_user_code(error, path) or f"workload: {what}"
+        place = place_in_user_code(error) or f"workload: {what}"
         text = " ".join(str(error).split())[:300].rstrip(".")
         raise UserCodeError(
             f"{place}: {type(error).__name__}: {text}. Correct the file and start again."
@@ -137,7 +137,7 @@ class CollatedDataset:
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64) as one batch. Raises UserCodeError."""
-        with wrap_user_errors(self.source.path, f"a sample of {self.name} cannot be made"):
+        with wrap_user_errors(f"a sample of {self.name} cannot be made"):
             return _batch([self.dataset[place] for place in indices.tolist()], self.name)
 
     def room(self, size: int) -> Batch:

@@ -25,16 +25,13 @@ def task(config: RunConfig) -> Task:
     """Return a CNN for ten classes whose memory depends on `width` and `image_size`."""
     generator = torch.Generator().manual_seed(config.seed)
     stem = nn.Conv2d(3, config.width, 3, padding=1, bias=False)
-    model = ResidualCnn(stem, config.width, stages=3, classes=CLASSES)
-    return synthetic_task(config, model, CLASSES, generator)
+    return synthetic_task(config, ResidualCnn(stem, config.width, stages=3), generator)
 
 
-def synthetic_task(
-    config: RunConfig, model: nn.Module, classes: int, generator: torch.Generator
-) -> Task:
-    """Return the task to classify `classes` noisy patterns."""
+def synthetic_task(config: RunConfig, model: nn.Module, generator: torch.Generator) -> Task:
+    """Return the task to classify ten noisy patterns."""
     size = config.image_size
-    patterns = torch.rand((classes, 3, 4, 4), generator=generator)
+    patterns = torch.rand((CLASSES, 3, 4, 4), generator=generator)
     images, labels = _pool(patterns, size, generator)
     unseen, unseen_labels = _pool(patterns, size, generator)
     samples = max(EPOCH_SAMPLES, EPOCH_BATCHES * config.batch_size)
@@ -45,7 +42,7 @@ def synthetic_task(
         validation=TensorSplit(unseen, unseen_labels, samples // 16),
         loss=nn.CrossEntropyLoss(),
         run_info={
-            "data": f"synthetic {size}×{size} images of {classes} patterns",
+            "data": f"synthetic {size}×{size} images of {CLASSES} patterns",
             "synthetic": True,
         },
     )
@@ -57,21 +54,15 @@ class ResidualCnn(nn.Module):
     Maps uint8 images (n, 3, size, size) to class scores. `stem` outputs `width` channels.
     """
 
-    def __init__(self, stem: nn.Module, width: int, *, stages: int, classes: int) -> None:
+    def __init__(self, stem: nn.Module, width: int, *, stages: int) -> None:
         super().__init__()
         self.stem = stem
         channels = [width << stage for stage in range(stages)]
-        self.blocks = nn.Sequential(
-            *(
-                block
-                for before, after in zip([width, *channels], channels, strict=False)
-                for block in (
-                    ResidualBlock(before, after, after // before),
-                    ResidualBlock(after, after, 1),
-                )
-            )
-        )
-        self.head = nn.Linear(channels[-1], classes)
+        blocks = []
+        for before, after in zip([width, *channels], channels, strict=False):
+            blocks += [ResidualBlock(before, after), ResidualBlock(after, after)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(channels[-1], CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the class scores (n, classes)."""
@@ -83,14 +74,15 @@ class ResidualCnn(nn.Module):
 class ResidualBlock(nn.Module):
     """Two 3×3 convolutions with batch norm around a shortcut."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, before: int, after: int) -> None:
         super().__init__()
+        stride = after // before
         self.first = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(after)
         self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(after)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or before != after:
+        if stride > 1:
             self.shortcut = nn.Conv2d(before, after, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -27,5 +27,4 @@ def task(config: RunConfig) -> Task:
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
-    model = ResidualCnn(stem, width, stages=STAGES, classes=config.num_classes)
-    return synthetic_task(config, model, config.num_classes, generator)
+    return synthetic_task(config, ResidualCnn(stem, width, stages=STAGES), generator)
