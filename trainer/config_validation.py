@@ -176,8 +176,8 @@ def _optimizer_issues(config: RunConfig, device: TrainDevice) -> Iterator[Config
         yield issue("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
     if config.cuda_graphs and not fused:
         reason = "a captured step needs the fused optimizer, which decides on the GPU"
-        fields = ("cuda_graphs", "optimizer_impl")
-        yield from _issues(fields, reason, "Choose fused, or switch off CUDA Graphs")
+        remedy = "Choose fused, or switch off CUDA Graphs"
+        yield from _issues(("cuda_graphs", "optimizer_impl"), reason, remedy)
     if not fused or config.optimizer is not Optimizer.SGD:
         return
     if config.strategy is Strategy.FSDP:
