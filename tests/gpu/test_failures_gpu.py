@@ -12,11 +12,9 @@ from torch import Tensor
 
 from tests.support.python_programs import run_python
 from tests.support.run_values import metric, run_json
-from tests.support.training_runs import fails_at, refused
 from tests.support.training_runs import train as finished
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.runners import training_run
 from trainer.train import build_train_step
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.state import TrainState
@@ -89,24 +87,6 @@ def test_the_peaks_are_the_runs_own(gpu: TrainDevice, tmp_path: Path) -> None:
     finished(tmp_path, "run", small(gpu, Workload.LINEAR))
     for key in ("memory/peak_allocated", "memory/peak_reserved"):
         assert metric(tmp_path / "run", key, "samples").max() < 512 * MIB, key
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["CUDA error: CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: invalid configuration argument"],
-)
-def test_a_gpu_that_answers_takes_the_next_run(
-    gpu: TrainDevice, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small(gpu, Workload.DIGITS_MLP)
-    kept: list[object] = []
-    monkeypatch.setattr(training_run, "keep_for_good", kept.append)
-    fails_at(monkeypatch, 5, torch.AcceleratorError(words))
-    assert f"{words}. The GPU still responds" in refused(tmp_path, "refused", config)
-    assert len(metric(tmp_path / "refused", "train/loss")) == 4
-    assert kept == []
-    monkeypatch.undo()
-    finished(tmp_path, "next", config)
 
 
 LOST_GPU = """

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer in fp16 and Lightning in 16-mixed, with loader workers and without.
+"""Hugging Face's Trainer in fp16 with loader workers, and Lightning in 16-mixed without.
 
 Forked workers of a second epoch start while values of the GPU are on their way to the recorder.
 """
@@ -6,7 +6,6 @@ Forked workers of a second epoch start while values of the GPU are on their way 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -35,21 +34,16 @@ class Telling(Trainer):
         losses.append(loss.detach())
         return loss
 
-callbacks = []
-if sys.argv[1] == "callback":
-    from stepscope.integrations.huggingface import StepscopeCallback
-    callbacks = [StepscopeCallback("tiny")]
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16))
-for workers in map(int, sys.argv[2:]):
-    losses = []
-    arguments = TrainingArguments(
-        "out", fp16=True, dataloader_num_workers=workers, per_device_train_batch_size=4,
-        num_train_epochs=2, logging_steps=1, max_grad_norm=1.0, save_strategy="no", report_to=[],
-        disable_tqdm=True,
-    )
-    Telling(model, arguments, train_dataset=Data(), callbacks=callbacks).train()
-    print("LOSSES", json.dumps([float(loss) for loss in losses]), flush=True)
+losses = []
+arguments = TrainingArguments(
+    "out", fp16=True, dataloader_num_workers=int(sys.argv[1]), per_device_train_batch_size=4,
+    num_train_epochs=2, logging_steps=1, max_grad_norm=1.0, save_strategy="no", report_to=[],
+    disable_tqdm=True,
+)
+Telling(model, arguments, train_dataset=Data()).train()
+print("LOSSES", json.dumps([float(loss) for loss in losses]), flush=True)
 """
 LIGHTNING = """
 import json, sys
@@ -72,66 +66,37 @@ class Tiny(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
-callbacks = []
-if sys.argv[1] == "callback":
-    from stepscope.integrations.lightning import StepscopeCallback
-    callbacks = [StepscopeCallback("tiny")]
 lightning.seed_everything(0)
 data = TensorDataset(torch.randn(24, 8), torch.randn(24, 1))
-for workers in map(int, sys.argv[2:]):
-    model = Tiny()
-    scaler = torch.amp.GradScaler("cuda", 2.0**10)  # 2**16 overflows in some steps
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="gpu", devices=1, logger=False,
-        plugins=[MixedPrecision("16-mixed", "cuda", scaler)], enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
-        callbacks=callbacks,
-    )
-    trainer.fit(model, DataLoader(data, batch_size=4, num_workers=workers, pin_memory=True))
-    print("LOSSES", json.dumps([float(loss) for loss in model.losses]), flush=True)
+model = Tiny()
+scaler = torch.amp.GradScaler("cuda", 2.0**10)  # 2**16 overflows in some steps
+trainer = lightning.Trainer(
+    max_epochs=2, accelerator="gpu", devices=1, logger=False,
+    plugins=[MixedPrecision("16-mixed", "cuda", scaler)], enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+)
+workers = int(sys.argv[1])
+trainer.fit(model, DataLoader(data, batch_size=4, num_workers=workers, pin_memory=True))
+print("LOSSES", json.dumps([float(loss) for loss in model.losses]), flush=True)
 """
 SCRIPTS = {"transformers": HUGGINGFACE, "lightning": LIGHTNING}
 
 
-@dataclass
-class Trained:
-    """What the script said of its losses, training by training, and the folders of its runs."""
-
-    losses: list[list[float]]
-    runs: list[Path]
-
-
-def train(package: str, shown_by: str, workers: list[int], folder: Path) -> Trained:
-    """Train once for each number of loader workers, in one process."""
-    pytest.importorskip(package)
-    script = folder / "script.py"
-    script.write_text(SCRIPTS[package])
-    how = ["-m", "stepscope.watch"] if shown_by == "watch" else []
-    arguments = (*how, str(script), shown_by, *map(str, workers))
-    runs = str(folder / "runs")
-    done = run_python(*arguments, cwd=folder, HF_HUB_OFFLINE="1", STEPSCOPE_RUNS=runs)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("LOSSES")]
-    losses = [json.loads(line.removeprefix("LOSSES")) for line in lines]
-    assert [len(values) for values in losses] == [STEPS] * len(workers)
-    runs = sorted(run_folders(folder / "runs"), key=lambda run: read_run(run).created)
-    assert [read_run(run).status for run in runs] == [RunStatus.FINISHED] * len(runs)
-    return Trained(losses, runs)
-
-
 @pytest.mark.parametrize(("package", "workers"), [("transformers", 2), ("lightning", 0)])
 def test_a_watched_framework_is_recorded_whole(package: str, workers: int, tmp_path: Path) -> None:
-    trained = train(package, "watch", [workers], tmp_path)
-    (run,), (told,) = trained.runs, trained.losses
-    assert metric(run, "train/loss").tolist() == pytest.approx(told, rel=1e-6)
+    pytest.importorskip(package)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPTS[package])
+    words = ("-m", "stepscope.watch", str(script), str(workers))
+    runs = str(tmp_path / "runs")
+    done = run_python(*words, cwd=tmp_path, HF_HUB_OFFLINE="1", STEPSCOPE_RUNS=runs)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("LOSSES")]
+    losses = json.loads(line.removeprefix("LOSSES"))
+    (run,) = run_folders(tmp_path / "runs")
+    assert read_run(run).status is RunStatus.FINISHED
+    assert len(losses) == STEPS
+    assert metric(run, "train/loss").tolist() == pytest.approx(losses, rel=1e-6)
     assert len(metric(run, "train/amp_scale")) == STEPS
     assert read_run(run).run_json["device"].startswith(("GPU-", "MIG-"))
     assert len(metric(run, "memory/allocated", "samples")) > 0
-
-
-@pytest.mark.parametrize("package", list(SCRIPTS))
-def test_its_callback_records_it_whole(package: str, tmp_path: Path) -> None:
-    trained = train(package, "callback", [2, 0], tmp_path)
-    for run, told in zip(trained.runs, trained.losses, strict=True):
-        # The Trainer's own log, which the callback records, has four digits.
-        assert metric(run, "train/loss").tolist() == pytest.approx(told, rel=1e-3)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.conftest import SIMULATED, simulator_only, waiting_raises
+from tests.gpu.conftest import SIMULATED, waiting_raises
 from tests.integration.conftest import saving_at_step as saving_at_step
-from tests.support.decoded import Decoded
 from tests.support.run_values import metric, run_json
-from tests.support.training_runs import background, refused, train
+from tests.support.training_runs import background, train
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.loaders import Loader, make_loader
 from trainer.workloads.task import TensorSplit
@@ -33,25 +30,13 @@ SWITCHES: list[dict[str, Any]] = [
     {"pin_memory": False, "non_blocking": False},
     {"non_blocking": False},
     {"copy_stream": True},
-    {"copy_stream": True, "non_blocking": False},
     {"dataset_on_device": True},
-    {"num_workers": 2},
     {"num_workers": 1, "persistent_workers": False, "copy_stream": True, "prefetch_factor": 3},
     {"copy_stream": True, "gradient_accumulation_steps": 2},
-    {"copy_stream": True, "cuda_graphs": True},
     {"dataset_on_device": True, "cuda_graphs": True},
 ]
 
 switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
-
-
-@contextmanager
-def calls() -> Iterator[dict[str, int]]:
-    """What was called within, by the simulator's count."""
-    import cudasim  # noqa: PLC0415 - only where there is one
-
-    with cudasim.counted() as counted:
-        yield counted
 
 
 def small(gpu: TrainDevice, **changes: Any) -> RunConfig:
@@ -202,40 +187,3 @@ def test_a_side_stream_copies_while_the_gpu_computes(
         assert not copied.query()
     assert targets.tolist() == list(range(512, 1024))  # work that follows sees the batch
     assert computed.query()
-
-
-@simulator_only
-def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaAccelerator) -> None:
-    split = numbers()
-    with calls() as counted:
-        loader = make_loader(split, small(gpu, dataset_on_device=True), compute)
-    assert counted["copy h2d"] == 2
-    assert counted["bytes h2d"] == 2048 * 1024 * 4 + 2048 * 8
-    for _ in range(3):
-        with calls() as counted:
-            for _ in loader.batches(torch.randperm(2048)):
-                pass
-        assert counted["copy h2d"] == 1
-        assert counted["bytes h2d"] == 2048 * 8
-
-
-def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
-    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CudaAccelerator, "free_memory", lambda self: (2**20, 2**31))
-    assert refused(tmp_path, "run", small(gpu, dataset_on_device=True)) == (
-        "dataset_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
-        "free. Turn off dataset_on_device."
-    )
-    assert not (tmp_path / "run" / "traceback.txt").exists()
-
-
-def test_data_in_files_cannot_be_kept_on_the_device(
-    gpu: TrainDevice, compute: CudaAccelerator, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        RunFailedError,
-        match=r"dataset_on_device: this workload's data is not in memory\. "
-        r"Turn off dataset_on_device\.",
-    ):
-        make_loader(Decoded(tmp_path, 4), small(gpu, dataset_on_device=True), compute)

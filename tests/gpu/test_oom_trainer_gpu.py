@@ -120,20 +120,3 @@ def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path
     assert f"Process {pid}" in found.text
     assert [one.pid for one in report.last.processes] == [pid]
     assert "End the other process" in found.recommendations[0].text
-
-
-def test_pieces_before_the_first_step_is_complete_are_a_remark(
-    gpu: TrainDevice, tmp_path: Path
-) -> None:
-    room = free_now() - 100 * MIB
-    count = int(room) // (20 * MIB)
-    pairs = [[torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in "ab"]
-             for _ in range(count)]  # fmt: skip
-    kept = [pair[0] for pair in pairs]
-    del pairs
-    _, found = failed(hungry(gpu), tmp_path / "r")
-    del kept
-    assert found.cause is OomCause.TOO_LARGE, found.text
-    assert "Fragmentation may add to it" in found.text
-    assert found.recommendations[0].name == "batch_size"
-    assert "ALLOC_CONF" in str(found.recommendations[1].code)

@@ -49,7 +49,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def one(root: Path) -> Path:
     """What one process has trained, on one GPU and on two of them with DataParallel."""
-    needs(2)
+    if not SIMULATED and torch.cuda.device_count() < 2:
+        pytest.skip("fewer than 2 GPUs here")
     half = mlp(precision=Precision.FP16)
     jobs = {
         "one": mlp(),
@@ -71,7 +72,6 @@ def two(one: Path) -> Path:
         "gpt-fsdp": job(gpt(), FSDP, 2, activation_checkpointing=True, kernel_warmup=True),
         "ddp-half": job(mlp(precision=Precision.FP16), DDP, 2),
         "fsdp-half": job(mlp(precision=Precision.FP16, max_grad_norm=100.0), FSDP, 2),
-        "fsdp-bf16": job(mlp(precision=Precision.BF16), FSDP, 2, preallocate_memory=True),
         "resident": replace(
             job(mlp(dataset_on_device=True), DDP, 2), batch_size=64, gradient_accumulation_steps=4
         ),
@@ -79,11 +79,6 @@ def two(one: Path) -> Path:
     scale = {"ddp-half": OVERFLOWS, "fsdp-half": OVERFLOWS}
     launch(2, one, jobs, scale=scale, CUDASIM_DEVICES="2")
     return one
-
-
-def needs(devices: int) -> None:
-    if not SIMULATED and torch.cuda.device_count() < devices:
-        pytest.skip(f"fewer than {devices} GPUs here")
 
 
 def peaks(folder: Path, rank: int) -> list[int]:
@@ -162,29 +157,14 @@ def recorded_sample(folder: Path, key: str, rank: int) -> float:
     return float(np.nanmax(block.mean[block.keys.index(key)]))
 
 
-@pytest.mark.parametrize(
-    ("precision", "rel"),
-    # Gradients of fp16 that are unscaled by a wrong scale change the losses by half a percent.
-    [(Precision.FP32, RELATIVE), (Precision.BF16, HALF_RELATIVE), (Precision.FP16, 1e-3)],
-)
-def test_weights_of_fsdp_may_lie_on_the_host(precision: Precision, rel: float, two: Path) -> None:
-    name = f"host-{precision}"
-    config = job(mlp(precision=precision, max_grad_norm=100.0), FSDP, 2, cpu_offload=True)
-    launch(2, two, {name: config}, CUDASIM_DEVICES="2")
+def test_weights_of_fsdp_may_lie_on_the_host(two: Path) -> None:
+    """Gradients of fp16 that are unscaled by a wrong scale change the losses by half a percent."""
+    half = mlp(precision=Precision.FP16, max_grad_norm=100.0)
+    launch(2, two, {"host": job(half, FSDP, 2, cpu_offload=True)}, CUDASIM_DEVICES="2")
     expected = metric(two / "one", "train/loss")
-    assert mean_loss(two / name) == pytest.approx(expected, rel=rel)
-    last = torch.load(two / name / "last.pt", weights_only=True)
+    assert mean_loss(two / "host") == pytest.approx(expected, rel=1e-3)
+    last = torch.load(two / "host" / "last.pt", weights_only=True)
     assert last["position"]["step"] == len(expected)
-
-
-def test_four_ranks_over_nccl_give_the_losses_of_one_device(one: Path) -> None:
-    needs(4)
-    jobs = {"ddp4": job(mlp(), DDP, 4), "fsdp4": job(mlp(), FSDP, 4)}
-    launch(4, one, jobs, CUDASIM_DEVICES="4")
-    for name in jobs:
-        expected = metric(one / "one", "train/loss")
-        assert mean_loss(one / name) == pytest.approx(expected, rel=RELATIVE), name
-        assert [np.argmax(peaks(one / name, rank)) for rank in range(4)] == [0, 1, 2, 3]
 
 
 def test_more_ranks_than_gpus_are_refused_in_a_sentence(root: Path, need: Need) -> None:

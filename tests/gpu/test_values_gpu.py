@@ -216,20 +216,6 @@ def test_each_type_arrives_as_the_number_that_it_holds(clock: Clock) -> None:
     assert not reader.dropped
 
 
-def test_the_last_rows_of_a_loop_that_pauses_come_with_the_next_poll(clock: Clock) -> None:
-    reader = Reader()
-    for step, loss in enumerate(numbers(3)):
-        reader.log(step, loss)
-    torch.cuda.synchronize()
-    reader.poll()
-    assert [step for step, _ in reader.rows] == [0], "the first is not held back"
-    clock.now += cuda_readback.PERIOD_S
-    reader.poll()
-    torch.cuda.synchronize()
-    reader.poll()
-    assert reader.rows == [(step, {"train/loss": step}) for step in range(3)]
-
-
 def test_nothing_that_is_gathered_enters_a_graph(clock: Clock) -> None:
     reader, losses = Reader(), numbers(4)
     reader.log(0, losses[0])
@@ -244,25 +230,6 @@ def test_nothing_that_is_gathered_enters_a_graph(clock: Clock) -> None:
     wanted = [{"train/loss": 0.0}, {"train/loss": 1.0}, {}, {"train/loss": 3.0}]
     assert [row for _, row in reader.rows] == wanted
     assert reader.dropped == 1
-
-
-def test_a_copy_that_a_signal_handler_interrupts_costs_its_value_and_no_row(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy, reader = torch._foreach_copy_, Reader()
-
-    def interrupted(*args: Any) -> None:
-        reader.flush()  # as the handler does
-        copy(*args)
-
-    for step, loss in enumerate(numbers(4)):
-        with monkeypatch.context() as patch:
-            if step == 2:
-                patch.setattr(torch, "_foreach_copy_", interrupted)
-            reader.log(step, loss)
-    reader.flush()
-    rows = [(step, {} if step == 2 else {"train/loss": float(step)}) for step in range(4)]
-    assert (reader.rows, reader.dropped) == (rows, 1)
 
 
 def test_values_of_a_side_stream_are_waited_for_from_another(clock: Clock) -> None:
