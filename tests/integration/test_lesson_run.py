@@ -83,17 +83,6 @@ time.sleep(60)
     wait_for_end(int(text.split()[1]))
 
 
-def test_a_grandchild_that_stays_does_not_keep_it_running(write: Write) -> None:
-    program = f"""
-import subprocess, sys
-print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
-"""
-    output = ended(LessonRun(write(program)))
-    assert output.state is ChildState.FINISHED
-    assert output.seconds < 60
-    wait_for_end(int(output.text.split()[1]))
-
-
 def test_one_at_a_time_the_last_of_each_name_is_kept_and_the_server_ends_it(
     write: Write, tmp_path: Path
 ) -> None:

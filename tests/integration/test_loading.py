@@ -135,8 +135,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 SWITCHES: list[dict[str, Any]] = [
-    {"num_workers": 2},
-    {"num_workers": 2, "persistent_workers": False},
     {"num_workers": 1, "prefetch_factor": 4},
     {"num_workers": 2, "persistent_workers": False, "gradient_accumulation_steps": 3},
 ]
@@ -161,9 +159,6 @@ def test_every_way_of_loading_gives_the_same_losses_and_resumes(
     validated = [metric(tmp_path / name, "val/loss") for name in ("plain", "changed", "resumed")]
     assert np.array_equal(validated[0], validated[1])
     assert np.array_equal(validated[0][1:], validated[2])
-    for key in ("perf/h2d", "perf/gpu_time", "perf/gpu_wait"):
-        with pytest.raises(ValueError, match="not in"):
-            metric(tmp_path / "changed", key)
 
 
 @pytest.mark.parametrize("persistent", [True, False])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import signal
 import subprocess
 import threading
 from dataclasses import replace
@@ -14,7 +12,6 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreError, StoreReader
-from stepscope.store.recovery import recover_ended
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import small, start_worker
 from tests.support.waiting import wait_for, wait_until
@@ -139,20 +136,6 @@ def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
         free.set()
         assert run.stop(20)
     assert read_run(run.folder).reason == ended.reason
-
-
-def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Path) -> None:
-    run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
-    assert isinstance(run, runners.ProcessRun)
-    wait_until(lambda: read_run(run.folder).run_json.get("step", 0) > 0)
-    os.kill(read_run(run.folder).run_json["pid"], signal.SIGSTOP)  # as a step that takes long
-    assert not run.stop(0.01)
-    run.end_with_server()
-    ended = read_run(run.folder)
-    assert ended.status is RunStatus.STOPPED
-    assert SHUT_DOWN in str(ended.reason)
-    recover_ended(ended)
-    assert len(metric(run.folder, "train/loss")) >= ended.run_json["step"]
 
 
 def test_it_stops_when_its_parent_is_gone(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import started
-
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,11 +111,3 @@ def test_a_skip_without_a_pattern_fails_the_run(pattern: str, code: int, tmp_pat
     done = run(tmp_path, "--allowed-skips", str(allowed), skip=skip, fine=FINE)
     assert done.returncode == code
     assert ("test_skip.py::test_skips: Skipped: no such machine" in done.stdout) == bool(code)
-
-
-def test_a_job_that_ends_before_its_run_shows_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(AssertionError), started(tmp_path, 1, [str(tmp_path / "missing.py")]):
-        pass
-    assert "missing.py" in capsys.readouterr().out

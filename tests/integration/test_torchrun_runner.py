@@ -81,12 +81,6 @@ def test_each_rank_records_and_the_job_finishes(tmp_path: Path) -> None:
     assert "RuntimeWarning" not in (run.folder / "worker.log").read_text()
 
 
-def test_a_job_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> None:
-    run = start(tmp_path)
-    assert run.stop(60)
-    assert read_run(run.folder).status is RunStatus.STOPPED
-
-
 def test_stop_ends_all_ranks(tmp_path: Path) -> None:
     run = start(tmp_path, num_workers=1)
     wait_until(lambda: step_of(run.folder) > 5, 90)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import itertools
 import os
 import signal
 import threading
@@ -19,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.run import RunStatus
 from stepscope.session import session
 from stepscope.store import StoreReader
 from stepscope.store.cuda_readback import MetricRow, RowSink
@@ -128,23 +126,6 @@ def test_an_oom_is_its_own_event_with_the_memory_and_the_steps_before_it_are_rec
     assert oom.data["after"]["process/rss"] > 0
 
 
-def test_the_steps_before_the_servers_end_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop, calls, train = threading.Event(), itertools.count(1), TrainStep.__call__
-
-    def step(self: TrainStep, *batch: torch.Tensor) -> Any:
-        if next(calls) == 5:
-            stop.set()
-        return train(self, *batch)
-
-    monkeypatch.setattr(CpuAccelerator, "reader", lambda self, sink: LateReader(sink))
-    monkeypatch.setattr(TrainStep, "__call__", step)
-    status = training_run.run(small(Workload.DIGITS_MLP), tmp_path, stop=stop)
-    assert status is RunStatus.STOPPED
-    assert len(metric(tmp_path, "train/loss")) == 5
-
-
 @pytest.mark.parametrize(
     ("module", "name"),
     [(session, "environment"), (rank_info, "open_source"), (session, "Sampler")],
@@ -217,38 +198,6 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(
     refused = [event for event in events(tmp_path) if event.kind == "checkpoint"]
     assert refused
     assert all(os.strerror(errno.ENOSPC) in event.text for event in refused)
-
-
-PAGE = """
-import sys, types, threading
-from pathlib import Path
-if __name__ == "__main__":  # as in dashboard/main.py: multiprocessing imports this file in workers
-    with open({marker!r}, "a") as file:
-        file.write("ran\\n")
-    # Streamlit puts a module of its own into sys.modules for the page that it runs.
-    page = types.ModuleType("__main__")
-    page.__file__ = __file__
-    sys.modules["__main__"] = page
-    from dataclasses import replace
-    from trainer.runners.training_run import run
-    from trainer.config import RunConfig, Workload, defaults
-    config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, num_threads=1)
-    statuses = []
-    thread = threading.Thread(target=lambda: statuses.append(run(config, Path({folder!r}))))
-    thread.start()
-    thread.join()
-    assert statuses == ["finished"], statuses
-"""
-
-
-def test_workers_never_run_the_page_again(tmp_path: Path) -> None:
-    marker, folder = tmp_path / "marker", tmp_path / "run"
-    folder.mkdir()
-    page = tmp_path / "page.py"
-    page.write_text(PAGE.format(marker=str(marker), folder=str(folder)))
-    done = run_python(str(page))
-    assert done.returncode == 0, done.stderr
-    assert marker.read_text() == "ran\n"
 
 
 ABORTING = """

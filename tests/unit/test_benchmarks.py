@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import child, gate_truth, gate_truth_script, long_runs, pairs, reader, tune_scripts
-from stepscope.lab.folder import Trial
+from benchmarks import child, gate_truth_script, long_runs, pairs, reader
 
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:
@@ -64,37 +63,6 @@ def test_a_planted_slowdown_is_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert np.fromfile(tmp_path / "steps-2") == pytest.approx([step] * 4)
     # The lateness of 2 ms of a wait (3 ms, less the last one as a loop) does not add up.
     assert ended == pytest.approx(4 * step + 0.002, abs=1e-4)
-
-
-def test_a_t_test_compares_the_steps_of_one_run_each(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    names = ["baseline", "same", "slow"] * 2
-    factors = [1.0, 1.0, 1.05] * 2
-    for number, factor in enumerate(factors):
-        (factor * rng.normal(1, 0.01, 90)).tofile(tmp_path / f"steps-{number}")
-    trials = [
-        Trial(contest="variants", round=1 + number // 3, name=name)
-        for number, name in enumerate(names)
-    ]
-    assert gate_truth.t_tests(tmp_path, trials) == {"same": [False] * 2, "slow": [True] * 2}
-
-
-def test_the_patch_of_a_public_script_is_applied_and_compared(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("a = 1\nloader = Loader(data)\n")
-    diff = (
-        "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n a = 1\n"
-        "-loader = Loader(data)\n+loader = Loader(data, num_workers=2)\n"
-    )
-    assert tune_scripts.apply(diff, script) == "a = 1\nloader = Loader(data, num_workers=2)\n"
-    assert (script.read_text(), tune_scripts.added(diff)) == ("a = 1\nloader = Loader(data)\n", 1)
-    with pytest.raises(tune_scripts.BenchmarkError):
-        tune_scripts.apply(diff.replace("a = 1", "b = 2").replace("Loader(data)\n", "x\n"), script)
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-    tuned = {"tune": {"low": 1.1, "high": 1.3}}
-    assert tune_scripts.within(tuned | {"patched": {"effect": 1.2}}) is True
-    assert tune_scripts.within(tuned | {"patched": {"effect": 1.05}}) is False
-    assert tune_scripts.within({"tune": None}) is None
 
 
 @pytest.mark.parametrize("read", reader.READS)

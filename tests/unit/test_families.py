@@ -47,15 +47,10 @@ def test_every_path_of_the_map_exists() -> None:
     [
         ("stepscope/distributed/rendezvous.py", {"hangs", "stragglers", "runners", "cuda-jobs"}),
         ("stepscope/lab/plan.py", {"lab", "lab-scripts"}),
-        ("stepscope/settings/apply.py", {"lab-scripts"}),
         ("stepscope/watch/hooks.py", {"watch", "lab-scripts", "cuda-watch"}),
-        ("trainer/runners/torchrun.py", {"runners", "parallel"}),
-        ("trainer/lessons/amp.py", {"lessons"}),
-        ("trainer/lab/trial.py", {"lab"}),
         ("pyproject.toml", {"packaging", "newer-python"}),
         ("simulator/src/nccl.cpp", set(CUDA)),
         ("stepscope/run/run_info.py", {"hostile-folders", "other-user"}),
-        ("tests/integration/test_hangs.py", {"hangs"}),
         ("tests/gpu/test_oom_gpu.py", {"cuda-memory"}),
         ("tests/scripts/hanging.py", {"hangs"}),
     ],
@@ -81,13 +76,6 @@ def test_shared_code_of_tests_brings_the_families_that_import_it(
     }
     monkeypatch.setattr(families, "FAMILIES", table)
     assert dict(families.concerned(["tests/support/jobs.py"])) == {"one": "tests/support/jobs.py"}
-
-
-def test_without_the_commit_all_families_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert families.changed_since("0" * 40) is None
-    assert families.changed_since("") is None
-    families.main(["since", ""])
-    assert capsys.readouterr().out.split() == list(FAMILIES)
 
 
 def test_a_landing_takes_whole_families_and_the_core_of_the_others(

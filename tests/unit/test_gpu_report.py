@@ -65,22 +65,3 @@ def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     assert late["status"] == OUT_OF_TIME
     assert late["result"] is None
     assert report.last_json('{"a": 1}\n{"b": 2}\nwarning\n{broken\n') == {"b": 2}
-
-
-def test_the_document_has_the_machine_each_steps_state_and_the_figures() -> None:
-    failed = {"test": "tests/gpu/test_x.py::a", "outcome": "failed", "reason": "1 | 2\n3"}
-    way = {"median": 1.004, "interval_95": [1.001, 1.007], "pairs": 32}
-    free = {"valid": False, "step_ms": {"init": 1.1}, "seconds_to_bare": {"init": way}}
-    records = {
-        "tests": report.add({"tests": [failed]}, "all", ran(OUT_OF_TIME, result=None)),
-        "overhead": report.add({}, "1 ms", ran(FINISHED, result={"free": free})),
-        "loop": report.add({}, "digits_cnn", ran(FAILED, reason="exit code 1", result=None)),
-    }
-    text = report.document(records)
-    assert "Commit `abc`, NVIDIA X, driver 1.2, torch 2.11.0 (CUDA 13.0)" in text
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    assert ["loop", "digits_cnn", "failed", "exit code 1", "1", "abc"] in rows
-    assert "1 \\| 2 3" in text
-    (overhead,) = (row for row in rows if row[:2] == ["1 ms", "init"])
-    assert overhead[2:7] == ["1.1", "1.004", "1.001", "1.007", "32"]
-    assert overhead[7].startswith("void")

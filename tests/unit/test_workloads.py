@@ -70,12 +70,6 @@ def test_no_score_depends_on_a_later_character() -> None:
     assert not torch.allclose(before[:, 10:], after[:, 10:])
 
 
-def test_a_tied_head_has_no_weights_of_its_own() -> None:
-    model = make(Workload.GPT)[0].model
-    assert isinstance(model, gpt.Gpt)
-    assert model.head.weight is model.embedding.weight
-
-
 def test_resnet_has_the_shape_of_resnet_18() -> None:
     classes = memory_stress.CLASSES
     task, _ = make(Workload.RESNET, batch_size=2)
@@ -99,30 +93,18 @@ def test_a_matmul_sample_is_three_products() -> None:
     assert counted.get_total_flops() == config.batch_size * 3 * 2 * 64**3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [8, 256])
-def test_matmul_stays_finite_in_every_precision(dtype: torch.dtype, width: int) -> None:
-    task, _ = make(Workload.MATMUL, width=width)
-    model = task.model.to(dtype)
-    inputs, targets = first_batch(task, 2)
-    loss = task.loss(model(inputs), targets)
-    loss.backward()
-    assert loss.isfinite()
-    for weights in model.parameters():
-        assert weights.grad is not None
-        assert weights.grad.isfinite().all()
-        assert (weights.grad != 0).float().mean() > 0.9
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("workload", [Workload.GPT, Workload.RESNET, Workload.MEMORY_STRESS])
+@pytest.mark.parametrize("workload", [Workload.GPT, Workload.RESNET, Workload.MATMUL])
 def test_a_model_computes_in_the_type_of_its_weights(workload: Any, dtype: torch.dtype) -> None:
     task, _ = make(workload, **SMALL[workload])
     inputs, targets = first_batch(task, 2)
     loss = task.loss(task.model.to(dtype)(inputs), targets)
     loss.backward()
     assert loss.isfinite()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in task.model.parameters())
+    for weights in task.model.parameters():
+        assert weights.grad is not None
+        assert weights.grad.isfinite().all()
+        assert (weights.grad != 0).any()
 
 
 @pytest.mark.parametrize("batch_size", [1, 11, 100])
