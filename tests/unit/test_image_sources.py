@@ -47,12 +47,10 @@ def split(images: ImageList) -> tuple[list[str], list[str]]:
 GOOD = ["a.png,cat", "b.png,dog", "c.png,cat", "d.png,dog", "e.png,cat"]
 FORMS = {
     "not-normalized": rows("./a.png,cat", ".//b.png,dog", *GOOD[2:]),
-    "windows-lines": rows(*GOOD).replace("\n", "\r\n"),
     "bom": b"\xef\xbb\xbf" + rows(*GOOD).encode(),
     "empty-lines": rows("", *GOOD[:2], " ", ",", *GOOD[2:], "", ""),
     "other-names": rows(*GOOD, header="Image_Path , Target"),
     "semicolons": rows(*(line.replace(",", ";") for line in GOOD), header="path;label"),
-    "tabs": rows(*(line.replace(",", "\t") for line in GOOD), header="path\tlabel"),
     "quoted": rows(*(f'" {line.replace(",", chr(34) + "," + chr(34))} "' for line in GOOD)),
     "more-columns": rows(*(f"0,{line},note" for line in GOOD), header=",path,label,extra"),
 }
@@ -97,13 +95,10 @@ def test_a_folder_with_one_or_two_tables(folder: Path) -> None:
 BAD_ROWS = [
     ("../secret.png,x", "is outside the folder"),
     ("/etc/passwd,x", "is outside the folder"),
-    (".,x", "is outside the folder"),
     ("link.png,x", "link.png is outside the folder"),
     ("linked/secret.png,x", "linked/secret.png is outside the folder"),
     ("nowhere/a.png,x", "there is no file nowhere/a.png"),
-    ("a.png/b.png,x", "there is no file a.png/b.png"),
     ("pipe.png,x", "there is no file pipe.png"),
-    ("f" * 300 + ".png,x", "there is no file fff"),
     ("empty.png,x", "empty.png has 0 bytes"),
     ("large.png,x", "large.png has 68,157,440 bytes, 1 to 67,108,864 are allowed"),
     ("a\0b.png,x", "a?b.png is no valid file name"),
@@ -141,7 +136,6 @@ SPLIT_HEADER = "path,label,split"
 NO_TABLES: list[tuple[str | bytes, str]] = [
     ("", "columns named path and label are needed"),
     ("path,label\n", "classes are needed, got 0 with 0 images"),
-    (rows("a.png,x", "b.png,x"), "classes are needed, got 1 with 2 images."),
     (rows(*GOOD, header="a,b"), "columns named path and label are needed, got 'a,b'"),
     (rows("a.png,x,train", "b.png,x,dev", header=SPLIT_HEADER), "line 3: the split is not train"),
     (rows("a.png,x,val", "b.png,y,val", header=SPLIT_HEADER), "every image is for validation"),

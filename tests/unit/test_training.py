@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,9 @@ from trainer.config import (
     Optimizer,
     OptimizerImpl,
     RunConfig,
-    Runner,
-    Strategy,
 )
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.state import TrainState, save
+from trainer.training.state import TrainState
 
 
 def training(samples: int = 1, **changes: object) -> TrainState:
@@ -89,11 +86,9 @@ FALLING = [1.0, (1 + HALF_ROOT) / 2, 0.5, (1 - HALF_ROOT) / 2]
     ("changes", "factors"),
     [
         ({"epochs": 1, "batch_size": 3}, FALLING),
-        ({"epochs": 2, "batch_size": 8}, FALLING),
         ({"epochs": 1, "batch_size": 1, "gradient_accumulation_steps": 3}, FALLING),
         ({"epochs": 50, "batch_size": 4, "max_steps": 4}, FALLING),
         ({"epochs": 2, "batch_size": 4, "lr_warmup_steps": 2}, [1 / 3, 2 / 3, *FALLING]),
-        ({"epochs": 1, "batch_size": 5, "lr_scheduler": LRSchedule.NONE}, [1.0, 1.0]),
         (
             {"batch_size": 10, "lr_scheduler": LRSchedule.NONE, "lr_warmup_steps": 1},
             [1 / 2, 1.0, 1.0],
@@ -121,21 +116,6 @@ def test_a_resumed_run_has_the_rates_of_the_whole_one(step: int) -> None:
         one_step(first)
     resumed.load(copy.deepcopy(first.state_dict()))
     assert [one_step(resumed) for _ in range(9 - step)] == rates[step:]
-    assert resumed.has_ended
-
-
-@pytest.mark.parametrize("longer", [{"epochs": 6}, {"max_steps": 20, "epochs": 50}])
-def test_a_cosine_goes_on_over_more_steps_as_if_it_had_known(longer: dict[str, Any]) -> None:
-    first = training(samples=10, batch_size=4)
-    whole, resumed = (training(samples=10, batch_size=4, **longer) for _ in range(2))
-    for run in (first, whole):
-        for _ in range(9):
-            one_step(run)
-    resumed.load(copy.deepcopy(first.state_dict()))
-    while not whole.has_ended:
-        assert resumed.learning_rate == whole.learning_rate > 1e-6
-        one_step(whole)
-        one_step(resumed)
     assert resumed.has_ended
 
 
@@ -174,14 +154,3 @@ def test_eps_of_a_resumed_run_is_that_of_its_precision() -> None:
     again = training(precision="fp32")
     again.load(copy.deepcopy(resumed.state_dict()))
     assert again.optimizer.param_groups[0]["eps"] == 1e-8
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_disk_that_refuses_the_file_gets_the_space_of_its_parts_back(tmp_path: Path) -> None:
-    run = training(device="cpu", runner=Runner.TORCHRUN, strategy=Strategy.FSDP, devices_per_node=2)
-    save(tmp_path / "best.pt", run)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    (tmp_path / "last.pt").mkdir()  # a file cannot take its place
-    with pytest.raises(OSError, match=r"last\.pt"):
-        save(tmp_path / "last.pt", run)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*before, "last.pt"]

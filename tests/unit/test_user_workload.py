@@ -116,18 +116,6 @@ def test_what_is_no_file_and_function_is_refused(text: str) -> None:
     assert user_workload() is None
 
 
-def test_it_is_kept_as_a_whole_path_for_child_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my file.py").write_text(HEAD)
-    monkeypatch.chdir(tmp_path)
-    choose("my file.py:build")
-    monkeypatch.chdir("/")
-    found = user_workload()
-    assert found is not None
-    assert (found.path, str(found)) == (tmp_path / "my file.py", "my file.py:build")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -179,8 +167,6 @@ BROKEN = [
     ),
     (returning(train="[]"), "train has no samples"),
     (returning(train="[(1, 2, 3)]"), "each sample of train must be a pair of input and target"),
-    (returning(train="[('text', 1)]"), "each sample of train must be a pair of input and target"),
-    (returning(train="[(object(), 1)]"), "train of mine.py:build cannot be used: TypeError"),
     (returning(nonsense="3"), "mine.py, line 10, in build: TypeError"),
 ]
 

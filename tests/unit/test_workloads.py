@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pydoc_data import topics
 from typing import Any
 
@@ -39,14 +38,6 @@ def test_gpt_scores_every_character_of_the_text() -> None:
     assert task.loss(scores, targets).item() == pytest.approx(
         torch.tensor(characters).log().item(), rel=0.05
     )
-
-
-def test_a_target_is_the_character_after_its_input() -> None:
-    task, _ = make(Workload.GPT, context_length=100)
-    inputs, targets = first_batch(task, 4)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    for one, next_one in pairwise(inputs):
-        assert torch.equal(one[gpt.STRIDE :], next_one[: -gpt.STRIDE])
 
 
 @pytest.mark.parametrize("context", [8, 64, 4096])
@@ -146,11 +137,3 @@ def test_the_line_is_drawn_against_the_truth() -> None:
     residual = torch.tensor(fit["y"]) - fit["slope"] * torch.tensor(fit["x"]) - fit["intercept"]
     assert residual.std().item() == pytest.approx(linear.NOISE, rel=0.2)
     assert set(task.recorded) == {"model/weight", "model/bias"}
-
-
-@pytest.mark.parametrize("size", [8, 32, 224, 1024])
-def test_the_fill_pool_stays_small_at_any_size(size: int) -> None:
-    task = made(Workload.MEMORY_STRESS, image_size=size)
-    assert task.train.inputs.nbytes <= memory_stress.POOL_BYTES
-    assert task.run_info["synthetic"] is True
-    assert task.train.length >= memory_stress.EPOCH_SAMPLES
