@@ -174,6 +174,10 @@ def _optimizer_issues(config: RunConfig, device: TrainDevice) -> Iterator[Config
     if config.lr_warmup_steps and config.lr_scheduler is LRSchedule.PLATEAU:
         reason = "the plateau schedule changes the learning rate after epochs only"
         yield issue("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
+    if config.cuda_graphs and config.gradient_accumulation_steps > 1:
+        reason = "a captured step is one batch"
+        fields = ["cuda_graphs", "gradient_accumulation_steps"]
+        yield from _issues(fields, reason, "Switch off CUDA Graphs, or do not accumulate")
     if config.cuda_graphs and not fused:
         reason = "a captured step needs the fused optimizer, which decides on the GPU"
         remedy = "Choose fused, or switch off CUDA Graphs"

@@ -51,14 +51,8 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
     "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
     "pure_fp16": ({"precision": "pure_fp16"}, 0.25),
     "CUDA Graphs": ({"cuda_graphs": True}, 5e-3),
-    "CUDA Graphs, fp16, clipping, accumulation": (
-        {
-            "cuda_graphs": True,
-            "precision": "fp16",
-            "max_grad_norm": 1e6,
-            "batch_size": 128,
-            "gradient_accumulation_steps": 4,
-        },
+    "CUDA Graphs, fp16, clipping": (
+        {"cuda_graphs": True, "precision": "fp16", "max_grad_norm": 1e6},
         0.05,
     ),
 }
@@ -109,27 +103,16 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[torch.cuda.CUDAGraph]:
     return called
 
 
-@pytest.mark.parametrize(
-    ("gradient_accumulation_steps", "graphs", "replayed"),
-    # 12,942 samples in batches of 512: 25 whole ones and 142 samples. In steps of 2, 3 and 5
-    # batches the last step of an epoch is not whole, and all of its batches go without the graph.
-    [(1, 1, 25), (2, 2, 24), (3, 3, 24), (5, 3, 25)],
-)
-def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
-    gradient_accumulation_steps: int,
-    graphs: int,
-    replayed: int,
-    gpu: TrainDevice,
-    tmp_path: Path,
-    replays: list[torch.cuda.CUDAGraph],
+def test_whole_batches_are_replayed_and_the_rest_goes_without_the_graph(
+    gpu: TrainDevice, tmp_path: Path, replays: list[torch.cuda.CUDAGraph]
 ) -> None:
+    """Of 12,942 samples an epoch has 25 whole batches of 512 and one of 142."""
     config = cnn(gpu, max_steps=0, epochs=2, optimizer="sgd", max_grad_norm=0.5)
-    config = replace(config, gradient_accumulation_steps=gradient_accumulation_steps)
     expected = train(tmp_path, "eager", config)
     assert replays == []
     losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
-    assert len(replays) == 2 * replayed
-    assert len(set(replays)) == graphs
+    assert len(replays) == 2 * 25
+    assert len(set(replays)) == 1
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     for key in ("train/grad_norm", "val/loss"):
         found, wanted = (metric(tmp_path / name, key) for name in ("graphs", "eager"))
@@ -154,7 +137,7 @@ def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_p
 
 
 def test_a_graph_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
-    config = cnn(gpu, cuda_graphs=True, max_steps=5, gradient_accumulation_steps=3)
+    config = cnn(gpu, cuda_graphs=True, max_steps=5)
     train(tmp_path, "first", config)  # pays for what torch keeps for itself
     allocated = torch.cuda.memory_allocated(gpu.cuda_index)
     reserved = torch.cuda.memory_reserved(gpu.cuda_index)
@@ -185,28 +168,21 @@ def test_a_step_that_no_graph_can_hold_is_refused_and_the_next_run_works(
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.PURE_FP16])
-@pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 def test_replaying_never_waits_for_the_gpu(
-    gpu: TrainDevice,
-    compute: CudaAccelerator,
-    precision: Precision,
-    gradient_accumulation_steps: int,
+    gpu: TrainDevice, compute: CudaAccelerator, precision: Precision
 ) -> None:
-    count = gradient_accumulation_steps
-    config = cnn(gpu, precision=precision, gradient_accumulation_steps=count, max_grad_norm=1.0)
-    config = replace(config, cuda_graphs=True)
+    config = cnn(gpu, precision=precision, max_grad_norm=1.0, cuda_graphs=True)
     with run_flags(config):
         task = WORKLOADS[config.workload](config)
         training = TrainState(config, prepare(task.model, config, compute.device), compute)
         recorder: Any = SimpleNamespace(event=lambda *_, **__: None)
         captured = capture_step(build_train_step(training, task), training, task.train, recorder)
-        of = config.step_size if count > 1 else 0
         batches = Loader(task.train, config, compute).batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches, 1):
                 if number == 5:
                     watched.enter_context(waiting_raises())
-                captured(*batch, of, number % count == 0)
+                captured(*batch)
                 compute.pace()
                 training.optimizer.param_groups[0]["lr"] *= 0.9  # a schedule's work
 

@@ -81,8 +81,8 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
         losses[kept] = train(tmp_path, f"run-{kept}", config)
         decodes[kept] = len(asked)
     assert np.array_equal(losses[False], losses[True])
-    # FLOPs are counted on shapes alone, so nothing else is decoded.
-    assert decodes == {False: 3 * 60, True: 60}
+    # One image more for the shapes: to count FLOPs, and of each split to keep it.
+    assert decodes == {False: 3 * 60 + 1, True: 60 + 3}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

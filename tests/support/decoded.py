@@ -40,9 +40,6 @@ class Decoded:
             values = [value + noise + float(torch.rand(())) for value in values]
         return torch.tensor(values).view(-1, 1), indices
 
-    def room(self, size: int) -> Batch:
-        return torch.empty((size, 1)), torch.empty(size, dtype=torch.int64)
-
     def asked(self) -> dict[int, int]:
         """How many batches each process was asked for."""
         found: dict[int, int] = {}

@@ -43,9 +43,6 @@ class Skips:
     def take(self, indices: torch.Tensor) -> Batch:
         return split().take(indices[indices % 2 == 0])
 
-    def room(self, size: int) -> Batch:
-        return split().room(size)
-
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_with_fewer_samples_than_indices_is_refused(workers: int) -> None:

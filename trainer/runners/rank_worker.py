@@ -13,7 +13,6 @@ import gc
 import importlib
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -35,7 +34,6 @@ from trainer.runners.child_process import WORKER_LOG
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0  # interval of the check whether torchrun runs
 GRACE_S = 20.0  # time for an orderly stop; torchrun kills a rank 30 s after its SIGTERM
 PEER_GRACE_S = 3.0  # time for gloo's collectives to fail after a rank has died; NCCL's do not fail
 EXIT_CODE = 143  # of a process that SIGTERM has ended
@@ -43,8 +41,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """torchrun forwards these signals to its ranks, and sends SIGTERM if a rank has failed."""
 AFTER_PEER = "Stopped by torchrun: another rank failed."
 SIGNALED = "torchrun was stopped by the server or by a signal."
-ORPHANED = "The torchrun that started the ranks is gone."
-SERVER_GONE = "The server that started the run is gone."
+LAUNCHER_GONE = "The server or the torchrun that started the ranks is gone."
 
 
 class ShutdownListener:
@@ -57,17 +54,16 @@ class ShutdownListener:
     def __init__(self, place: LauncherEnv) -> None:
         self._place = place
         self._recorder: Recorder | None = None
-        self._parent = os.getppid()
         self._pipe, wakeup = os.pipe()
-        for end in (self._pipe, wakeup):
-            os.set_blocking(end, False)
+        os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=_reset_signals)
         threading.Thread(target=self._watch, name="stepscope-parent", daemon=True).start()
-        # torchrun's stdin, which its ranks inherit, is a pipe from the server.
-        call_at_end_of(sys.stdin.fileno(), lambda: self._end(SERVER_GONE))
+        # torchrun's stdin, which its ranks inherit, is a pipe from the server, which closes it when
+        # torchrun has ended.
+        call_at_end_of(sys.stdin.fileno(), lambda: self._end(LAUNCHER_GONE))
 
     def opened(self, recorder: Recorder) -> None:
         """Set the recorder of the run, whose folder receives the Stop command."""
@@ -76,14 +72,10 @@ class ShutdownListener:
     def _watch(self) -> None:
         while True:
             # Every signal with a handler comes through the pipe, also a loader's SIGCHLD.
-            if select.select([self._pipe], [], [], POLL_S)[0] and (
-                set(SIGNALS).intersection(os.read(self._pipe, select.PIPE_BUF))
-            ):
+            if set(SIGNALS).intersection(os.read(self._pipe, 512)):
                 if self._peer_gone():
                     return self._end(AFTER_PEER, peer_gone=True)
                 return self._end(SIGNALED)
-            if os.getppid() != self._parent:
-                return self._end(ORPHANED)
 
     def _end(self, reason: str, *, peer_gone: bool = False) -> None:
         recorder = self._recorder
@@ -97,7 +89,7 @@ class ShutdownListener:
     def _peer_gone(self) -> bool:
         """Return True if torchrun has fewer live ranks than it started."""
         with contextlib.suppress(psutil.Error):
-            ranks = psutil.Process(self._parent).children()
+            ranks = psutil.Process(os.getppid()).children()
             alive = [rank for rank in ranks if rank.status() != psutil.STATUS_ZOMBIE]
             return len(alive) < self._place.world_size
         return False

@@ -6,8 +6,6 @@ scale. Other batches (the last of an epoch) and validation run without a graph.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,6 @@ from trainer.training.warmup import (
     WARMUP_STEPS,
     first_batch,
     preserve_train_state,
-    run_optimizer_step,
 )
 from trainer.workloads.task import Batch, Split
 
@@ -40,10 +37,10 @@ def capture_step(
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARMUP_STEPS):
-                run_optimizer_step(step, batch, config.gradient_accumulation_steps)
+                step(*batch)
         torch.cuda.current_stream().wait_stream(stream)
         try:
-            captured = GraphedStep(step, batch, config.gradient_accumulation_steps, stream)
+            captured = GraphedStep(step, batch, stream)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -62,14 +59,6 @@ def capture_step(
     return captured
 
 
-class _Capture(NamedTuple):
-    """A captured micro-batch and its output tensors."""
-
-    graph: torch.cuda.CUDAGraph
-    loss: Tensor
-    norm: Tensor | None
-
-
 class GraphedStep:
     """A TrainStep that replays a graph for full batches; it has the interface of TrainStep.
 
@@ -77,71 +66,46 @@ class GraphedStep:
     between steps, as the graph writes into them.
     """
 
-    def __init__(
-        self, step: OptimizerStep, batch: Batch, accumulation: int, stream: torch.cuda.Stream
-    ) -> None:
+    def __init__(self, step: OptimizerStep, batch: Batch, stream: torch.cuda.Stream) -> None:
         self._step = step
         self._inputs, self._targets = (part.clone() for part in batch)
-        self._of = len(self._targets) * accumulation if accumulation > 1 else 0
-        self._begun = False  # whether the step has accumulated gradients
         groups = step.optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), device=batch[0].device) for group in groups]
         self._filled = [float(group["lr"]) for group in groups]
-        step.optimizer.zero_grad(set_to_none=True)  # the first backward allocates the gradients
-        # Graphs by (begun, last): the first micro-batch writes the gradients, later ones add.
-        kinds = [(False, False), (True, False), (True, True)]
-        if accumulation < 3:
-            kinds = [(False, False), (True, True)] if accumulation == 2 else [(False, True)]
-        pool = torch.cuda.graph_pool_handle()
-        self._captures = {kind: self._capture(kind[1], stream, pool) for kind in kinds}
+        step.optimizer.zero_grad(set_to_none=True)  # the backward pass allocates the gradients
+        # Tensors during the capture, as a float would be constant in the graph.
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                self._results = self._train(self._inputs, self._targets)
+        finally:
+            for group, number in zip(groups, self._filled, strict=True):
+                group["lr"] = number
 
     def __call__(
         self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """Train on a micro-batch; see TrainStep."""
-        if of != self._of or inputs.shape != self._inputs.shape:
-            return self._without_graph(inputs, targets, of, last)
-        capture = self._captures[self._begun, last]
+        """Train on a batch, which is a whole step; see TrainStep."""
+        if inputs.shape != self._inputs.shape:
+            self._step.optimizer.zero_grad(set_to_none=False)
+            return self._train(inputs, targets)
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
         for place, group in enumerate(self._step.optimizer.param_groups):
             if group["lr"] != self._filled[place]:  # the scheduler has changed it
                 self._filled[place] = float(group["lr"])
                 self._rates[place].fill_(self._filled[place])
-        capture.graph.replay()
-        self._begun = not last
-        return capture.loss, capture.norm
+        self._graph.replay()
+        return self._results
 
     def evaluate(
         self, inputs: Tensor, targets: Tensor, counted: int | None = None
     ) -> tuple[Tensor, Tensor]:
         return self._step.evaluate(inputs, targets, counted)
 
-    def _without_graph(
-        self, inputs: Tensor, targets: Tensor, of: int, last: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        if not self._begun:
-            self._step.optimizer.zero_grad(set_to_none=False)
-        self._begun = not last
-        loss = self._step.forward(inputs, targets, of)
+    def _train(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        loss = self._step.forward(inputs, targets)
         self._step.backward(loss)
-        return loss.detach(), self._step.apply() if last else None
-
-    def _capture(self, last: bool, stream: torch.cuda.Stream, pool: Any) -> _Capture:
-        graph = torch.cuda.CUDAGraph()
-        groups = self._step.optimizer.param_groups
-        # Tensors during the capture, as a float would be constant in the graph.
-        numbers = [group["lr"] for group in groups]
-        for group, rate in zip(groups, self._rates, strict=True):
-            group["lr"] = rate
-        try:
-            with torch.cuda.graph(
-                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                loss = self._step.forward(self._inputs, self._targets, self._of)
-                self._step.backward(loss)
-                norm = self._step.apply() if last else None
-        finally:
-            for group, number in zip(groups, numbers, strict=True):
-                group["lr"] = number
-        return _Capture(graph, loss.detach(), norm)
+        return loss.detach(), self._step.apply()

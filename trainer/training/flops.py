@@ -28,7 +28,7 @@ from stepscope.common.json_values import first_line
 from stepscope.store.cuda_readback import MetricRow
 from trainer.config import Precision, RunConfig, Strategy
 from trainer.config_validation import TrainDevice
-from trainer.workloads.task import Task
+from trainer.workloads.task import Task, empty_batch
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +114,10 @@ class FlopsMeter:
 def count(task: Task, samples: int) -> int:
     """Return the FLOPs of forward and backward on a batch of `samples` samples, in about 10 ms.
 
-    Runs a copy of the model on the meta device: no memory, no random numbers, no change of the
-    model. Raises the error of a model that needs values, for example for .item().
+    Runs a copy of the model on the meta device: no memory, no change of the model. Raises the error
+    of a model that needs values, for example for .item().
     """
+    inputs, targets = empty_batch(task.train, samples, "meta")
     with torch.device("meta"):
         # deepcopy uses this memo instead of copying the tensors.
         copies: dict[int, Tensor] = {
@@ -126,7 +127,6 @@ def count(task: Task, samples: int) -> int:
         buffers = task.model.buffers()
         copies |= {id(tensor): torch.empty_like(tensor, device="meta") for tensor in buffers}
         model = copy.deepcopy(task.model, copies).train()
-        inputs, targets = (part.to("meta") for part in task.train.room(samples))
         with FlopCounterMode(display=False) as counter:
             loss = task.loss(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]

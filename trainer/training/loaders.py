@@ -24,7 +24,7 @@ from trainer.config import RunConfig
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import Accelerator, CudaAccelerator, CudaStepTimer
 from trainer.training.worker_pool import WorkerPool, in_batches
-from trainer.workloads.task import Batch, Split, TensorSplit
+from trainer.workloads.task import Batch, Split, TensorSplit, empty_batch
 
 
 class Loader:
@@ -142,15 +142,15 @@ class CachedDataset:
         """Allocate all samples. Raises RunFailedError if the host lacks memory."""
         self._split = split
         self.length = split.length
-        inputs, targets = split.room(1)
-        needed = split.length * (inputs.nbytes + targets.nbytes)
+        # Untouched pages take no memory.
+        self._inputs, self._targets = empty_batch(split, split.length)
+        needed = self._inputs.nbytes + self._targets.nbytes
         free = psutil.virtual_memory().available
         if needed > free:
             raise RunFailedError(
                 f"dataset_on_device: the decoded dataset takes {format_bytes(needed)}, but "
                 f"the host has {format_bytes(free)} free. Switch off dataset_on_device."
             )
-        self._inputs, self._targets = split.room(split.length)  # untouched pages take no memory
         self._cached = torch.zeros(split.length, dtype=torch.bool)
 
     def take(self, indices: Tensor) -> Batch:
@@ -159,9 +159,6 @@ class CachedDataset:
             self._inputs[missing], self._targets[missing] = self._split.take(missing)
             self._cached[missing] = True
         return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
-
-    def room(self, size: int) -> Batch:
-        return self._split.room(size)
 
 
 def make_loader(

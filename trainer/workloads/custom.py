@@ -126,23 +126,20 @@ class CollatedDataset:
     dataset: Any
     name: str  # "train" or "validation", for messages
     length: int
-    first: Batch  # the first sample
 
     @classmethod
     def of(cls, dataset: Any, name: str, source: UserFile) -> CollatedDataset:
         """Return the split of a dataset; loads its first sample. Raises UserCodeError."""
         if not len(dataset):
             raise UserCodeError(f"workload: {name} has no samples. Check the dataset.")
-        return cls(source, dataset, name, len(dataset), _batch([dataset[0]], name))
+        split = cls(source, dataset, name, len(dataset))
+        split.take(torch.zeros(1, dtype=torch.int64))
+        return split
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64) as one batch. Raises UserCodeError."""
         with wrap_user_errors(f"a sample of {self.name} cannot be made"):
             return _batch([self.dataset[place] for place in indices.tolist()], self.name)
-
-    def room(self, size: int) -> Batch:
-        inputs, targets = (part.new_empty((size, *part.shape[1:])) for part in self.first)
-        return inputs, targets
 
 
 def _batch(samples: list[Any], name: str) -> Batch:

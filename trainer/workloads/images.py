@@ -71,16 +71,11 @@ class ImageFileDataset:
 
     def take(self, indices: Tensor) -> Batch:
         """Return images as uint8 (n, 3, size, size) and labels as int64 (n,). Raises ImageError."""
-        inputs, targets = self.room(len(indices))
+        inputs = torch.empty((len(indices), 3, self.size, self.size), dtype=torch.uint8)
         images = inputs.numpy()  # the same memory
         for row, index in enumerate(indices.tolist()):
             images[row] = self._decoded(index).transpose(2, 0, 1)
-        torch.index_select(self.labels, 0, indices, out=targets)
-        return inputs, targets
-
-    def room(self, size: int) -> Batch:
-        images = torch.empty((size, 3, self.size, self.size), dtype=torch.uint8)
-        return images, torch.empty(size, dtype=torch.int64)
+        return inputs, self.labels.index_select(0, indices)
 
     def _decoded(self, index: int) -> Pixels:
         entry = self.entries[index]

@@ -24,9 +24,6 @@ class Split(Protocol):
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64, below `length`) as one batch."""
 
-    def room(self, size: int) -> Batch:
-        """Return empty tensors for a batch of `size` samples."""
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
@@ -50,13 +47,14 @@ class TensorSplit:
             indices = indices % len(self.inputs)
         return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
 
-    def room(self, size: int) -> Batch:
-        """Return empty tensors for a batch of `size` samples."""
-        inputs, targets = (
-            torch.empty((size, *part.shape[1:]), dtype=part.dtype)
-            for part in (self.inputs, self.targets)
-        )
-        return inputs, targets
+
+def empty_batch(split: Split, size: int, device: str = "cpu") -> Batch:
+    """Return uninitialized tensors for `size` samples; loads one sample for the shapes."""
+    inputs, targets = (
+        torch.empty((size, *part.shape[1:]), dtype=part.dtype, device=device)
+        for part in split.take(torch.zeros(1, dtype=torch.int64))
+    )
+    return inputs, targets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
