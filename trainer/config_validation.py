@@ -176,8 +176,8 @@ def _optimizer_issues(config: RunConfig, device: TrainDevice) -> Iterator[Config
         yield issue("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
     if config.cuda_graphs and config.gradient_accumulation_steps > 1:
         reason = "a captured step is one batch"
-        fields = ["cuda_graphs", "gradient_accumulation_steps"]
-        yield from _issues(fields, reason, "Switch off CUDA Graphs, or do not accumulate")
+        remedy = "Switch off CUDA Graphs, or do not accumulate"
+        yield from _issues(("cuda_graphs", "gradient_accumulation_steps"), reason, remedy)
     if config.cuda_graphs and not fused:
         reason = "a captured step needs the fused optimizer, which decides on the GPU"
         remedy = "Choose fused, or switch off CUDA Graphs"
