@@ -321,7 +321,7 @@ class RunConfig:
         False,
         "CUDA Graphs",
         "Captures the whole step once and replays it with a single launch. Helps launch-bound "
-        "models only; every batch must have the same size.",
+        "models only. Needs the fused optimizer and no accumulation.",
         PERFORMANCE,
         in_lab=True,
     )
