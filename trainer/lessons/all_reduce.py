@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 gpus = torch.cuda.device_count() > 1
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
-dist.init_process_group()  # NCCL for tensors on GPUs, gloo for those on a CPU
+dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 gpus = torch.cuda.device_count() > 1
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 device = torch.device("cuda", rank) if gpus else torch.device("cpu")
-dist.init_process_group()  # NCCL for tensors on GPUs, gloo for those on a CPU
+dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 
 
 def milliseconds(net: torch.nn.Module, x: torch.Tensor) -> float:
