@@ -32,6 +32,7 @@ from dashboard.charts import series
 from stepscope.common.metrics import Stream
 from stepscope.run import read_run
 from stepscope.store import StoreReader
+from stepscope.store.final_values import bucket_for
 
 READS = ("page", "page_zoom", "chart", "zoom", "newest")
 PEERS = {"trackio": (100_000, 1_000_000), "tensorboard": (100_000,)}
@@ -145,7 +146,7 @@ def chart(folder: Path, _steps: int) -> int:
     """Open the run, find its steps, read them in 500 buckets at most."""
     with StoreReader(folder) as reader:
         (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
-        return len(reader.read(info.id, 0, info.rows, series.fitting_bucket(info.rows)))
+        return len(reader.read(info.id, 0, info.rows, bucket_for(info.rows, series.TARGET)))
 
 
 def zoom(folder: Path, steps: int) -> int:
@@ -154,7 +155,7 @@ def zoom(folder: Path, steps: int) -> int:
     with StoreReader(folder) as reader:
         (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
         start, stop = reader.rows_between(info.id, "step", low, high)
-        return len(reader.read(info.id, start, stop, series.fitting_bucket(stop - start)))
+        return len(reader.read(info.id, start, stop, bucket_for(stop - start, series.TARGET)))
 
 
 def page(folder: Path, _steps: int) -> int:

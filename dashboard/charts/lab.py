@@ -99,6 +99,8 @@ def _trace(verdict: VariantVerdict, variants: list[VariantResult], rows: dict[st
 
 
 def _layout(variants: list[VariantResult]) -> Json:
+    # Intervals far wider than the effects are cut off.
+    limit = 300 * max(0.02, *(abs(variant.effect or 0.0) for variant in variants))
     # Effects within the margin count as no difference.
     same: Json = {"fillcolor": figures.GRAY, "opacity": 0.16, "layer": "below"}
     x_axis = {
@@ -107,7 +109,7 @@ def _layout(variants: list[VariantResult]) -> Json:
         "zerolinecolor": figures.GRAY,
         "ticksuffix": "%",
         "tickfont": {"size": 13},
-        "range": _range(variants),
+        "range": [-limit, limit],
     }
     return figures.layout(
         92 + ROW_PX * len(variants),
@@ -118,21 +120,6 @@ def _layout(variants: list[VariantResult]) -> Json:
             [figures.shortened(variant.label, MAX_LABEL_CHARS) for variant in variants]
         ),
     )
-
-
-def _range(variants: list[VariantResult]) -> list[float]:
-    """Return the axis range in percent; intervals far wider than the effects are cut off."""
-    limit = 3 * max(0.02, *(abs(variant.effect or 0.0) for variant in variants))
-    ends = [
-        end
-        for variant in variants
-        for end in (variant.low, variant.high, variant.effect)
-        if end is not None
-    ]
-    low, high = min(-2 * MARGIN, *ends), max(2 * MARGIN, *ends)
-    low, high = max(low, -limit), min(high, limit)
-    pad = 0.04 * (high - low)
-    return [round(100 * (low - pad), 3), round(100 * (high + pad), 3)]
 
 
 def _hover(variant: VariantResult) -> str:

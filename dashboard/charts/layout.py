@@ -20,8 +20,6 @@ from stepscope.common.metrics import METRICS, Unit
 from stepscope.run import RunKind
 
 NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
-COLLECTIVES_UNREAD = "Collectives are not read: {}."
-COLLECTIVES_NOTE = "Collectives of rank 0."
 WARM_UP_ROWS = 3  # First, slow steps of a run: drawn, but excluded from the scale of step time.
 NO_LOSS = {
     RunKind.WATCH: "No loss yet: it is captured when the script calls backward() on a scalar.",
@@ -44,13 +42,14 @@ def layout(content: RunView) -> Json:
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)
-    known = {metric.key: {"unit": metric.unit.value, "label": metric.label} for metric in METRICS}
     drawn = {line["metric"] for made in charts for line in made["traces"]}
-    user_defined = {key: {"unit": "", "label": key} for key in sorted(drawn - known.keys())}
+    metrics = {key: {"unit": "", "label": key} for key in sorted(drawn)}
+    for metric in METRICS:
+        metrics[metric.key] = {"unit": metric.unit.value, "label": metric.label}
     return {
         "charts": charts,
         "kpis": tiles(content),
-        "metrics": known | user_defined,
+        "metrics": metrics,
         "axis": "time" if recording else "step",
         "waiting": WAITING[content.kind],
         "absent": _absent(content, drawn),
@@ -61,28 +60,32 @@ def layout(content: RunView) -> Json:
 
 def _training(content: RunView) -> list[Json]:
     charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
-    charts += [
-        chart(f"custom:{key}", key.removeprefix("train/"), [trace(key)], group="custom")
-        for key in content.custom
-    ]
+    for key in content.custom:
+        title = key.removeprefix("train/")
+        charts.append(chart(f"custom:{key}", title, [trace(key)], group="custom"))
     if content.gpus:
         charts.append(_power(content, "more"))
     if gpu_kind(content) == "heat":
-        charts.append(_memory_used(content, "more"))
-    folded = [_throughput(content), *_flops(content), *_optimizer(content)]
-    return [*charts, *folded, *communication(content)]
+        charts.append(_memory_used(content, "gpu_memory", "more"))
+    charts.append(_throughput(content))
+    if content.kind is RunKind.TRAINER:  # FLOPs of scripts are not counted
+        charts.append(_flops(content))
+    charts += [_learning_rates(content), _gradient_norms(content), _amp_scale()]
+    if content.ranks > 1:
+        charts.append(_communication(content))
+    return charts
 
 
 def _recording(content: RunView) -> list[Json]:
-    gpus: list[Json] = []
+    charts = []
     if content.gpus:
-        gpus = [_utilization(content), _memory_used(content, "main"), _power(content, "main")]
+        charts.append(_utilization(content))
+        charts.append(_memory_used(content, "memory", "main"))
+        charts.append(_power(content, "main"))
     host_memory = [trace("host/mem_used", "peak"), trace("host/mem_total", "context")]
-    return [
-        *gpus,
-        chart("host_memory", "Host memory", host_memory, y=y_axis(Unit.BYTES)),
-        chart("host_cpu", "Host CPU", [trace("host/cpu")], y=PERCENT),
-    ]
+    charts.append(chart("host_memory", "Host memory", host_memory, y=y_axis(Unit.BYTES)))
+    charts.append(chart("host_cpu", "Host CPU", [trace("host/cpu")], y=PERCENT))
+    return charts
 
 
 def _absent(content: RunView, drawn: set[str]) -> str | None:
@@ -92,113 +95,19 @@ def _absent(content: RunView, drawn: set[str]) -> str | None:
         texts.append(f"No GPU utilization, power or temperature: {content.gpu_reason}")
     if content.allocator_reason and content.kind is not RunKind.RECORD:
         texts.append(content.allocator_reason)
-    missing: dict[tuple[str, str], list[str]] = {}
+    labels: dict[tuple[str, str], list[str]] = {}  # By reason and GPUs.
     for metric in METRICS:
-        if metric.key in drawn:
-            reasons = {gpu.index: gpu.missing.get(metric.key) for gpu in content.gpus}
-            for reason in filter(None, dict.fromkeys(reasons.values())):
-                lacking = [str(index) for index, why in reasons.items() if why == reason]
-                whose = "" if len(lacking) == len(reasons) else f" of GPU {', '.join(lacking)}"
-                missing.setdefault((reason, whose), []).append(metric.label)
-    for (reason, whose), labels in missing.items():
-        names = ", ".join(labels)
-        texts.append(f"{names[0].upper()}{names[1:]}{whose}: {reason.removesuffix('.')}.")
+        lacking: dict[str, list[str]] = {}
+        for gpu in content.gpus if metric.key in drawn else ():
+            if metric.key in gpu.missing:
+                lacking.setdefault(gpu.missing[metric.key], []).append(str(gpu.index))
+        for reason, indices in lacking.items():
+            gpus = "" if len(indices) == len(content.gpus) else f" of GPU {', '.join(indices)}"
+            labels.setdefault((reason, gpus), []).append(metric.label)
+    for (reason, gpus), names in labels.items():
+        text = f"{', '.join(names)}{gpus}: {reason.removesuffix('.')}."
+        texts.append(text[0].upper() + text[1:])
     return " ".join(texts) or None
-
-
-def _loss(content: RunView) -> Json:
-    names, keys = content.optimizers, optimizer_keys("train/loss", len(content.optimizers))
-    lines = [color for color in LINES if color != "orange"]  # the validation loss is orange
-    traces = [
-        trace(
-            key,
-            "ema",
-            label=f"train ({names[i]} {i})" if len(keys) > 1 else "train",
-            color=lines[i % len(lines)],
-        )
-        for i, key in enumerate(keys)
-    ]
-    scripted = content.kind is not RunKind.TRAINER  # a script may have no validation
-    traces.append(trace("val/loss", "points", label="validation", optional=scripted))
-    return chart("loss", "Loss", traces, loss=True, empty=NO_LOSS.get(content.kind))
-
-
-def _memory(content: RunView) -> Json:
-    """Return the memory chart, of many GPUs only for the training one."""
-    y = y_axis(Unit.BYTES)
-    if not content.has_cuda:
-        traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
-        traces.append(trace("host/mem_used", "context"))
-        return chart("memory", "Memory", traces, y=y)
-    keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
-    traces = [trace(key, "peak") for key in keys]
-    used = gpu_traces(content, "gpu/mem_used", "device used", style="peak")
-    training = training_gpu(content)
-    if training is not None:
-        many = gpu_kind(content) == "heat"
-        traces += [used[training.index]] if many else used
-        traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
-    return chart("memory", "Memory", traces, y=y)
-
-
-def _memory_used(content: RunView, group: str) -> Json:
-    traces = gpu_traces(content, "gpu/mem_used", "used", style="peak")
-    if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # one total line cannot show several
-        traces.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
-    y, kind = y_axis(Unit.BYTES), gpu_kind(content)
-    chart_id = "memory" if group == "main" else "gpu_memory"
-    return chart(chart_id, "GPU memory", traces, y=y, kind=kind, group=group)
-
-
-def _utilization(content: RunView) -> Json:
-    if not content.gpus:
-        note = "Process CPU: 100% = one core."
-        traces = [trace("process/cpu"), trace("host/cpu")]
-        return chart("utilization", "Utilization", traces, y=y_axis(Unit.PERCENT), note=note)
-    traces = gpu_traces(content, "gpu/util", "GPU")
-    if len(content.gpus) == 1:  # several GPUs: one line each stays readable
-        traces += gpu_traces(content, "gpu/mem_util", "memory access", dash="dot")
-    return chart("utilization", "Utilization", traces, y=PERCENT, kind=gpu_kind(content))
-
-
-def _power(content: RunView, group: str) -> Json:
-    traces = [
-        *gpu_traces(content, "gpu/power", "power"),
-        *gpu_traces(content, "gpu/temp", "temperature", axis="y2", dash="dot"),
-        trace("gpu/power_limit", "context", gpu=training_gpu(content), label="limit"),
-    ]
-    y, y2, kind = y_axis(Unit.WATT), y_axis(Unit.CELSIUS, zero=False), gpu_kind(content)
-    return chart("power", "Power and temperature", traces, y=y, y2=y2, kind=kind, group=group)
-
-
-def _throughput(content: RunView) -> Json:
-    traces, y2 = [trace("perf/samples_per_sec")], None
-    if content.kind is not RunKind.TRAINER:  # only scripts report tokens
-        traces.append(trace("perf/tokens_per_sec", optional=True, axis="y2", dash="dot"))
-        y2 = y_axis(Unit.PER_SECOND)
-    y, empty = y_axis(Unit.PER_SECOND), NO_SAMPLES.get(content.kind)
-    return chart("throughput", "Throughput", traces, y=y, y2=y2, empty=empty, group="more")
-
-
-def _flops(content: RunView) -> list[Json]:
-    """Return the chart of model TFLOP/s and MFU; FLOPs of scripts are not counted."""
-    if content.kind is not RunKind.TRAINER:
-        return []
-    note, empty = content.peak_reason, content.flops_reason
-    traces, y2 = [trace("perf/tflops", optional=empty is None)], None
-    if note is None:
-        share = trace("perf/mfu", label="MFU", axis="y2", dash="dot", optional=True)
-        traces, y2 = [*traces, share], y_axis(Unit.PERCENT)
-    y = y_axis(Unit.TERAFLOPS)
-    return [chart("flops", "Model FLOPs", traces, y=y, y2=y2, note=note, empty=empty, group="more")]
-
-
-def _step_time(content: RunView) -> Json:
-    scripted = content.kind is not RunKind.TRAINER  # its data wait may be unknown
-    traces = [trace("perf/step_time"), trace("perf/data_wait", optional=scripted)]
-    if content.has_cuda:
-        traces += [trace("perf/h2d", optional=True), trace("perf/gpu_time", optional=True)]
-    return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
 
 
 def _custom_note(content: RunView) -> str | None:
@@ -209,55 +118,167 @@ def _custom_note(content: RunView) -> str | None:
     return f"{more} recorded but not charted; `stepscope export` has all of them."
 
 
-def _optimizer(content: RunView) -> list[Json]:
-    """Return the optimizer's charts; each line is shown only if the run records it."""
-    names, count = content.optimizers, len(content.optimizers)
-    several = count > 1
-    rates = []
-    for place, (key, i, j) in enumerate(rate_keys(count)):
-        owner = f"{names[i]} {i}" if several else ""
-        label = ", ".join(filter(None, [owner, f"group {j}" if j else ""]))
-        color = LINES[place % len(LINES)]
-        rates.append(trace(key, label=label or None, color=color, optional=True))
-    norms = [
-        trace(key, "ema", label=label, color=LINES[i % len(LINES)], optional=True)
-        for i, key in enumerate(optimizer_keys("train/grad_norm", count))
-        for label in [f"{names[i]} {i}" if several else None]
+def _line_color(index: int) -> str:
+    return LINES[index % len(LINES)]
+
+
+def _loss(content: RunView) -> Json:
+    colors = [color for color in LINES if color != "orange"]  # the validation loss is orange
+    names = content.optimizers
+    traces = []
+    for index, key in enumerate(optimizer_keys("train/loss", len(names))):
+        label = f"train ({names[index]} {index})" if len(names) > 1 else "train"
+        traces.append(trace(key, "ema", label=label, color=colors[index % len(colors)]))
+    scripted = content.kind is not RunKind.TRAINER  # a script may have no validation
+    traces.append(trace("val/loss", "points", label="validation", optional=scripted))
+    return chart("loss", "Loss", traces, loss=True, empty=NO_LOSS.get(content.kind))
+
+
+def _memory(content: RunView) -> Json:
+    """Return the memory chart, of many GPUs only for the training one."""
+    if content.has_cuda:
+        keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
+        traces = [trace(key, "peak") for key in keys]
+        training = training_gpu(content)
+        if training is not None:
+            used = gpu_traces(content, "gpu/mem_used", "device used", style="peak")
+            traces += [used[training.index]] if gpu_kind(content) == "heat" else used
+            traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
+    else:
+        traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
+        traces.append(trace("host/mem_used", "context"))
+    return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES))
+
+
+def _memory_used(content: RunView, chart_id: str, group: str) -> Json:
+    traces = gpu_traces(content, "gpu/mem_used", "used", style="peak")
+    if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # one line cannot show other totals
+        traces.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
+    kind = gpu_kind(content)
+    return chart(chart_id, "GPU memory", traces, y=y_axis(Unit.BYTES), kind=kind, group=group)
+
+
+def _utilization(content: RunView) -> Json:
+    if not content.gpus:
+        note = "Process CPU: 100% = one core."
+        traces = [trace("process/cpu"), trace("host/cpu")]
+        return chart("utilization", "Utilization", traces, y=y_axis(Unit.PERCENT), note=note)
+    traces = gpu_traces(content, "gpu/util", "GPU")
+    if len(content.gpus) == 1:  # with one line for each of more GPUs the chart stays readable
+        traces += gpu_traces(content, "gpu/mem_util", "memory access", dash="dot")
+    return chart("utilization", "Utilization", traces, y=PERCENT, kind=gpu_kind(content))
+
+
+def _power(content: RunView, group: str) -> Json:
+    traces = [
+        *gpu_traces(content, "gpu/power", "power"),
+        *gpu_traces(content, "gpu/temp", "temperature", axis="y2", dash="dot"),
+        trace("gpu/power_limit", "context", gpu=training_gpu(content), label="limit"),
     ]
-    scale = [
+    return chart(
+        "power",
+        "Power and temperature",
+        traces,
+        y=y_axis(Unit.WATT),
+        y2=y_axis(Unit.CELSIUS, zero=False),
+        kind=gpu_kind(content),
+        group=group,
+    )
+
+
+def _throughput(content: RunView) -> Json:
+    traces, y2 = [trace("perf/samples_per_sec")], None
+    if content.kind is not RunKind.TRAINER:  # only scripts report tokens
+        traces.append(trace("perf/tokens_per_sec", optional=True, axis="y2", dash="dot"))
+        y2 = y_axis(Unit.PER_SECOND)
+    return chart(
+        "throughput",
+        "Throughput",
+        traces,
+        y=y_axis(Unit.PER_SECOND),
+        y2=y2,
+        empty=NO_SAMPLES.get(content.kind),
+        group="more",
+    )
+
+
+def _flops(content: RunView) -> Json:
+    """Return the chart of model TFLOP/s and MFU."""
+    traces, y2 = [trace("perf/tflops", optional=content.flops_reason is None)], None
+    if content.peak_reason is None:
+        traces.append(trace("perf/mfu", label="MFU", axis="y2", dash="dot", optional=True))
+        y2 = y_axis(Unit.PERCENT)
+    return chart(
+        "flops",
+        "Model FLOPs",
+        traces,
+        y=y_axis(Unit.TERAFLOPS),
+        y2=y2,
+        note=content.peak_reason,
+        empty=content.flops_reason,
+        group="more",
+    )
+
+
+def _step_time(content: RunView) -> Json:
+    scripted = content.kind is not RunKind.TRAINER  # its data wait may be unknown
+    traces = [trace("perf/step_time"), trace("perf/data_wait", optional=scripted)]
+    if content.has_cuda:
+        traces += [trace("perf/h2d", optional=True), trace("perf/gpu_time", optional=True)]
+    return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
+
+
+def _learning_rates(content: RunView) -> Json:
+    """Return the chart of learning rates; each line is shown only if the run records it."""
+    names = content.optimizers
+    traces = []
+    for place, (key, optimizer, group) in enumerate(rate_keys(len(names))):
+        label = [f"{names[optimizer]} {optimizer}"] if len(names) > 1 else []
+        if group:
+            label.append(f"group {group}")
+        text = ", ".join(label) or None
+        traces.append(trace(key, label=text, color=_line_color(place), optional=True))
+    return chart("learning_rate", "Learning rate", traces, group="more")
+
+
+def _gradient_norms(content: RunView) -> Json:
+    names = content.optimizers
+    traces = []
+    for index, key in enumerate(optimizer_keys("train/grad_norm", len(names))):
+        label = f"{names[index]} {index}" if len(names) > 1 else None
+        traces.append(trace(key, "ema", label=label, color=_line_color(index), optional=True))
+    return chart("grad_norm", "Gradient norm", traces, group="more", y=y_axis(Unit.NONE))
+
+
+def _amp_scale() -> Json:
+    traces = [
         trace("train/amp_scale", optional=True),
         trace("train/amp_skipped", optional=True, axis="y2", dash="dot"),
     ]
-    zero, count_axis = y_axis(Unit.NONE), y_axis(Unit.COUNT)
-    return [
-        chart("learning_rate", "Learning rate", rates, group="more"),
-        chart("grad_norm", "Gradient norm", norms, group="more", y=zero),
-        chart("amp_scale", "AMP scale", scale, group="more", y=zero, y2=count_axis),
-    ]
+    y, y2 = y_axis(Unit.NONE), y_axis(Unit.COUNT)
+    return chart("amp_scale", "AMP scale", traces, group="more", y=y, y2=y2)
 
 
-def communication(content: RunView) -> list[Json]:
-    """Return the charts of collectives; none for a single process."""
-    if content.ranks == 1:
-        return []
-    reasons = content.collectives
-    unread, untimed = reasons.get("comm/bytes"), reasons.get("comm/time")
-    empty = NO_COLLECTIVES if unread is None else COLLECTIVES_UNREAD.format(unread)
-    note = COLLECTIVES_NOTE
-    if unread is None and untimed is not None:
+def _communication(content: RunView) -> Json:
+    """Return the chart of the collectives of a job."""
+    unread = content.collectives.get("comm/bytes")
+    untimed = content.collectives.get("comm/time")
+    empty, note = NO_COLLECTIVES, "Collectives of rank 0."
+    if unread is not None:
+        empty = f"Collectives are not read: {unread}."
+    elif untimed is not None:
         note += f" No times: {untimed}."
-    timed = trace("comm/share", "points", axis="y2", dash="dot", optional=True)
-    lines = [trace("comm/rate", "points"), timed]
-    bandwidth, share = y_axis(Unit.BYTES_PER_SECOND), y_axis(Unit.PERCENT)
-    return [
-        chart(
-            "communication",
-            "Communication",
-            lines,
-            y=bandwidth,
-            y2=share,
-            empty=empty,
-            group="more",
-            note=note,
-        )
+    traces = [
+        trace("comm/rate", "points"),
+        trace("comm/share", "points", axis="y2", dash="dot", optional=True),
     ]
+    return chart(
+        "communication",
+        "Communication",
+        traces,
+        y=y_axis(Unit.BYTES_PER_SECOND),
+        y2=y_axis(Unit.PERCENT),
+        empty=empty,
+        note=note,
+        group="more",
+    )

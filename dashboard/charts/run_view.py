@@ -13,7 +13,6 @@ from typing import Any
 from stepscope.common.formatting import printable
 from stepscope.common.json_values import dict_of
 from stepscope.common.metrics import BY_KEY
-from stepscope.gpu.nvml_device import NOT_BY_GPU
 from stepscope.run import RunInfo, RunKind
 
 NO_ALLOCATOR = (
@@ -24,7 +23,6 @@ NOT_BEGUN = (
     "The training device is known after the first optimizer step; until then process memory is "
     "shown."
 )
-WITH_MIG = "not available with MIG enabled"
 CPU_TRAINS = "this run trains on the CPU."
 
 MAX_CUSTOM_CHARTS = 12  # charts of user-defined metrics; the others are recorded only
@@ -180,7 +178,7 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
             name=str(entry.get("name")),
             index=index,
             memory_bytes=memory if type(memory := entry.get("memory_total")) is int else None,
-            missing=_missing(entry, _reasons(missing.get(str(entry["uuid"])))),
+            missing=_reasons(missing.get(str(entry["uuid"]))),
         )
         for index, entry in enumerate(entries)
     ]
@@ -188,12 +186,3 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
 
 def _reasons(value: Any) -> dict[str, str]:
     return {key: text for key, text in dict_of(value).items() if isinstance(text, str)}
-
-
-def _missing(entry: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return the reasons for missing metrics; of a MIG instance NVML reports "not supported"."""
-    is_instance = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
-    return {
-        key: WITH_MIG if is_instance and reason == NOT_BY_GPU else reason
-        for key, reason in reasons.items()
-    }

@@ -23,9 +23,10 @@ from dashboard.charts.run_view import (
     run_kind,
 )
 from stepscope.common.formatting import number_name
+from stepscope.common.metrics import Stream
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
-from stepscope.store.blocks import merge
+from stepscope.store.final_values import bucket_for
 from stepscope.store.reader import Axis
 from stepscope.store.step_blocks import RATE, STEP_TIME
 
@@ -91,17 +92,12 @@ def parse_cursors(text: str) -> dict[str, SeriesCursor]:
     return cursors
 
 
-def fitting_bucket(rows: int) -> int:
-    """Return the smallest power of two that puts `rows` rows into at most TARGET buckets."""
-    return 1 << max(0, math.ceil(math.log2(rows / TARGET))) if rows > TARGET else 1
-
-
 def span(rows: int, cursor: SeriesCursor | None) -> tuple[int, int, int, bool]:
     """Return start, stop and bucket of the rows to send; True if they replace all earlier rows.
 
     The rows after the cursor, or an overview if that is smaller.
     """
-    natural = fitting_bucket(rows)
+    natural = bucket_for(rows, TARGET)
     if cursor is not None and cursor.row <= rows:
         bucket = max(cursor.bucket, natural)
         start = rows if cursor.row == rows else cursor.row - cursor.row % bucket
@@ -148,7 +144,7 @@ def window(
         start, stop = reader.rows_between(info.id, axis, low, high)
         # One more row on either side: lines reach the edges of the chart.
         start, stop = max(0, start - 1), min(info.rows, stop + 1)
-        found[_name(info)] = part.rows(info, start, stop, fitting_bucket(stop - start))
+        found[_name(info)] = part.rows(info, start, stop, bucket_for(stop - start, TARGET))
     return found
 
 
@@ -177,19 +173,11 @@ class _SeriesResponse:
         """
         start, stop, bucket, reset = span(info.rows, cursor)
         start -= start % bucket  # also without new rows: the client replaces its last bucket
-        newest = max(0, stop - (RECENT_STEPS if info.stream == "steps" else RECENT_ROWS))
-        first = min(start, newest) if stop - start <= RECENT_STEPS else newest
-        raw = self.reader.read(info.id, first, stop, 1)
-        if first <= start and len(raw) == stop - first:
-            numbers = np.arange(start, stop) // bucket
-            begins = np.flatnonzero(np.diff(numbers, prepend=-1))
-            block = merge(raw.slice(start - first, len(raw)), begins)
-        else:  # many new rows, or damaged frames
-            block = self.reader.read(info.id, start, stop, bucket)
-        rows = self._rows(block, bucket)
-        recent = raw.slice(max(0, len(raw) - (stop - newest)), len(raw))
-        last = {"last": self._last(recent, info.stream == "steps")}
-        return position(start, stop, bucket, reset) | rows | last
+        block = self.reader.read(info.id, start, stop, bucket)
+        of_steps = info.stream == Stream.STEPS
+        newest = max(0, stop - (RECENT_STEPS if of_steps else RECENT_ROWS))
+        last = self._last(self.reader.read(info.id, newest, stop, 1), of_steps)
+        return position(start, stop, bucket, reset) | self._rows(block, bucket) | {"last": last}
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         rows = self._rows(self.reader.read(info.id, start, stop, bucket), bucket)

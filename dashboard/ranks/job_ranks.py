@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.charts.ranks import heatmap
-from dashboard.charts.series import fitting_bucket
+from dashboard.charts.series import TARGET
 from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_member
 from stepscope.common.formatting import format_duration, printable
 from stepscope.common.metrics import Stream
@@ -18,6 +18,7 @@ from stepscope.run import RunInfo
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
 from stepscope.store import SeriesBlock, StoreError, StoreReader
 from stepscope.store.blocks import Floats
+from stepscope.store.final_values import bucket_for
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def read_job(run: RunInfo) -> JobRanks:
                 for info in reader.series():
                     start = max(0, info.rows - NEWEST_ROWS)
                     newest = reader.read(info.id, start, info.rows, 1)
-                    whole = reader.read(info.id, 0, info.rows, fitting_bucket(info.rows))
+                    whole = reader.read(info.id, 0, info.rows, bucket_for(info.rows, TARGET))
                     on_device = info.stream == Stream.DEVICES
                     place = member.host, info.source
                     for row, other in enumerate(members):

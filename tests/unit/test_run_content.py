@@ -59,7 +59,7 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
     whole, instance = found.gpus
     assert (whole.index, instance.index) == (0, 1)
     assert whole.missing == {"gpu/temp": "not supported on this GPU"}
-    assert instance.missing == lacks | {"gpu/util": "not available with MIG enabled"}
+    assert instance.missing == lacks
 
 
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:

@@ -48,8 +48,8 @@ def answer(
 @pytest.mark.parametrize(
     ("rows", "bucket"), [(0, 1), (500, 1), (501, 2), (1000, 2), (1001, 4), (10**7, 32768)]
 )
-def test_fitting_bucket_is_the_smallest_that_fits(rows: int, bucket: int) -> None:
-    assert series.fitting_bucket(rows) == bucket
+def test_an_overview_has_at_most_500_buckets(rows: int, bucket: int) -> None:
+    assert series.span(rows, None) == (0, rows, bucket, True)
 
 
 def test_first_answer_is_an_overview(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_rate_and_step_time_are_of_the_last_second_of_timed_steps(
 @pytest.mark.parametrize("rows", [600, 60_000, 1_000_000])
 def test_an_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> None:
     fill(tmp_path, rows).close()
-    bucket = series.fitting_bucket(rows)
+    bucket = series.span(rows, None)[2]
     found = answer(tmp_path, {"steps": SeriesCursor(rows - 12, bucket)})
     assert len(json.dumps(found)) < 1500
     found = answer(tmp_path, {"steps": SeriesCursor(rows, bucket)})
