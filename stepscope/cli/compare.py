@@ -21,7 +21,6 @@ from stepscope.compare.comparison import (
     compare_runs,
     compare_sides,
     kind_of,
-    runs_needed,
 )
 from stepscope.compare.figures import read_figures
 from stepscope.lab.folder import SweepError
@@ -78,8 +77,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
         print(printable(line))
     if min(len(base), len(new)) < MIN_RUNS:
         print(f"\n{NO_INTERVAL}")
-    if (hint := runs_needed(base, new, rows)) is not None:
-        print(f"\n{hint}")
     if verdict is not None:
         print(f"\n{markdown(results, 'Runs')}\nResult: **{verdict}** (exit code {code}).")
     return code

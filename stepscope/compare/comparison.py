@@ -31,19 +31,18 @@ from stepscope.common.json_values import dict_of, flattened
 from stepscope.common.metrics import BY_KEY
 from stepscope.compare.figures import PHASES, RunFigures
 from stepscope.lab.gate import METRICS, Gate, GateResult, GateVerdict, gate_result
-from stepscope.lab.statistics import MAX_VALUES, unpaired_interval, values_needed
+from stepscope.lab.statistics import unpaired_interval
 from stepscope.lab.verdict_text import signed
 from stepscope.memory.breakdown import CATEGORIES
 from stepscope.run import RunKind, RunStatus
 from stepscope.run_setup import training_gpu
 from stepscope.store.blocks import Floats
 
-MAX_ROWS, MAX_CHARS = 1000, 200  # differences of a part, characters
+MAX_ROWS = 1000  # differences of a part
+MAX_CHARS = 200
 ALPHA = 0.05
 MIN_RUNS = 2  # on each side, for an interval
 MIN_EQUAL_RUNS = 3  # on each side, for a gate on peak memory that is the same in all of them
-FEW_RUNS = 5  # of the smaller side, up to which the number of runs for ±HALF_WIDTH is shown
-HALF_WIDTH = 0.03
 ROUNDING = 1e-9  # Largest difference of equal logarithms.
 NO_INTERVAL = (
     "One pair of runs cannot distinguish a regression from run-to-run variation. Record at least "
@@ -64,8 +63,12 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 }
 """Label and format of each figure; metrics of the training follow."""
 PARTS = {
-    **{"figures": "Figures", "phases": "Step phases", "memory": "Memory by category"},
-    **{"configuration": "Configuration", "environment": "Environment", "code": "Code"},
+    "figures": "Figures",
+    "phases": "Step phases",
+    "memory": "Memory by category",
+    "configuration": "Configuration",
+    "environment": "Environment",
+    "code": "Code",
 }
 _NOT_TESTED = frozenset(("steps", "duration", "energy", "samples_per_s"))
 """Totals, which depend on the length of a run, and the reciprocal of the step time."""
@@ -226,28 +229,6 @@ def compare_sides(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> tupl
             row = replace(row, low=low, high=high, is_different=low > 0 or high < 0)
         rows.append(replace(row, is_equal=key in tested and key not in spread))
     return tuple(rows)
-
-
-def runs_needed(
-    base: Sequence[RunFigures], new: Sequence[RunFigures], rows: Sequence[SideRow]
-) -> str | None:
-    """Return how many runs would make the interval of the step time ±HALF_WIDTH.
-
-    Returns None without an interval, for a narrower one, and for more than FEW_RUNS runs.
-    """
-    few, key = min(len(base), len(new)), "step_time"
-    if few > FEW_RUNS or not any(row.key == key and row.low is not None for row in rows):
-        return None
-    level = ALPHA / sum(row.low is not None for row in rows)
-    variance = sum(float(np.log(_values(key, side)).var(ddof=1)) for side in (base, new))
-    count = values_needed(variance, math.log1p(HALF_WIDTH), level)
-    if count is not None and count <= few:
-        return None
-    runs = f"more than {MAX_VALUES:,}" if count is None else f"about {count:,}"
-    return (
-        f"Step time: {runs} runs of each side would give an interval of about ±{HALF_WIDTH:.0%}, "
-        f"at the observed spread ({100 * math.sqrt(variance / 2):.1f}% between runs)."
-    )
 
 
 def check_runs(

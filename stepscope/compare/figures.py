@@ -27,8 +27,14 @@ from stepscope.store.step_blocks import LOSS, STEP_TIME
 MAX_MEMORY_READINGS = 128  # of which the one with the most memory is compared
 MAX_METRICS = 50  # of the script's own metrics
 PHASES = (
-    *("perf/data_wait", "perf/h2d", "perf/forward", "perf/backward", "perf/optimizer"),
-    *("perf/gpu_time", "perf/gpu_wait", "perf/comm_wait"),
+    "perf/data_wait",
+    "perf/h2d",
+    "perf/forward",
+    "perf/backward",
+    "perf/optimizer",
+    "perf/gpu_time",
+    "perf/gpu_wait",
+    "perf/comm_wait",
 )
 """Parts of a step that are shown side by side; they may overlap."""
 _FOREIGN = frozenset(("free", "driver", "others", "unnamed", "elsewhere", "used"))

@@ -113,10 +113,6 @@ class Report:
             f"<tbody>{body}</tbody></table></div>"
         )
 
-    def size(self) -> int:
-        """Return the bytes of the parts."""
-        return sum(len(part.encode()) for part in self.parts)
-
     def html(self) -> str:
         """Return the page. Raises ReportError if it is larger than MAX_BYTES."""
         name = _html(self.scrub(self.title))

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.common import formatting
 from stepscope.common.files import read_tail
-from stepscope.common.formatting import format_bytes, format_duration, format_short_time, printable
+from stepscope.common.formatting import format_duration, printable
 from stepscope.common.json_values import dict_of
 from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, compare_runs
@@ -20,7 +19,6 @@ from stepscope.compare.figures import RunFigures, read_figures, read_lines
 from stepscope.compare.report_page import (
     COLORS,
     MAX_BLOCK,
-    MAX_BYTES,
     Line,
     Report,
     line_chart,
@@ -35,33 +33,49 @@ from stepscope.lab.report import rows as verdict_rows
 from stepscope.memory.oom.reader import diagnose_run
 from stepscope.run import RunInfo, rank_file
 from stepscope.store.blocks import Floats
-from stepscope.store.final_values import MAX_BUCKETS
 
-MAX_EVENTS, MAX_RANKS, MAX_ENTRIES, MAX_ROWS = 200, 16, 30, 300
-MAX_COLUMNS = 8  # runs of a table, for the width of a page
-HEAD_BYTES = 20_000  # of a page besides its parts: style sheet, title
-DETAILED_RUNS = 10  # of a report whose charts have all points, about 90 kB each
+MAX_EVENTS = 200
+MAX_RANKS = 16
+MAX_ENTRIES = 30
+MAX_ROWS = 300
+MAX_NAMES = 8  # in the title
+MAX_DETAILED_RUNS = 10  # about 90 kB each
 _CHARTS = {
     "Loss": ("train/loss", "val/loss"),
     "GPU memory": ("memory/allocated", "memory/reserved", "memory/peak_allocated"),
     "Host memory of the process": ("process/rss", "process/peak_rss"),
     "Utilization": ("gpu/util", "host/cpu"),
     "Step time": (
-        *("perf/step_time", "perf/data_wait", "perf/forward", "perf/backward"),
-        *("perf/optimizer", "perf/gpu_time"),
+        "perf/step_time",
+        "perf/data_wait",
+        "perf/forward",
+        "perf/backward",
+        "perf/optimizer",
+        "perf/gpu_time",
     ),
     "Throughput": ("perf/samples_per_sec",),
 }
 MAX_OWN_CHARTS = 8  # of the script's own metrics
 _SCALES = {Unit.BYTES: (2.0**30, "GiB"), Unit.SECOND: (1e-3, "ms"), Unit.PER_SECOND: (1.0, "1/s")}
 _PRIVATE = {
-    *("host", "user", "pid", "pid_started", "pid_namespace", "cwd"),
-    *("custom_options", "dataset", "resume_from", "script path", "script arguments"),
+    "host",
+    "user",
+    "pid",
+    "pid_started",
+    "pid_namespace",
+    "cwd",
+    "custom_options",
+    "dataset",
+    "resume_from",
+    "script path",
+    "script arguments",
 }
-_PROPERTIES = (
-    *(("Environment", "environment"), ("Configuration", "config")),
-    *(("Script", "script"), ("Slurm job", "slurm")),
-)
+_PROPERTIES = {
+    "Environment": "environment",
+    "Configuration": "config",
+    "Script": "script",
+    "Slurm job": "slurm",
+}
 Lines = Mapping[str, tuple[Floats, Floats, Floats]]
 
 
@@ -72,7 +86,7 @@ def run_report(runs: Sequence[RunInfo], *, full: bool = False) -> str:
     Without `full` it has no host names, user names, addresses and paths. Raises ReportError.
     """
     names = [str(run.run_json.get("name") or run.id) for run in runs]
-    subject = ", ".join(dict.fromkeys(names)) if len(runs) <= MAX_COLUMNS else f"{len(runs)} runs"
+    subject = ", ".join(dict.fromkeys(names)) if len(runs) <= MAX_NAMES else f"{len(runs)} runs"
     report = Report(f"Training report: {subject}", str if full else scrubber_of(runs))
     each = [read_figures(run) for run in runs]
     if len(each) > 1:
@@ -87,20 +101,13 @@ def run_report(runs: Sequence[RunInfo], *, full: bool = False) -> str:
         if len(each) <= COLORS:
             _add_overlays(report, each, names)
         _tables(report, found, names, full)
-    left_out, points = 0, MAX_BUCKETS * DETAILED_RUNS // max(len(each), DETAILED_RUNS)
-    if points < MAX_BUCKETS:
-        text = f"Charts of {len(each)} runs have at most {points} points per line: means of more."
+    # The comparison has the problem of a run without a store.
+    detailed = [at for at, one in enumerate(each) if len(each) == 1 or one.problem is None]
+    if len(detailed) > MAX_DETAILED_RUNS:
+        text = f"Only the first {MAX_DETAILED_RUNS} of {len(detailed)} runs have details."
         report.paragraph(text, "note", fixed=True)
-    for one, name in zip(each, names, strict=True):
-        if len(each) == 1 or one.problem is None:  # the comparison has the problem
-            end = len(report.parts)
-            _add_run(report, one, name, full, points)
-            if len(each) > 1 and report.size() > MAX_BYTES - HEAD_BYTES:
-                del report.parts[end:]
-                left_out += 1
-    if left_out:
-        text = f"Details of {left_out} of {len(each)} runs are left out: a report has at most "
-        report.paragraph(f"{text}{MAX_BYTES / 1e6:g} MB.", "note", fixed=True)
+    for at in detailed[:MAX_DETAILED_RUNS]:
+        _add_run(report, each[at], names[at], full)
     return report.html()
 
 
@@ -111,15 +118,10 @@ def _tables(report: Report, found: Comparison, names: Sequence[str], full: bool)
             for row in getattr(found, part)
             if full or row.key.rpartition(".")[2] not in _PRIVATE
         ]
-        for first in range(0, len(names), MAX_COLUMNS):
-            shown = names[first : first + MAX_COLUMNS]
-            which = f", runs {first + 1} to {first + len(shown)}"
-            cells = [(label, *texts[first : first + MAX_COLUMNS]) for label, texts in rows]
-            title_of = title if len(shown) == len(names) else title + which
-            report.table(title_of, ("name", *shown), cells)
+        report.table(title, ("name", *names), [(label, *texts) for label, texts in rows])
 
 
-def _add_run(report: Report, figures: RunFigures, name: str, full: bool, points: int) -> None:
+def _add_run(report: Report, figures: RunFigures, name: str, full: bool) -> None:
     run, run_json = figures.run, figures.run.run_json
     recorded, lines = read_recorded(run), read_lines(run)
     report.heading(report.scrub(name), 2)
@@ -144,20 +146,22 @@ def _add_run(report: Report, figures: RunFigures, name: str, full: bool, points:
         report.paragraph(text, "verdict", fixed=fixed)
     if not found:
         report.paragraph(nothing_to_say(recorded), "verdict", fixed=True)
-    _add_failure(report, recorded, lines)
+    _add_failure(report, recorded)
     _tables(report, compare_runs([figures]), ("value",), full)
-    _add_charts(report, lines, points)
+    _add_charts(report, lines)
     events = [event for rank in recorded.ranks[:MAX_RANKS] for event in rank.events]
     shown = [
         (format_duration(max(0.0, one.ts - run.created)), one.step, one.kind, one.text)
         for one in sorted(events, key=lambda one: one.ts)[-MAX_EVENTS:]
     ]
     report.table("Events", ("time", "step", "kind", "event"), shown)
-    for title, name in _PROPERTIES[: None if full else 2]:
+    for title, name in _PROPERTIES.items():
+        if title in ("Script", "Slurm job") and not full:
+            continue
         report.table(title, ("name", "value"), values_of(run_json.get(name), full))
 
 
-def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
+def _add_failure(report: Report, recorded: RunData) -> None:
     run, hang = recorded.run, recorded.hang
     if hang is not None:
         rows = {
@@ -180,21 +184,7 @@ def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
             stack = (f"{one.file}:{one.line} in {one.function}" for one in record.frames)
             title = f"Rank {record.rank}: step {record.step}, phase {state}"
             report.block("\n".join(stack) or "No stack was recorded.", title)
-            calls = [
-                (one.operation, one.group, one.sequence, "done" if one.done else "pending")
-                for one in record.collectives[-MAX_ENTRIES:]
-            ]
-            title = f"Collectives of rank {record.rank}"
-            report.table(title, ("operation", "group", "number", "state"), calls)
             report.paragraph(record.collectives_reason, "note")
-    readings = []
-    for key, (_, _, points) in list(lines.items())[:MAX_ROWS]:
-        unit, value = BY_KEY[key].unit if key in BY_KEY else Unit.NONE, float(points[-1])
-        number = formatting.three_digits(value)
-        text = f"{number} {unit.value}".replace(" %", "%").removesuffix(" count")
-        show = {Unit.BYTES: format_bytes, Unit.SECOND: format_short_time}.get(unit)
-        readings.append((key, text if show is None else show(value)))
-    report.table("Last readings", ("metric", "value"), readings)
     for name in (rank_file("traceback.txt", run.cause), "output.log"):
         with suppress(OSError):  # most runs do not have both
             report.block(read_tail(run.folder / name, MAX_BLOCK), f"End of {name}")
@@ -226,7 +216,7 @@ def _add_overlays(report: Report, each: Sequence[RunFigures], names: Sequence[st
         report.parts.append(line_chart(title, "step", drawn))
 
 
-def _add_charts(report: Report, lines: Lines, points: int) -> None:
+def _add_charts(report: Report, lines: Lines) -> None:
     longest = max((float(seconds[-1]) for _, seconds, _ in lines.values()), default=0.0)
     scales = ((3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((one for one in scales if longest > 3 * one[0]), scales[-1])
@@ -235,7 +225,7 @@ def _add_charts(report: Report, lines: Lines, points: int) -> None:
         scale, y_unit = _scale_and_unit(keys[0])
         drawn: list[Line] = []
         for key in filter(lines.__contains__, keys):
-            x, y = (_thinned(values, points) for values in lines[key][1:])
+            _, x, y = lines[key]
             label = BY_KEY[key].label if key in BY_KEY else report.scrub(printable(key))
             drawn.append((label, x / size, y / scale))
         title = f"{title}, {y_unit}" if y_unit else title
@@ -260,14 +250,6 @@ def scale_and_title(key: str) -> tuple[float, str]:
     label = BY_KEY[key].label
     label = label[:1].upper() + label[1:]
     return scale, f"{label} ({unit})" if unit else label
-
-
-def _thinned(values: Floats, points: int) -> Floats:
-    """Return at most `points` values: means of equally many adjacent ones, at the end of fewer."""
-    size = -(-len(values) // points)
-    starts = np.arange(0, len(values), size)
-    means: Floats = np.add.reduceat(values, starts) / np.diff(starts, append=len(values))
-    return means
 
 
 def values_of(values: object, full: bool) -> Iterator[tuple[str, str | None]]:

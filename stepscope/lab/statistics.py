@@ -22,7 +22,6 @@ from stepscope.lab.folder import SweepError
 NO_SCIPY = "Intervals need SciPy. Run pip install scipy, or pip install 'stepscope[lab]'."
 ALPHA = 0.05
 MARGIN = 0.01  # of an effect, as a fraction
-MAX_VALUES = 1000  # of a side in `values_needed`
 PATHS = 2**18  # Simulated paths of a level: the error over all looks is 5% ± 0.1 points.
 
 
@@ -223,18 +222,6 @@ def unpaired_interval(
     )
     half = float(-load_scipy().stdtrit(degrees, level / 2) * math.sqrt(variance))
     return _fractions(mean, mean - half, mean + half)
-
-
-def values_needed(variance: float, half: float, level: float) -> int | None:
-    """Return the values a side for an interval of ±`half`; None above MAX_VALUES.
-
-    `variance` is the sum of the variances of both sides. Half the expected width of the interval
-    of a difference of two means of n values each is t(2n - 2) * sqrt(variance / n) (Kelley et al.
-    2003, doi:10.1177/0163278703255242).
-    """
-    counts = np.arange(2, MAX_VALUES + 1)
-    widths = -load_scipy().stdtrit(2 * counts - 2, level / 2) * np.sqrt(variance / counts)
-    return int(counts[np.argmax(widths <= half)]) if widths[-1] <= half else None
 
 
 def _finding(

@@ -82,7 +82,6 @@ def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_
         escape(finding.text),
         ">Host, available<",
         "train.py",
-        "process/rss",
         "traceback.txt",
     ):
         assert text in html

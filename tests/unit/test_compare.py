@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from stepscope.compare.comparison import (
-    HALF_WIDTH,
     MAX_CHARS,
     MAX_ROWS,
     check_runs,
@@ -20,7 +18,6 @@ from stepscope.compare.comparison import (
     compare_sides,
     differences,
     obstacles,
-    runs_needed,
 )
 from stepscope.compare.figures import RunFigures, read_figures
 from stepscope.lab.gate import Gate, GateVerdict
@@ -292,29 +289,6 @@ def test_only_equal_peak_memory_decides_a_gate_without_a_spread(
     (result,) = check_runs(*sides, [Gate(metric, 0.03)])
     assert (result.verdict, result.change) == (verdict, new - 1)
     assert (result.low, result.high) == (None, None)
-
-
-def test_the_runs_needed_for_a_narrow_interval_give_one() -> None:
-    random = np.random.default_rng(1)
-    few = [drawn(random, 2), drawn(random, 2)]
-    text = runs_needed(*few, compare_sides(*few))
-    assert text is not None
-    count = int(re.findall(r"\d+", text)[0])
-    logs = [np.log([one.values["step_time"] for one in side]) for side in few]
-    deviation = float(np.sqrt(np.mean([each.var(ddof=1) for each in logs])))
-    for runs, narrow in ((count - 1, False), (count, True)):
-        values = np.linspace(-1, 1, runs)
-        times = np.exp(values * deviation / values.std(ddof=1))
-        keys = ("step_time", "peak_process", "energy_per_sample", "final train/loss")
-        side = [made(**dict.fromkeys(keys, float(time))) for time in times]
-        row = compare_sides(side, side)[0]
-        assert row.high is not None
-        assert (row.high <= HALF_WIDTH) == narrow
-        assert (runs_needed(side, side, compare_sides(side, side)) is None) == narrow
-    equal = [made(step_time=1.0)] * 2
-    assert runs_needed(equal, equal, compare_sides(equal, equal)) is None
-    wild = [made(step_time=time) for time in (0.01, 9.0)]
-    assert "1,000" in str(runs_needed(wild, wild, compare_sides(wild, wild)))
 
 
 def test_differences_beyond_the_limit_are_counted() -> None:

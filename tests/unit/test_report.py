@@ -13,17 +13,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dashboard.views import parts
 from stepscope.cli import main
 from stepscope.compare.report_page import MAX_BYTES, ReportError
 from stepscope.compare.reports import (
-    _CHARTS,
-    MAX_COLUMNS,
+    MAX_DETAILED_RUNS,
     MAX_ROWS,
-    _thinned,
     run_report,
     sweep_report,
     values_of,
@@ -41,6 +38,7 @@ from tests.support.recorded_runs import CREATED, write_run
 HOSTILE = ("name", "config", "environment", "script", "heartbeat", "world_size", "host", "reason")
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+KEYS = ("train/loss", "memory/allocated", "process/rss", "perf/step_time", "perf/samples_per_sec")
 SCRUB = Scrubber(frozenset({"node7"}), frozenset({"alice"}), frozenset({"/data/my files"}))
 
 
@@ -158,38 +156,18 @@ def test_metrics_of_the_script_have_a_chart(tmp_path: Path) -> None:
 
 
 def test_many_runs_are_a_page_within_the_limit(tmp_path: Path) -> None:
-    keys = {key for chart in _CHARTS.values() for key in chart if key[:3] not in ("gpu", "hos")}
-    steps = [(step / 10, step, dict.fromkeys(keys, 1 / step)) for step in range(1, 513)]
+    steps = [(step / 10, step, dict.fromkeys(KEYS, 1 / step)) for step in range(1, 513)]
     first = write_run(tmp_path / "r00", {"config": {"x": 1}}, steps=steps)
-    names = [f"r{number:02}" for number in range(50)]
+    names = [f"r{number:02}" for number in range(20)]
     for name in names[1:]:
         shutil.copytree(first, tmp_path / name)
     html = run_report([read_run(tmp_path / name) for name in names])
     assert len(html.encode()) < MAX_BYTES
-    assert html.count("<h2>") == 51
-    assert {line.count("<td>") for line in html.split("</tr>")} <= {*range(MAX_COLUMNS + 1)}
+    assert html.count("<h2>") == 1 + MAX_DETAILED_RUNS
+    assert f"the first {MAX_DETAILED_RUNS} of 20 runs" in html
     single = run_report([read_run(first)])
-    assert html.count("<figure>") == 50 * single.count("<figure>")
+    assert html.count("<figure>") == MAX_DETAILED_RUNS * single.count("<figure>")
     assert max(map(len, re.findall(r' d="(M[^"]+)"', single))) > 4000, "all points"
-
-
-def test_runs_that_do_not_fit_are_counted(tmp_path: Path) -> None:
-    (first := write_run(tmp_path / "r0", {"status": "failed"}, steps=[(1.0, 1, {"x": 1.0})]))
-    (first / "output.log").write_text("&" * 20_000)  # 100 kB as HTML
-    names = [f"r{number}" for number in range(30)]
-    for name in names[1:]:
-        shutil.copytree(first, tmp_path / name)
-    html = run_report([read_run(tmp_path / name) for name in names])
-    assert len(html.encode()) < MAX_BYTES
-    shown = html.count("<h2>") - 1
-    assert 10 < shown < 30
-    assert f"{30 - shown} of 30 runs" in html
-
-
-def test_thinned_values_are_means() -> None:
-    assert _thinned(np.arange(5.0), 3).tolist() == [0.5, 2.5, 4.0]
-    assert _thinned(np.arange(3.0), 3).tolist() == [0.0, 1.0, 2.0]
-    assert len(_thinned(np.arange(513.0), 102)) <= 102
 
 
 def test_settings_that_are_not_shown_are_counted() -> None:
@@ -199,16 +177,13 @@ def test_settings_that_are_not_shown_are_counted() -> None:
 
 
 def test_a_failed_allocation_is_explained(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "r", {"status": "failed"}, samples=[(1.0, 1, {"memory/allocated": 2.0**30})]
-    )
+    run = write_run(tmp_path / "r", {"status": "failed"}, samples=[(1.0, 1, {"process/rss": 1.0})])
     (run / "oom.json").write_text(json.dumps(OomReport(last=FULL).to_json()))
     html = run_report([read_run(run)])
     assert "Out of memory" in html
-    assert "memory/allocated" in html  # last readings
 
 
-def test_a_hang_has_the_stack_and_the_collectives(tmp_path: Path) -> None:
+def test_a_hang_has_the_stack(tmp_path: Path) -> None:
     frames = (StackFrame(file="/home/bob/slow.py", line=7, function="load"),)
     for number in (0, 1):
         told = {"world_size": 2, "rank": number, "status": "failed", "heartbeat": CREATED + 40}
@@ -224,7 +199,6 @@ def test_a_hang_has_the_stack_and_the_collectives(tmp_path: Path) -> None:
         (run / hang_name(number)).write_text(json.dumps(asdict(record)))
     html = run_report([read_run(run)])
     assert "slow.py:7 in load" in html
-    assert "all_reduce" in html
     assert "bob" not in html
 
 
