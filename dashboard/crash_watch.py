@@ -60,17 +60,12 @@ class CrashWatch:
     def _alert(self, run: RunInfo) -> bool:
         """Alert the crash of a run; return True if it had to be alerted."""
         settings = load()
-        if settings.problem is not None:
-            log.warning("stepscope: alerts: %s", settings.problem)
         self._known.add(run.id)
         try:
-            notifier = report_crash(run, settings)
+            return report_crash(run, settings)
         except Exception:  # one untrusted folder must not hide the other crashes
             log.warning("%s: its crash could not be alerted", run.id, exc_info=True)
             return False
-        if notifier is not None:
-            notifier.close()
-        return notifier is not None
 
     def _work(self) -> None:
         while not self._closing.wait(PERIOD_S):

@@ -48,7 +48,7 @@ from stepscope.run import (
     run_folders,
     runs_root,
 )
-from stepscope.run.rank_info import RankMetadata
+from stepscope.run.rank_info import RankInfo
 from stepscope.session import stop as force
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
@@ -280,7 +280,7 @@ class Services:
             for run, rank in self._live_ranks()
         }
 
-    def _live_ranks(self) -> Iterator[tuple[RunInfo, RankMetadata]]:
+    def _live_ranks(self) -> Iterator[tuple[RunInfo, RankInfo]]:
         """Yield the live runs of this machine and user with each of their live ranks."""
         for run in self.run_list.recent().runs:
             if run.status.live:

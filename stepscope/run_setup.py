@@ -85,7 +85,9 @@ def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
         step_time=step_time,
         in_memory=run_json.get("data_in_memory") is True,
         world_size=run_json.get("world_size") or 1,
-        applied=frozenset(one["name"] for one in settings if one["state"] == "in effect"),
+        applied=frozenset(
+            str(one.get("name")) for one in settings if one.get("state") == "in effect"
+        ),
     )
 
 

@@ -11,7 +11,8 @@ from dashboard.controls.actions import can_end_now
 from dashboard.ranks.members import used_gpus
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_list import Listing
-from stepscope.run import RunInfo, read_only_reason
+from stepscope.remote.access import read_only_reason
+from stepscope.run import RunInfo
 from stepscope.store import STORE_NAME
 
 _FACTS = (

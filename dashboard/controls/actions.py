@@ -8,7 +8,8 @@ from typing import Any
 
 from dashboard.charts.run_view import run_kind
 from stepscope.common.config_issue import ConfigIssue
-from stepscope.run import RunInfo, RunKind, RunStatus, is_local, read_only_reason
+from stepscope.remote.access import read_only_reason
+from stepscope.run import RunInfo, RunKind, RunStatus, is_local
 from stepscope.run.rank_info import now_of
 from stepscope.store.recorder import CommandName
 

@@ -13,7 +13,8 @@ from dashboard.charts.run_view import KINDS, NAME_LENGTH, run_kind, run_name
 from dashboard.run_list import Listing
 from dashboard.services import Services
 from stepscope.common.formatting import format_duration, printable
-from stepscope.run import RunInfo, is_local, is_run_id, read_only_reason
+from stepscope.remote.access import read_only_reason
+from stepscope.run import RunInfo, is_local, is_run_id
 
 RUN = "run"
 _CHOSEN = "run_chosen"

@@ -15,7 +15,7 @@ from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_mem
 from stepscope.common.formatting import format_duration, printable
 from stepscope.common.metrics import Stream
 from stepscope.run import RunInfo
-from stepscope.run.rank_status import RankInfo, RankState, rank_states
+from stepscope.run.rank_status import JobRank, RankStatus, ranks_of
 from stepscope.store import SeriesBlock, StoreError, StoreReader
 from stepscope.store.blocks import Floats
 from stepscope.store.final_values import bucket_for
@@ -78,7 +78,7 @@ class _RankValues:
 
 def read_job(run: RunInfo) -> JobRanks:
     """Read the ranks of a job, at most MAX_RANKS_SHOWN, from their files and stores."""
-    states = rank_states(run.folder)
+    states = ranks_of(run.folder)
     shown = states[:MAX_RANKS_SHOWN]
     recorded = {state.rank: state.number for state in shown if state.number is not None}
     members = [read_member(run.folder, number) for number in recorded.values()]
@@ -112,7 +112,7 @@ def read_job(run: RunInfo) -> JobRanks:
 
 
 def _table(
-    states: Sequence[RankInfo],
+    states: Sequence[JobRank],
     members: Mapping[int, RankEntry],
     values: Sequence[_RankValues],
     created: float,
@@ -123,10 +123,12 @@ def _table(
     """
     rows: dict[int, Row] = {}
     for state in states:
-        row: Row = {"Rank": state.rank, "Status": state.state.value}
-        if state.state is not RankState.ALIVE:
-            ended_s = None if state.since is None else max(0.0, state.since - created)
-            row["Ended after"] = None if ended_s is None else format_duration(ended_s)
+        row: Row = {"Rank": state.rank, "Status": state.status.value}
+        if state.status is not RankStatus.ALIVE:
+            row["Ended after"] = None
+            if state.info is not None:
+                ended = state.run_json.get("ended") or state.info.beat
+                row["Ended after"] = format_duration(max(0.0, ended - created))
             row["Reason"] = printable(state.text)[:MAX_REASON_CHARS]
         rows[state.rank] = row
     busy = [each.busy_s for each in values]

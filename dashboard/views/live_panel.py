@@ -30,7 +30,8 @@ from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import connections, practice_command, warn_of_unreadable
 from stepscope.common.config_issue import ConfigIssue
 from stepscope.common.formatting import format_bytes
-from stepscope.run import RunError, RunInfo, read_only_reason
+from stepscope.remote.access import read_only_reason
+from stepscope.run import RunError, RunInfo
 from trainer.config import RunConfig
 
 # Keys of the session state.

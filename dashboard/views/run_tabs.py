@@ -30,6 +30,7 @@ from stepscope.compare.reports import run_report
 from stepscope.profiling.summary import ProfileSummary
 from stepscope.run import RunInfo, RunKind, rank_file, read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers
+from stepscope.settings.applied import AppliedSetting, applied_settings
 from stepscope.store.recorder import CommandName
 from trainer.config import RunConfig
 
@@ -129,7 +130,7 @@ def details_tab(run: RunInfo) -> None:
     for title, name in _TABLES.items():
         if shown := values.get(name):
             _table(title, shown)
-    if applied := values.get("settings"):
+    if applied := applied_settings(values):
         _settings(applied)
     st.markdown("#### Export")
     parts.report_button(functools.partial(run_report, [run]), run.id, "report")
@@ -138,14 +139,14 @@ def details_tab(run: RunInfo) -> None:
         _properties(values, _HIDDEN)
 
 
-def _settings(applied: Sequence[Mapping[str, Any]]) -> None:
+def _settings(applied: Sequence[AppliedSetting]) -> None:
     """Draw the settings of `stepscope watch --with`, with the evidence and the lines of code."""
     st.markdown("#### Applied settings")
     for one in applied:
-        state = escape_markdown(f"{one['state']}: {one['text']}")
-        st.markdown(f"**{escape_markdown(str(one['name']))}** {state}")
-        if one.get("lines"):
-            st.code("\n".join(map(str, one["lines"])), language="python", wrap_lines=True)
+        state = escape_markdown(f"{one.state}: {one.text}")
+        st.markdown(f"**{escape_markdown(one.name)}** {state}")
+        if one.lines:
+            st.code("\n".join(one.lines), language="python", wrap_lines=True)
 
 
 def _properties(values: Mapping[str, Any], hidden: set[str], **options: Any) -> None:

@@ -16,7 +16,7 @@ from dashboard.views.live_panel import examples, open_run
 from dashboard.views.parts import connections, number, text
 from stepscope.run import RunError, RunInfo, is_own, read_metadata, read_run
 from stepscope.run.metadata import MAX_LABEL, MAX_NOTE, edit_notes
-from stepscope.run.retention import PartlyDeletedError, delete_run
+from stepscope.run.retention import delete_run
 
 COLUMNS = {
     "Name": text(pinned=True, width=160, help="The script, or the built-in workload."),
@@ -235,13 +235,8 @@ def _delete(runs: Sequence[RunInfo]) -> None:
         return
     kept = []
     for run in runs:
-        reason = None
         try:
             reason = delete_run(run.folder, run.folder.parent, keep_tagged=False)
-        except FileNotFoundError:
-            continue  # deleted by another program
-        except PartlyDeletedError as error:
-            kept.append(f"{run.id} is deleted, but some of its files are {error}.")
         except OSError as error:
             reason = str(error)
         kept += [f"{run.id} was not deleted: {reason}."] if reason else []

@@ -1,13 +1,12 @@
 """Evaluate alert rules on the rows that the writer thread stores.
 
 Runs once a second in the writer thread, never blocks, and stops after an internal error. A change
-becomes an event of kind `alert`, which `AlertNotifier` delivers. The crash of a killed run is
+becomes an event of kind `alert`, which `AlertSender` delivers. The crash of a killed run is
 reported by the dashboard's server (`report_crash`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -15,17 +14,28 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
-from stepscope.alerts.evaluator import AlertChange, AlertEvaluator, AlertFacts, fill, is_loss
-from stepscope.alerts.notifier import Alert, AlertNotifier
-from stepscope.alerts.settings import NO_STEP, RUN_FAILED, RUN_FINISHED, AlertSettings, AlertState
-from stepscope.common.formatting import number_name
+from stepscope.alerts.rules import AlertInstance, fill, holds, is_loss, with_unit
+from stepscope.alerts.sender import Alert, open_sender
+from stepscope.alerts.settings import (
+    ENDINGS,
+    NO_STEP,
+    RUN_FAILED,
+    RUN_FINISHED,
+    AlertRule,
+    AlertSettings,
+    AlertState,
+)
+from stepscope.common.formatting import format_duration, number_name
 from stepscope.common.stall_detector import StepGap
+from stepscope.gpu.device_events import throttle_words
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
-from stepscope.run.rank_info import UNREADABLE, RankExit, now_of, rank_numbers, read_run_json
+from stepscope.run.rank_info import now_of, of_a_peer, readable_ranks
 from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, StoreError, StoreWriter, store_name
 from stepscope.store.blocks import Event, QueueItem, Sample
@@ -35,22 +45,31 @@ log = logging.getLogger(__name__)
 
 KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Events: alerts, invalid entries of alerts.toml.
 RANKS_S = 10.0  # interval of reading which GPUs the other ranks train on
-STALE_S = 30.0  # age at which a GPU's value expires; the slowest tier is read every 10 s
-KEYS = frozenset(
-    {"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util", "memory/alloc_retries"}
-)
+RETRIED_S = 60.0  # time for which a retried allocation counts
+KEYS = frozenset({"gpu/mem_used", "gpu/throttle_reasons", "gpu/util", "memory/alloc_retries"})
 """Metrics of the default rules, besides losses."""
 
 EventParts = tuple[str, str, dict[str, Any]]  # kind, text and data of an event
 RunJson = Mapping[str, Any]
-SeriesKey = tuple[str, str]  # source ("" for the process, a UUID for a GPU) and metric
+
+
+@dataclass(frozen=True, slots=True)
+class AlertReading:
+    """Values of a rule for one source since the last check, and the value in its text."""
+
+    source: str
+    values: Sequence[float]
+    shown: str
+    value: float | None = None
+
+
+NO_READING = AlertReading("", (), "")
 
 
 class AlertMonitor:
     """Evaluates the alert rules of one process's run.
 
-    `add` and `check` run in the writer thread, `ended` and `close` in the thread that closes the
-    run.
+    `add` and `check` run in the writer thread, `ended` in the thread that closes the run.
     """
 
     def __init__(
@@ -65,20 +84,23 @@ class AlertMonitor:
         self._folder = folder
         self._rank = rank
         self._clock = clock
-        self._evaluator = AlertEvaluator(settings.rules)
-        self._notifier = AlertNotifier(settings)
-        self._keys = KEYS | {rule.metric for rule in settings.rules if rule.enabled}
-        self._fresh: dict[SeriesKey, list[float]] = {}  # Values since the last evaluation.
-        self._last: dict[SeriesKey, tuple[list[float], float]] = {}
-        """The newest value of each series, and when it expires."""
+        self._rules = [rule for rule in settings.rules if rule.enabled and rule.name not in ENDINGS]
+        self._keys = KEYS | {rule.metric for rule in self._rules}
+        self._instances: dict[tuple[str, str], AlertInstance] = {}  # by rule and source
+        self._values: dict[tuple[str, str], list[float]] = {}
+        """Values since the last check, by source ("", or a GPU's UUID) and metric."""
         self._lost: dict[str, str] = {}  # why GPUs cannot be reached, by UUID
-        self._trains_on: frozenset[str] = frozenset()
+        self._trains_on: frozenset[str | None] = frozenset()
         self._trains_on_until = -math.inf
+        self._retries: float | None = None
+        self._retried_at = -math.inf
         # The other ranks read the same file.
         self._problem = settings.problem if rank == 0 else None
         if self._problem is not None:
             log.warning("stepscope: alerts: %s", self._problem)
         self._is_off = settings.path is None
+        has_channel = settings.command is not None or settings.webhook is not None
+        self._sender = open_sender() if has_channel else None
 
     def add(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
         """Add stored rows and events."""
@@ -108,13 +130,24 @@ class AlertMonitor:
         if self._is_off:
             return events
         with self._guarded():
-            facts = self._facts(run_json, step, gap)
-            for change in self._evaluator.evaluate(facts):
-                if change.rule.name == NO_STEP and change.state is AlertState.RAISED and hang:
-                    change = replace(change, text=f"{change.text}. {hang}")
-                is_gpu = change.source in facts.labels or change.source in facts.lost
-                device = change.source if is_gpu else None
-                events.append(self._report(change, run_json, step, device))
+            now = self._clock()
+            self._read_training_gpus(run_json, now)
+            for rule in self._rules:
+                for reading in self._readings(rule, run_json, gap):
+                    instance = self._instance(rule, reading.source)
+                    state = instance.update(now, holds(rule, reading.values))
+                    if state is None:
+                        continue
+                    if state is AlertState.RAISED:
+                        instance.text = _text(rule, reading, run_json, step)
+                        if rule.name == NO_STEP and hang:
+                            instance.text += f". {hang}"
+                        text = instance.text
+                    else:
+                        lasted = format_duration(now - instance.raised_at)
+                        text = f"Cleared after {lasted}: {instance.text}"
+                    events.append(self._report(rule, state, text, run_json, step, reading))
+            self._values.clear()
         return events
 
     def ended(
@@ -126,23 +159,21 @@ class AlertMonitor:
         with self._guarded():
             # A run of one process has no peers: its lost connection is to another service.
             has_peers = self._rank > 0 or (run_json.get("world_size") or 1) > 1
-            of_a_peer = has_peers and RankExit(self._rank, 0.0, 0.0, reason).of_a_peer
-            change = None
-            if status is RunStatus.FAILED and not of_a_peer:
-                change = ending(self._settings, RUN_FAILED, reason, step)
+            name = None
+            if status is RunStatus.FAILED and not (has_peers and of_a_peer(reason)):
+                name = RUN_FAILED
             elif status is RunStatus.FINISHED and self._rank == 0:
-                change = ending(self._settings, RUN_FINISHED, reason, step)
-            if change is not None:
-                return self._report(change, run_json, step)
+                name = RUN_FINISHED
+            for rule in self._settings.rules:
+                if rule.name == name and rule.enabled:
+                    fields = {"value": reason or "it gives no reason.", "step": f"{step:,}"}
+                    text = fill(rule.text, fields)
+                    return self._report(rule, AlertState.RAISED, text, run_json, step)
         return None
-
-    def close(self) -> None:
-        """End the alerts of a closed run; deliveries continue. Never blocks."""
-        self._notifier.close()
 
     def _add_values(self, source: str, key: str, values: list[float]) -> None:
         if values:
-            self._fresh.setdefault((source, key), []).extend(values)
+            self._values.setdefault((source, key), []).extend(values)
 
     def _add_event(self, event: Event) -> None:
         uuid = str(event.data.get("uuid"))
@@ -151,44 +182,112 @@ class AlertMonitor:
         elif event.kind == "gpu_recovered":
             self._lost.pop(uuid, None)
 
-    def _take_values(self, now: float) -> dict[SeriesKey, list[float]]:
-        """Return the values since the last call, or the newest value before it."""
-        fresh, self._fresh = self._fresh, {}
-        for place, values in fresh.items():
-            # A value of a step is valid until the next step; a GPU's value expires.
-            self._last[place] = values[-1:], now + STALE_S if place[0] else math.inf
-        held = {place: last for place, (last, until) in self._last.items() if now < until}
-        return held | fresh
+    def _instance(self, rule: AlertRule, source: str) -> AlertInstance:
+        key = rule.name, source
+        if key not in self._instances:
+            # The gap of NO_STEP is that long already.
+            for_s = 0.0 if rule.name == NO_STEP else rule.for_s
+            self._instances[key] = AlertInstance(for_s, rule.clear_s)
+        return self._instances[key]
 
-    def _facts(self, run_json: RunJson, step: int, gap: StepGap | None) -> AlertFacts:
-        now = self._clock()
-        own = training_gpu(run_json)
-        values = self._take_values(now)
-        # One rank samples the GPUs of all.
-        has_peers = (run_json.get("world_size") or 1) > 1
-        if has_peers and any(source for source, _ in values) and now >= self._trains_on_until:
+    def _read_training_gpus(self, run_json: RunJson, now: float) -> None:
+        """Find the GPUs that all ranks train on: one rank samples the GPUs of all."""
+        if (run_json.get("world_size") or 1) == 1:
+            self._trains_on = frozenset({training_gpu(run_json)})
+        elif now >= self._trains_on_until and any(source for source, _ in self._values):
             self._trains_on_until = now + RANKS_S
-            self._trains_on = _devices_of_ranks(self._folder)
-        return AlertFacts(
-            now=now,
-            step=step,
-            gap=gap,
-            values=values,
-            lost=self._lost,
-            labels=_labels(run_json),
-            trains_on=self._trains_on | ({own} if own else set()),
-            own=own,
-        )
+            ranks = readable_ranks(self._folder)
+            self._trains_on = frozenset(training_gpu(rank.run_json) for rank in ranks)
+
+    def _readings(
+        self, rule: AlertRule, run_json: RunJson, gap: StepGap | None
+    ) -> Iterator[AlertReading]:
+        """Yield the values of a rule by source; a source without a value is not evaluated."""
+        if rule.metric:
+            for source, values in self._of_metric(rule.metric):
+                yield _metric_reading(rule, source, rule.metric, values)
+        elif rule.not_finite:
+            for (source, key), values in self._values.items():
+                if not source and is_loss(key):
+                    yield _metric_reading(rule, key, key, values)
+        elif rule.name == "memory_full":
+            yield from self._memory(run_json)
+        elif rule.name == "throttling":
+            # In any sample: the bit may flicker.
+            for uuid, masks in self._on_training_gpus("gpu/throttle_reasons"):
+                known = reduce(or_, (int(mask) for mask in masks if 0 <= mask < 2**63), 0)
+                words = [word for word in throttle_words(known) if "thermal" in word]
+                yield AlertReading(uuid, [float(bool(words))], ", ".join(words), masks[-1])
+        elif rule.name == "gpu_idle":
+            for uuid, values in self._on_training_gpus("gpu/util"):
+                shown = with_unit("gpu/util", values[-1])
+                yield AlertReading(uuid, values if gap else (), shown, values[-1])
+        elif rule.name == "gpu_lost":
+            before = {source for name, source in self._instances if name == rule.name}
+            for uuid in before | self._lost.keys():
+                yield AlertReading(uuid, [float(uuid in self._lost)], self._lost.get(uuid, ""))
+        elif gap is None:
+            yield NO_READING
+        else:
+            is_stall = gap.is_stall(rule.for_s)
+            yield AlertReading("", [float(is_stall)], format_duration(gap.seconds), gap.seconds)
+
+    def _memory(self, run_json: RunJson) -> Iterator[AlertReading]:
+        """Yield the used memory in percent, or 0 if no allocation was retried."""
+        own = training_gpu(run_json) or ""
+        now = self._clock()
+        retries = self._values.get(("", "memory/alloc_retries"))
+        if retries:
+            if self._retries is not None and retries[-1] > self._retries:
+                self._retried_at = now
+            self._retries = retries[-1]
+        used = self._values.get((own, "gpu/mem_used"))
+        totals = {gpu["uuid"]: gpu.get("memory_total") for gpu in run_json.get("devices") or ()}
+        if used and totals.get(own) and self._retries is not None:
+            percent = [100 * value / totals[own] for value in used]
+            values = percent if now - self._retried_at < RETRIED_S else [0.0]
+            yield AlertReading(own, values, f"{percent[-1]:.0f}%", percent[-1])
+
+    def _of_metric(self, metric: str) -> Iterator[tuple[str, Sequence[float]]]:
+        return ((source, found) for (source, key), found in self._values.items() if key == metric)
+
+    def _on_training_gpus(self, metric: str) -> Iterator[tuple[str, Sequence[float]]]:
+        return (found for found in self._of_metric(metric) if found[0] in self._trains_on)
 
     def _report(
-        self, change: AlertChange, run_json: RunJson, step: int, device: str | None = None
+        self,
+        rule: AlertRule,
+        state: AlertState,
+        text: str,
+        run_json: RunJson,
+        step: int,
+        reading: AlertReading = NO_READING,
     ) -> EventParts:
         """Return the event of an alert, and deliver it; delivery errors lose no event."""
-        alert = make_alert(change, run_json, self._folder, self._rank, step, device)
+        value: float | str | None = reading.value
+        if reading.value is not None and not math.isfinite(reading.value):
+            value = number_name(reading.value)
+        alert = Alert(
+            rule=rule.name,
+            level=rule.level,
+            state=state,
+            text=text,
+            value=value,
+            metric=rule.metric or None,
+            device=None if rule.not_finite else reading.source or None,
+            run=self._folder.name,
+            name=str(run_json.get("name")),
+            folder=str(self._folder),
+            host=str(run_json.get("host")),
+            rank=self._rank,
+            step=step,
+            ts=time.time(),
+        )
         # A job that hangs does so on all ranks: only rank 0 delivers.
-        if change.rule.name != NO_STEP or self._rank == 0:
-            self._notifier.deliver(alert)
-        return KIND, alert.text, event_data(alert)
+        if self._sender is not None and (rule.name != NO_STEP or self._rank == 0):
+            self._sender.deliver(alert, self._settings)
+        data = {"rule": rule.name, "level": str(rule.level), "state": str(state), "value": value}
+        return KIND, text, data | {"metric": alert.metric, "uuid": alert.device}
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -200,113 +299,70 @@ class AlertMonitor:
             log.warning("stepscope: alerts ended; recording continues", exc_info=error)
 
 
-def ending(settings: AlertSettings, name: str, reason: str | None, step: int) -> AlertChange | None:
-    """Return the alert of a run's end; None if its rule is disabled. Braces in `reason` stay."""
-    for rule in settings.rules:
-        if rule.name == name and rule.enabled:
-            fields = {"value": reason or "it gives no reason.", "step": f"{step:,}"}
-            return AlertChange(rule, AlertState.RAISED, "", fill(rule.text, fields), None)
-    return None
+def _metric_reading(
+    rule: AlertRule, source: str, metric: str, values: Sequence[float]
+) -> AlertReading:
+    broken = [value for value in values if rule.not_finite and not math.isfinite(value)]
+    value = broken[0] if broken else values[-1]
+    return AlertReading(source, values, with_unit(metric, value), value)
 
 
-def make_alert(
-    change: AlertChange,
-    run_json: RunJson,
-    folder: Path,
-    rank: int,
-    step: int,
-    device: str | None = None,
-) -> Alert:
-    """Return the alert of a change in the run in `folder`."""
-    rule, value = change.rule, change.value
-    return Alert(
-        rule=rule.name,
-        level=rule.level,
-        state=change.state,
-        text=change.text,
-        value=value if value is None or math.isfinite(value) else number_name(value),
-        metric=rule.metric or None,
-        device=device,
-        run=folder.name,
-        name=str(run_json.get("name")),
-        folder=str(folder),
-        host=str(run_json.get("host")),
-        rank=rank,
-        step=step,
-        ts=time.time(),
-    )
-
-
-def event_data(alert: Alert) -> dict[str, Any]:
-    """Return the data of an alert's event."""
-    data: dict[str, Any] = {"rule": alert.rule, "level": str(alert.level)}
-    data |= {"state": str(alert.state), "value": alert.value}
-    optional = {"metric": alert.metric, "uuid": alert.device}
-    return data | {name: value for name, value in optional.items() if value is not None}
-
-
-def _devices_of_ranks(folder: Path) -> frozenset[str]:
-    devices = set()
-    for number in rank_numbers(folder):
-        with contextlib.suppress(*UNREADABLE):  # incomplete, or of a host that is gone
-            devices.add(training_gpu(read_run_json(folder, number)) or "")
-    return frozenset(devices)
-
-
-def _labels(run_json: RunJson) -> dict[str, str]:
-    """Return the names of the sampled GPUs; of several GPUs with the UUID's beginning."""
-    names = {str(gpu["uuid"]): str(gpu["name"]) for gpu in run_json.get("devices") or ()}
-    if len(names) < 2:
-        return names
-    return {uuid: f"{name} ({uuid[:12]})" for uuid, name in names.items()}
+def _text(rule: AlertRule, reading: AlertReading, run_json: RunJson, step: int) -> str:
+    gpus = {str(gpu["uuid"]): str(gpu["name"]) for gpu in run_json.get("devices") or ()}
+    device = gpus.get(reading.source, reading.source) or "The process"
+    if len(gpus) > 1 and reading.source in gpus:
+        device = f"{device} ({reading.source[:12]})"
+    # The default rules with a threshold are in percent.
+    threshold = rule.threshold
+    limit = "" if threshold is None else with_unit(rule.metric or "gpu/util", threshold)
+    fields = {
+        "value": reading.shown,
+        "threshold": limit,
+        "metric": rule.metric or reading.source,
+        "device": device,
+        "seconds": format_duration(rule.for_s),
+        "step": f"{step:,}",
+    }
+    return fill(rule.text, fields)
 
 
 MARKER = "crash-told"  # file in the run folder after the alert
 YOUNG_S = 600.0  # Maximum age of the heartbeat of a reported crash; a server may restart meanwhile.
 
 
-def report_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
-    """Write the alert's event and deliver it; return the notifier, which the caller closes.
+def report_crash(run: RunInfo, settings: AlertSettings) -> bool:
+    """Write the event of a crash, and deliver it; return False if there is nothing to report.
 
-    Returns None without a new crash to report. Of several servers, and several calls, one reports.
+    Of several servers, and several calls, one reports.
     """
     is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S
     if settings.path is None or not is_new or not is_own(run):
-        return None
-    step = int(run.run_json.get("step") or 0)
-    change = ending(settings, RUN_FAILED, run.reason, step)
-    if change is None:
-        return None
-    alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
-    if not _claim(run):  # the last operation that may fail, as no other call reports it then
-        return None
-    _store_event(run, alert)
-    notifier = AlertNotifier(settings)
-    notifier.deliver(alert)
-    return notifier
-
-
-def _claim(run: RunInfo) -> bool:
-    """Return True if this call creates MARKER, or if the folder is read-only."""
+        return False
+    if not any(rule.name == RUN_FAILED and rule.enabled for rule in settings.rules):
+        return False
     try:
         os.close(os.open(run.folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except FileExistsError:
         return False
     except OSError as error:  # the caller reports a run once
         log.info("%s: cannot be marked as reported: %s", run.id, error)
+    run_json = run.run_json
+    step = int(run_json.get("step") or 0)
+    monitor = AlertMonitor(settings, run.folder.absolute(), rank=run.cause_rank)
+    event = monitor.ended(run_json, step, RunStatus.FAILED, run.reason)
+    if event is not None:
+        _store_event(run, Event(now_of(run_json), step, int(run_json.get("epoch") or 0), *event))
     return True
 
 
-def _store_event(run: RunInfo, alert: Alert) -> None:
-    """Store the event after the last rows that the process had recorded."""
+def _store_event(run: RunInfo, event: Event) -> None:
+    """Store an event after the last rows that the process had recorded."""
     try:
         recover_ended(run)
         if os.path.lexists(run.folder / "rank0.ring"):  # an unreadable ring is kept
             return
-        epoch = int(run.run_json.get("epoch") or 0)
-        ts, data = now_of(run.run_json), event_data(alert)
         store = run.folder / store_name(0)
         with closing(StoreWriter(store, reopen=True)) as writer, writer.transaction():
-            writer.add_event(Event(ts, alert.step, epoch, KIND, alert.text, data))
+            writer.add_event(event)
     except (RunError, StoreError, OSError, sqlite3.Error) as error:
         log.warning("%s: the event of its crash could not be stored: %s", run.id, error)

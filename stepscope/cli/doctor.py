@@ -258,7 +258,7 @@ def check_alerts() -> CheckResult:
         return CheckResult(OK, "alerts", "switched off by STEPSCOPE_ALERTS")
     if settings.problem is not None:
         return CheckResult(BROKEN, "alerts", settings.problem)
-    where = settings.path if settings.found else f"no file {settings.path}, default rules"
+    where = settings.path if settings.path.exists() else f"no file {settings.path}, default rules"
     return CheckResult(OK, "alerts", str(where))
 
 

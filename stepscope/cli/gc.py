@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -52,11 +53,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     if not os.path.lexists(root):
         raise CommandError(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", 2)
     check_readable(root)
-    decisions = [
-        Decision(StoredRun(path.name, folder_size(path), 0.0), True, "its deletion was interrupted")
-        for path in interrupted_deletions(root)
-    ]
-    decisions += retention.decide(
+    decisions = retention.decide(
         [
             retention.stored_run(folder, root, keep_tagged=options.keep_tagged)
             for folder in run_folders(root)
@@ -65,19 +62,21 @@ def run(options: argparse.Namespace, root: Path) -> int:
         options.keep_days,
         options.max_size,
     )
+    for folder in interrupted_deletions(root):
+        half = StoredRun(folder.name, folder_size(folder), 0.0)
+        decisions.append(Decision(half, True, "its deletion was interrupted"))
     failed, freed = False, 0
     for decision in decisions:
         word, reason = "delete" if decision.delete else "keep", decision.reason
         if decision.delete and not options.dry_run:
             folder = root / decision.run.id
             try:
-                word, reason = _delete(decision, folder, keep_tagged=options.keep_tagged)
+                kept = _delete(folder, keep_tagged=options.keep_tagged)
             except OSError as error:
-                failed = True
-                partly = isinstance(error, retention.PartlyDeletedError)
-                word = "partly" if partly else "keep"
-                reason = f"cannot be deleted: {error}"
-                print(printable(f"{decision.run.id}: {reason}"), file=sys.stderr)
+                failed, kept = True, f"cannot be deleted: {error}"
+                print(printable(f"{decision.run.id}: {kept}"), file=sys.stderr)
+            if kept is not None:
+                word, reason = "keep", kept
         freed += decision.run.size if word == "delete" else 0
         size = format_bytes(decision.run.size)
         print(printable(f"{word:<6}  {decision.run.id}  {size}  {reason}"))
@@ -87,16 +86,12 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return int(failed)
 
 
-def _delete(decision: Decision, folder: Path, *, keep_tagged: bool) -> tuple[str, str]:
-    """Delete a run, or complete its deletion; return word and reason. Raises OSError."""
-    if not is_run_id(folder.name):
-        retention.remove(folder)
-        return "delete", decision.reason
-    try:
-        kept = retention.delete_run(folder, folder.parent, keep_tagged=keep_tagged)
-    except FileNotFoundError:
-        return "gone", "was deleted meanwhile"
-    return ("delete", decision.reason) if kept is None else ("keep", kept)
+def _delete(folder: Path, *, keep_tagged: bool) -> str | None:
+    """Delete a run, or complete its deletion; return why it stays, or None. Raises OSError."""
+    if is_run_id(folder.name):
+        return retention.delete_run(folder, folder.parent, keep_tagged=keep_tagged)
+    shutil.rmtree(folder)
+    return None
 
 
 def size_in_bytes(text: str) -> int:

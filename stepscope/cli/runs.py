@@ -11,13 +11,13 @@ from typing import Any
 
 from stepscope.cli.arguments import add_json
 from stepscope.common.formatting import format_duration, printable
+from stepscope.remote.access import read_only_reason
 from stepscope.run import (
     RunError,
     RunInfo,
     RunKind,
     check_readable,
     read_metadata,
-    read_only_reason,
     read_run,
     run_folders,
 )

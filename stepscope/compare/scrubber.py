@@ -13,7 +13,7 @@ from pathlib import Path
 from stepscope.common.json_values import dict_of
 from stepscope.run import RunInfo
 from stepscope.run.folder import user_name
-from stepscope.run.rank_status import rank_states
+from stepscope.run.rank_status import ranks_of
 
 _FILES = (
     "bin|c|cc|cfg|ckpt|cpp|csv|cu|h|ini|ipynb|json|jsonl|log|npy|npz|parquet|pickle|pkl|pt|pth|"
@@ -76,7 +76,7 @@ def scrubber_of(runs: Sequence[RunInfo], jsons: Iterable[object] = ()) -> Scrubb
     found, paths = [dict_of(json) for json in jsons], {str(Path.home())}
     for run in runs:
         found += [run.run_json, dict_of(run.run_json.get("environment"))]
-        found += [dict_of(rank.run_json) | {"host": rank.host} for rank in rank_states(run.folder)]
+        found += [rank.run_json for rank in ranks_of(run.folder)]
         script = dict_of(run.run_json.get("script"))
         paths |= {str(run.folder.parent), str(script.get("cwd") or "")}
         folder = os.path.dirname(str(script.get("path") or ""))

@@ -19,7 +19,7 @@ from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file, was_terminated
 from stepscope.run.rank_info import rank_numbers, torch_rank
-from stepscope.run.rank_status import RankState, rank_states
+from stepscope.run.rank_status import RankStatus, ranks_of
 from stepscope.run_setup import Recommendation, setting_text, setup_of
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
@@ -144,16 +144,17 @@ def caught_failures(recorded: RunData) -> Iterator[Finding]:
 def absent_ranks(recorded: RunData) -> Iterator[Finding]:
     """Yield ranks that never started, and ranks that crashed while others run."""
     run = recorded.run
-    for standing in rank_states(run.folder):
-        gone = standing.state is RankState.DEAD and run.status.live
-        if not gone and standing.state is not RankState.NEVER_STARTED:
+    for rank in ranks_of(run.folder):
+        gone = rank.status is RankStatus.DEAD and run.status.live
+        if not gone and rank.status is not RankStatus.NEVER_STARTED:
             continue
         kind = "rank-dead" if gone else "rank-missing"
-        where = f" ({standing.host})" if standing.host else ""
+        host = rank.run_json.get("host")
+        where = f" ({host})" if host else ""
         yield Finding(
             kind=kind,
-            rank=standing.rank,
-            text=f"Rank {standing.rank}{where}: {standing.text[:1].lower()}{standing.text[1:]}",
+            rank=rank.rank,
+            text=f"Rank {rank.rank}{where}: {rank.text[:1].lower()}{rank.text[1:]}",
             next=_WORDS[kind],
         )
 

@@ -32,7 +32,7 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.run import RUN_JSON, RunError, RunStatus, run_folders
-from stepscope.run.rank_info import RankMetadata, now_of, readable_ranks, wall_offset_of
+from stepscope.run.rank_info import RankInfo, now_of, readable_ranks, wall_offset_of
 from stepscope.run_setup import training_gpu
 from stepscope.store import StoreError, StoreReader, store_name
 from stepscope.store.blocks import missing
@@ -271,13 +271,13 @@ class ExporterCollector:
         text = "Live processes with a store that cannot be read."
         families.add("unreadable_processes", text, unreadable, {})
 
-    def _live_runs(self) -> tuple[list[tuple[Path, list[RankMetadata]]], int]:
+    def _live_runs(self) -> tuple[list[tuple[Path, list[RankInfo]]], int]:
         """Return the newest runs with processes that are live or have just crashed.
 
         Also returns how many such processes are left out. A run without any costs two stats: each
         process that writes replaces its file, which changes the time of the folder.
         """
-        runs, omitted, left = list[tuple[Path, list[RankMetadata]]](), 0, RANKS_LIMIT
+        runs, omitted, left = list[tuple[Path, list[RankInfo]]](), 0, RANKS_LIMIT
         before, self._ended = self._ended, {}
         try:
             folders = list(run_folders(self._root))
@@ -288,7 +288,7 @@ class ExporterCollector:
                 changed = folder.stat().st_mtime_ns, (folder / RUN_JSON).stat().st_mtime_ns
             except OSError:  # removed meanwhile
                 continue
-            ranks = dict[int, RankMetadata]()
+            ranks = dict[int, RankInfo]()
             if before.get(folder) != changed:
                 ranks = {rank.rank: rank for rank in readable_ranks(folder) if _is_shown(rank)}
             if not ranks:
@@ -324,11 +324,11 @@ def _add_gpu(families: _Families, device: DeviceState) -> None:
             families.add("gpu_throttled", text, bool(int(mask) & bit), labels | {"reason": reason})
 
 
-def _is_shown(rank: RankMetadata) -> bool:
+def _is_shown(rank: RankInfo) -> bool:
     return rank.status.live or (rank.status is RunStatus.CRASHED and rank.age_s < CRASHED_S)
 
 
-def _add_rank(families: _Families, folder: Path, rank: RankMetadata) -> dict[str, str]:
+def _add_rank(families: _Families, folder: Path, rank: RankInfo) -> dict[str, str]:
     """Add what run.json has; return the labels of this process."""
     content, labels = rank.run_json, {"run": folder.name, "rank": str(rank.rank)}
     slurm = content.get("slurm") or {}

@@ -32,7 +32,7 @@ from stepscope.run import (
     run_folders,
 )
 from stepscope.run.folder import is_in
-from stepscope.run.rank_info import AppliedSetting
+from stepscope.settings.applied import AppliedSetting
 
 SCHEMA = 1
 LAB = "lab"

@@ -17,8 +17,8 @@ import msgspec
 from stepscope.common.files import atomic_write, open_for_append, try_lock
 from stepscope.common.formatting import printable
 from stepscope.remote import far_reader
+from stepscope.remote.access import CONTACT
 from stepscope.run import RUN_JSON, is_run_id
-from stepscope.run.info import CONTACT
 from stepscope.run.rank_info import find_rank
 from stepscope.store import StoreError, schema, store_name
 

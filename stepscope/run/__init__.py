@@ -21,7 +21,6 @@ from stepscope.run.info import is_local as is_local
 from stepscope.run.info import is_own as is_own
 from stepscope.run.info import own_ranks as own_ranks
 from stepscope.run.info import read_metadata as read_metadata
-from stepscope.run.info import read_only_reason as read_only_reason
 from stepscope.run.info import read_run as read_run
 from stepscope.run.info import run_json_of as run_json_of
 from stepscope.run.status import HEARTBEAT_S as HEARTBEAT_S

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.files import is_own_folder, modified_ns, open_regular_file
+from stepscope.common.files import is_own_folder
 from stepscope.run.folder import RunError, fatal_signal, user_name, was_terminated
 from stepscope.run.metadata import RunMetadata, known_notes, merged
 from stepscope.run.rank_info import (
     UNREADABLE,
-    RankMetadata,
+    RankInfo,
     RunVersionError,
     first_cause,
     names,
@@ -63,12 +62,6 @@ class RunInfo:
         return f"RunInfo({self.id!r}, {self.status}, step {self.run_json.get('step', 0)})"
 
 
-_STORE = "rank0.sqlite"  # `stepscope.store.STORE_NAME`, of a layer above
-CONTACT = ".connected"
-"""File in a folder of mirrored runs; its modification time is that of the last answer."""
-CONTACT_S = 15.0  # age of the last answer from which a mirrored run accepts no command
-
-
 def is_local(run: RunInfo) -> bool:
     """Return True unless another host writes this run."""
     return "mirror" not in run.run_json and run.run_json.get("host") == socket.gethostname()
@@ -78,38 +71,6 @@ def is_own(run: RunInfo) -> bool:
     """Return True for a run of this host and user, whose processes and files are its own."""
     user = run.run_json.get("user", user_name())
     return is_local(run) and user == user_name() and is_own_folder(run.folder)
-
-
-def read_only_reason(run: RunInfo) -> str | None:
-    """Return why this process must not send commands to a run; None if it may."""
-    mirror = run.run_json.get("mirror")
-    if mirror is not None:
-        if time.time() - modified_ns(run.folder.parent / CONTACT) / 1e9 > CONTACT_S:
-            return f"Not connected to {mirror['source']}: read-only until it is connected again."
-        reason: str | None = mirror.get("reason")
-        return reason
-    user = run.run_json.get("user", user_name())
-    if user != user_name():
-        return f"This run belongs to the user {user}: read-only."
-    if not is_own_folder(run.folder):  # run.json of a copy may be changed
-        return "The folder of this run belongs to another user: read-only."
-    host = run.run_json.get("host")
-    if host != socket.gethostname() and is_in_wal_mode(run.folder / _STORE):
-        return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
-    return None
-
-
-def is_in_wal_mode(store: Path) -> bool:
-    """Return True unless two hosts may write to this SQLite file, by its header.
-
-    The header has 2 at byte 18 in WAL mode (https://www.sqlite.org/fileformat.html), which the
-    recorder uses where `is_network_filesystem` is False.
-    """
-    try:
-        with open(open_regular_file(store), "rb") as file:
-            return file.read(20)[18:] != b"\x01\x01"
-    except OSError:
-        return True
 
 
 def read_run(folder: Path) -> RunInfo:
@@ -155,7 +116,7 @@ def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
     return {key: run.run_json.get(key) for key in ("kind", "config", "environment")} | own
 
 
-def own_ranks(run: RunInfo) -> Iterator[RankMetadata]:
+def own_ranks(run: RunInfo) -> Iterator[RankInfo]:
     """Yield the live ranks of a run whose processes are of this host and user."""
     for rank in readable_ranks(run.folder):
         has_process = rank.status.live and rank.run_json.get("pid") is not None
@@ -164,8 +125,8 @@ def own_ranks(run: RunInfo) -> Iterator[RankMetadata]:
 
 
 def _end_of_all(
-    folder: Path, ranks: list[RankMetadata], reason: str | None
-) -> tuple[RunStatus, str | None, RankMetadata]:
+    folder: Path, ranks: list[RankInfo], reason: str | None
+) -> tuple[RunStatus, str | None, RankInfo]:
     """Return status, reason, and the rank that caused the end, of a run of several ranks."""
     causes = first_cause([end for rank in ranks if (end := rank.end())])
     if not causes:

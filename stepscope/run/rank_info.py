@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -45,10 +45,10 @@ class RankExit:
     reason: str | None
     terminated: bool = False
 
-    @property
-    def of_a_peer(self) -> bool:
-        """True if the rank ended because another rank had ended."""
-        return self.reason is not None and _OF_A_PEER.search(self.reason) is not None
+
+def of_a_peer(reason: str | None) -> bool:
+    """Return True if a rank with this reason ended because another rank had ended."""
+    return reason is not None and _OF_A_PEER.search(reason) is not None
 
 
 def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
@@ -61,7 +61,7 @@ def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
     gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)
     gone = [end for end in gone if not end.terminated] or gone
-    own = next((end for end in spoken if not end.of_a_peer), None)
+    own = next((end for end in spoken if not of_a_peer(end.reason)), None)
     if own is not None and (not gone or own.earliest <= gone[0].latest):
         return [own]
     # A lost connection is the exit of its peer, whose host or disk may have another clock.
@@ -91,34 +91,6 @@ _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `d
 _SETTINGS_LIMIT = 64  # maximum number of settings applied to a script
 _REQUIRED = ("created", "heartbeat", "status", "mirror")
 _Text = Annotated[str, msgspec.Meta(max_length=100_000)]
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-SettingState = Literal["in effect", "applies", "refused", "not reached"]
-
-
-class CallPlace(msgspec.Struct, frozen=True):
-    """File and line of a call in the script."""
-
-    file: _Text
-    line: _Count
-
-
-class AppliedSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of `settings` in run.json: what happened to a setting of `watch --with`."""
-
-    name: _Text
-    value: bool | _Count | _Text
-    state: SettingState
-    text: _Text
-    lines: list[str]
-    at: CallPlace | None
-    places: list[CallPlace] = []
-    refused_places: list[CallPlace | None] = []
-    """Where the setting was refused; None for an unknown place."""
-
-    @property
-    def word(self) -> str:
-        """The setting as a word of `stepscope watch --with`."""
-        return self.name if self.value is True else f"{self.name}={self.value}"
 
 
 class RunVersionError(ValueError):
@@ -157,7 +129,7 @@ def _types() -> Mapping[str, Any]:
         "wall_offset_s": Annotated[float, meta(gt=-(2**32), lt=2**32)],
         "failure": msgspec.defstruct("Failure", [("ts", moment_s), ("reason", _Text | None, None)]),
         "mirror": msgspec.defstruct("MirrorFacts", mirror),
-        "settings": Annotated[list[AppliedSetting], meta(max_length=_SETTINGS_LIMIT)],
+        "settings": Annotated[list[dict[str, Any]], meta(max_length=_SETTINGS_LIMIT)],
     }
 
 
@@ -232,7 +204,7 @@ def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RankMetadata:
+class RankInfo:
     """Metadata and present status of one rank.
 
     `beat` is the last heartbeat by the clock of the process, as its rows; `age_s` is its age by the
@@ -267,7 +239,7 @@ class RankMetadata:
         return RankExit(self.number, when, when, reason or "It gives no reason.")
 
 
-def read_rank_file(folder: Path, number: int) -> RankMetadata:
+def read_rank_file(folder: Path, number: int) -> RankInfo:
     """Read the file of one rank and determine its status. Raises UNREADABLE."""
     run_json = read_run_json(folder, number)
     # On a full disk the file keeps its content, but the writer still touches it.
@@ -283,10 +255,10 @@ def read_rank_file(folder: Path, number: int) -> RankMetadata:
     # Heartbeats and times of files are by the wall clock, all others by the process's clock.
     beat -= wall_offset_of(run_json)
     terminated = status is RunStatus.CRASHED and was_terminated(folder, number)
-    return RankMetadata(number, run_json, status, beat, age_s, terminated)
+    return RankInfo(number, run_json, status, beat, age_s, terminated)
 
 
-def find_rank(folder: Path, number: int) -> RankMetadata | None:
+def find_rank(folder: Path, number: int) -> RankInfo | None:
     """Return the metadata of a rank; None if it is missing or unreadable."""
     try:
         return read_rank_file(folder, number)
@@ -294,7 +266,7 @@ def find_rank(folder: Path, number: int) -> RankMetadata | None:
         return None
 
 
-def readable_ranks(folder: Path, first: int = 0) -> Iterator[RankMetadata]:
+def readable_ranks(folder: Path, first: int = 0) -> Iterator[RankInfo]:
     """Yield the readable metadata of the folder ranks from `first` on."""
     for number in rank_numbers(folder)[first:]:
         if (rank := find_rank(folder, number)) is not None:

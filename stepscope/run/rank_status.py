@@ -1,20 +1,19 @@
-"""The state of each rank of a distributed run: alive, ended, dead, or never started."""
+"""The status of each rank of a distributed run: alive, ended, dead, or never started."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.rank_info import RankMetadata, find_rank, now_of, rank_numbers
+from stepscope.run.rank_info import RankInfo, find_rank, now_of, rank_numbers
 from stepscope.run.status import RunKind, RunStatus
 
 GRACE_S = 30.0  # age of a run up to which a rank without a file counts as starting
 
 
-class RankState(StrEnum):
+class RankStatus(StrEnum):
     ALIVE = "alive"
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -27,92 +26,83 @@ class RankState(StrEnum):
     """It has no readable file, and need not have one: only some ranks may call init."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankInfo:
-    """Present state of one rank of a run.
+@dataclass(frozen=True, slots=True)
+class JobRank:
+    """Present status of one rank of a run.
 
-    `rank` is the global rank, `number` the folder rank, None without files. `since` is its end or
-    last heartbeat in epoch seconds of its host, `age_s` the age of the heartbeat.
+    `rank` is the global rank, `number` the folder rank, None without a file. `info` is None if the
+    file is missing or unreadable.
     """
 
     rank: int
-    number: int | None = None
-    state: RankState
+    status: RankStatus
     text: str
-    host: str | None = None
-    since: float | None = None
-    age_s: float | None = None
-    run_json: dict[str, Any] | None = None  # metadata of the rank; None without a file
+    number: int | None = None
+    info: RankInfo | None = None
+
+    @property
+    def run_json(self) -> dict[str, Any]:
+        """Metadata of the rank; {} without a readable file."""
+        return {} if self.info is None else self.info.run_json
 
 
-def rank_states(folder: Path, *, now: float | None = None) -> list[RankInfo]:
+def ranks_of(folder: Path) -> list[JobRank]:
     """Return every rank of a run by global rank; empty if run.json cannot be read."""
     first = find_rank(folder, 0)
     if first is None:
         return []
-    numbers = rank_numbers(folder)[1:]
-    files = [first, *(rank for number in numbers if (rank := find_rank(folder, number)))]
-    state, text = RankState.UNRECORDED, "Its file cannot be read."
-    here = {
-        number: RankInfo(rank=number, number=number, state=state, text=text)
-        for number in set(numbers) - {rank.number for rank in files}
-    } | {rank.rank: _recorded_rank(rank) for rank in files}
-    at = now_of(first.run_json) if now is None else now
-    missing = missing_ranks(first, here.keys(), ended=not first.status.live, now=at)
-    return [info for _, info in sorted((here | missing).items())]
+    found: dict[int, JobRank] = {}
+    for number in rank_numbers(folder):
+        info = first if number == 0 else find_rank(folder, number)
+        if info is None:
+            text = "Its file cannot be read."
+            found.setdefault(number, JobRank(number, RankStatus.UNRECORDED, text, number))
+        else:
+            found[info.rank] = _recorded_rank(info)
+    return [rank for _, rank in sorted((_missing_ranks(first, len(found)) | found).items())]
 
 
-def _recorded_rank(rank: RankMetadata) -> RankInfo:
-    state, since, text = RankState.ALIVE, None, "Alive."
-    if not rank.status.live:
-        since = rank.run_json.get("ended") or rank.beat
-        state, text = RankState.DEAD, "Gone without a message: killed, or the machine went down."
-        if rank.terminated:
-            text = "Gone, ended by SIGTERM."
-        if rank.status is not RunStatus.CRASHED:
-            state = RankState(rank.status.value)
-            text = rank.run_json.get("reason") or f"{state.capitalize()}."
-    return RankInfo(
-        rank=rank.rank,
-        number=rank.number,
-        state=state,
-        text=text,
-        host=rank.run_json.get("host"),
-        since=since,
-        age_s=rank.age_s,
-        run_json=rank.run_json,
-    )
-
-
-def missing_ranks(
-    first: RankMetadata, here: Collection[int], *, ended: bool, now: float
-) -> dict[int, RankInfo]:
-    """Return the ranks without a file by global rank; `here` have one, `first` is rank 0."""
-    expected, created = _expected(first), first.run_json.get("created")
-    if first.run_json.get("kind") == RunKind.INIT:
-        state, text = RankState.UNRECORDED, "It has not called stepscope.init, or never started."
-    elif not ended and created is not None and now - created < GRACE_S:
-        state, text = RankState.STARTING, "It has not written anything yet."
+def _recorded_rank(info: RankInfo) -> JobRank:
+    if info.status.live:
+        status, text = RankStatus.ALIVE, "Alive."
+    elif info.status is not RunStatus.CRASHED:
+        status = RankStatus(info.status.value)
+        text = info.run_json.get("reason") or f"{status.capitalize()}."
     else:
-        state, text = RankState.NEVER_STARTED, "It has never started, or it is not watched."
+        status, text = RankStatus.DEAD, "Gone without a message: killed, or the machine went down."
+        if info.terminated:
+            text = "Gone, ended by SIGTERM."
+    return JobRank(info.rank, status, text, info.number, info)
+
+
+def _missing_ranks(first: RankInfo, recorded: int) -> dict[int, JobRank]:
+    """Return all ranks as they are without a file; `recorded` ranks have one, `first` is rank 0."""
+    run_json = first.run_json
+    created = run_json.get("created")
+    if run_json.get("kind") == RunKind.INIT:
+        status, text = RankStatus.UNRECORDED, "It has not called stepscope.init, or never started."
+    elif first.status.live and created is not None and now_of(run_json) - created < GRACE_S:
+        status, text = RankStatus.STARTING, "It has not written anything yet."
+    else:
+        status, text = RankStatus.NEVER_STARTED, "It has never started, or it is not watched."
     elsewhere = "It may be recorded in another folder: hosts without shared storage have one each."
+    expected = _expected(first)
     missing = {}
-    for rank in sorted(set(range(first.run_json.get("world_size") or 1)) - set(here)):
+    for rank in range(run_json.get("world_size") or 1):
         if rank not in expected:
-            missing[rank] = RankInfo(rank=rank, state=RankState.ELSEWHERE, text=elsewhere)
-        elif len(here) < len(expected):  # else the launcher counts in another way
-            missing[rank] = RankInfo(rank=rank, state=state, text=text)
+            missing[rank] = JobRank(rank, RankStatus.ELSEWHERE, elsewhere)
+        elif recorded < len(expected):  # else the launcher counts in another way
+            missing[rank] = JobRank(rank, status, text)
     return missing
 
 
-def _expected(first: RankMetadata) -> range:
-    """Return the ranks whose files belong in this folder; only `first` if counts disagree."""
-    run_json, rank = first.run_json, first.rank
-    size, count = run_json.get("world_size") or 1, run_json.get("local_world_size")
-    local_rank = run_json.get("local_rank")
+def _expected(first: RankInfo) -> range:
+    """Return the ranks whose files belong in this folder; only `first` if counts are unknown."""
+    run_json = first.run_json
     folder_of = run_json.get("folder_of", "job")
+    if folder_of == "job":
+        return range(run_json.get("world_size") or 1)
+    local_rank, count = run_json.get("local_rank"), run_json.get("local_world_size")
     if folder_of == "host" and local_rank is not None and count is not None:
-        start = rank - local_rank
-        if 0 <= local_rank < count <= size and 0 <= start <= size - count:
-            return range(start, start + count)
-    return range(size) if folder_of == "job" else range(rank, rank + 1)
+        return range(first.rank - local_rank, first.rank - local_rank + count)
+    return range(first.rank, first.rank + 1)

@@ -1,4 +1,4 @@
-"""Judge which run folders may be deleted, and delete them."""
+"""Decide which run folders may be deleted, and delete them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.common.files import is_own_folder, open_regular_file, try_lock
-from stepscope.run.folder import RunError, is_here, is_in, is_run_id, user_name
+from stepscope.run.folder import RunError, is_here, is_in, user_name
 from stepscope.run.info import RunInfo, read_run
 from stepscope.run.metadata import read_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
-    RankMetadata,
+    RankInfo,
     rank_numbers,
     read_rank_file,
     wall_offset_of,
@@ -27,11 +27,7 @@ from stepscope.run.status import RunStatus
 
 DAY_S = 86_400.0
 _REMOVED = ".deleted-"  # Prefix of a folder that is being deleted: no run has such a name.
-_REMOVED_RUN = re.compile(rf"{re.escape(_REMOVED)}[0-9a-f]{{8}}-(.+)")
-
-
-class PartlyDeletedError(OSError):
-    """A folder that was renamed for its deletion, but still has files."""
+_REMOVED_RUN = re.compile(r"\.deleted-[0-9a-f]{8}-[A-Za-z0-9].*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +86,18 @@ def stored_run(folder: Path, root: Path, *, keep_tagged: bool) -> StoredRun:
     try:
         run = read_run(folder)
         ranks = [read_rank_file(folder, number) for number in rank_numbers(folder)]
-    except RunError as error:
+    except (RunError, *UNREADABLE) as error:
         return StoredRun(folder.name, size, 0.0, f"cannot be read: {error}")
-    except UNREADABLE as error:
-        return StoredRun(folder.name, size, 0.0, f"the file of a rank cannot be read: {error}")
     return StoredRun(run.id, size, max(map(_ended, ranks)), _protected(run, ranks, keep_tagged))
 
 
-def _ended(rank: RankMetadata) -> float:
+def _ended(rank: RankInfo) -> float:
     """Return the end of a rank, or its last heartbeat, in epoch seconds of the wall clock."""
     ended = rank.run_json.get("ended")  # by the clock of the process, as `beat`
     return float(rank.beat if ended is None else ended) + wall_offset_of(rank.run_json)
 
 
-def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> str | None:
+def _protected(run: RunInfo, ranks: list[RankInfo], keep_tagged: bool) -> str | None:
     """Return why a run must not be deleted; None if no process may still write into it."""
     if not is_own_folder(run.folder) or run.run_json.get("user", user_name()) != user_name():
         return "belongs to another user"
@@ -153,36 +147,20 @@ def folder_size(folder: Path) -> int:
 def delete_run(folder: Path, root: Path, *, keep_tagged: bool) -> str | None:
     """Delete a run folder; return why it stays, if anything changed since.
 
-    The folder is renamed first, so that no reader finds half a run. Raises FileNotFoundError if it
-    is gone, OSError if it cannot be renamed, PartlyDeletedError as `remove`.
+    The folder is renamed first, so that no reader finds half a run. Raises OSError if it cannot be
+    renamed, or if files are left, which the next `stepscope gc` deletes.
     """
     protected = stored_run(folder, root, keep_tagged=keep_tagged).protected
     if protected is None:
         removed = root / f"{_REMOVED}{secrets.token_hex(4)}-{folder.name}"
         folder.rename(removed)
-        remove(removed)
-    else:
-        folder.lstat()  # a folder that is gone cannot be read either
+        shutil.rmtree(removed)
     return protected
-
-
-def remove(folder: Path, attempts: int = 100) -> None:
-    """Delete a folder that `delete_run` has renamed. Raises PartlyDeletedError."""
-    while os.path.lexists(folder):
-        try:
-            shutil.rmtree(folder)
-        except OSError as error:
-            attempts -= 1
-            # Another `stepscope gc` may delete the same files.
-            if not isinstance(error, FileNotFoundError) or attempts == 0:
-                raise PartlyDeletedError(f"left in {folder.name} ({error})") from error
 
 
 def interrupted_deletions(root: Path) -> Iterator[Path]:
     """Yield the folders of this user whose deletion was interrupted."""
     for path in sorted(root.glob(f"{_REMOVED}*")):
-        found = _REMOVED_RUN.fullmatch(path.name)
-        if found is None or not is_run_id(found[1]):
-            continue
-        if path.is_dir() and not path.is_symlink() and is_own_folder(path):
+        is_renamed = _REMOVED_RUN.fullmatch(path.name) is not None
+        if is_renamed and path.is_dir() and not path.is_symlink() and is_own_folder(path):
             yield path

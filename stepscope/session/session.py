@@ -90,6 +90,7 @@ class Session:
         self.recorder.observe(self.alerts.add, self._check)
         self._code = code
         self._pid = os.getpid()
+        self._is_closed = False
         self._rank = rank
         self._at_close = ExitStack()
         self._at_close.enter_context(fatal_signals_recorded(folder, rank))
@@ -208,7 +209,8 @@ class Session:
     @handlers_wait()
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run. A second call, or a call in a forked child, does nothing."""
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid and not self._is_closed:
+            self._is_closed = True
             try:
                 self._at_close.close()
             finally:  # Ctrl-C may come during a join
@@ -218,7 +220,6 @@ class Session:
                 if event is not None:
                     recorder.event(*event[:2], **event[2])
                 recorder.close(status, reason)
-                self.alerts.close()
 
     def _check(
         self, run_json: Mapping[str, Any], step: int

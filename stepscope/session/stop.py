@@ -33,7 +33,7 @@ from stepscope.run import (
     rank_json,
 )
 from stepscope.run.folder import not_signaled, recorder_of
-from stepscope.run.rank_info import BYTES_LIMIT, RankMetadata
+from stepscope.run.rank_info import BYTES_LIMIT, RankInfo
 from stepscope.store import store_name
 from stepscope.store.recorder import Command, CommandName, Recorder
 from stepscope.store.recovery import note_end
@@ -100,7 +100,7 @@ def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
             yield rank.number, process
 
 
-def _live_ranks(run: RunInfo) -> Iterator[tuple[RankMetadata, psutil.Process]]:
+def _live_ranks(run: RunInfo) -> Iterator[tuple[RankInfo, psutil.Process]]:
     """Yield each other live rank in this pid namespace, and the process that its file names."""
     for rank in own_ranks(run):
         process = process_of(rank.run_json)

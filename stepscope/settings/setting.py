@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 import stepscope
-from stepscope.run.rank_info import AppliedSetting, CallPlace, SettingState
+from stepscope.settings.applied import AppliedSetting, CallPlace, SettingState
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _OWN_FOLDER = str(Path(stepscope.__file__).parent)

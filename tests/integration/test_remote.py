@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from stepscope.remote import far_reader
+from stepscope.remote.access import read_only_reason
 from stepscope.remote.source import RemoteSource, SshAddress
-from stepscope.run import RunStatus, read_only_reason, read_run
+from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import EVERY, send_command
 from tests.support.recorded_runs import write_run

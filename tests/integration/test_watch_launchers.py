@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.run.rank_status import rank_states
+from stepscope.run.rank_status import ranks_of
 from stepscope.store import StoreReader
 from tests.support.run_values import steps_of
 from tests.support.server import free_port
@@ -50,7 +50,7 @@ def the_run(root: Path) -> list[dict[str, Any]]:
     """Check that there is one run of two ranks with all that is recorded; return what they say."""
     [folder] = run_folders(root)
     assert read_run(folder).status is RunStatus.FINISHED
-    assert [standing.state.value for standing in rank_states(folder)] == ["finished"] * 2
+    assert [rank.status.value for rank in ranks_of(folder)] == ["finished"] * 2
     said = [json.loads((folder / name).read_text()) for name in ("run.json", "rank1.json")]
     assert [(rank["rank"], rank["world_size"]) for rank in said] == [(0, 2), (1, 2)]
     for number in (0, 1):
@@ -153,4 +153,4 @@ def test_two_hosts_with_a_named_run_are_one_run(tmp_path: Path) -> None:
     assert [(one["rank"], one["world_size"]) for one in found] == [(0, 2), (1, 2)]
     assert {one["host"] for one in found} == {"node0", "node1"}
     assert read_run(first).status is RunStatus.FINISHED
-    assert [standing.state.value for standing in rank_states(first)] == ["finished"] * 2
+    assert [rank.status.value for rank in ranks_of(first)] == ["finished"] * 2

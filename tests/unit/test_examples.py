@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.run import RunStatus, read_only_reason, read_run
+from stepscope.remote.access import read_only_reason
+from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.recovery import recover_ended
 

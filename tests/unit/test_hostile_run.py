@@ -12,7 +12,6 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,11 +38,11 @@ from stepscope.lab.folder import (
     sweep_folders,
 )
 from stepscope.recorded_run import Run
+from stepscope.remote.access import read_only_reason
 from stepscope.run import (
     RunError,
     RunStatus,
     process_identity,
-    read_only_reason,
     read_run,
     run_folder,
     run_folders,
@@ -278,7 +277,7 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert read_only_reason(run) is not None
     assert recover_ended(run) == 0
     note_end(folder, RunStatus.STOPPED, "No.")
-    assert report_crash(run, AlertSettings()) is None
+    assert not report_crash(run, AlertSettings(path=Path("alerts.toml")))
     with pytest.raises(SweepError), only_one(folder):
         pytest.fail("a sweep of another user was opened")
     assert content() == before
@@ -293,7 +292,7 @@ def test_a_crash_whose_alert_fails_hides_no_other(
     def tell(run: Any, settings: AlertSettings) -> Any:
         if run.id == "two":
             raise RuntimeError("an unexpected error")
-        return SimpleNamespace(close=lambda: None)
+        return True
 
     loaded = iter([OSError("an error of the disk")])
 

@@ -17,9 +17,10 @@ import msgspec
 import pytest
 
 from stepscope.remote import far_reader
+from stepscope.remote.access import read_only_reason
 from stepscope.remote.mirror import Answer, Mirror
 from stepscope.remote.source import SshAddress, parse_address
-from stepscope.run import RunStatus, is_own, read_only_reason, read_run
+from stepscope.run import RunStatus, is_own, read_run
 from stepscope.run.rank_info import numbers_with, readable_ranks
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Event

@@ -140,14 +140,11 @@ def test_a_run_that_may_be_live_is_never_deleted(runs: Path, name: str) -> None:
     assert names(runs) == {name}
 
 
-@pytest.mark.parametrize("rank", [process_identity(), {"status": "running", "host": "node7"}])
-def test_a_run_with_another_live_rank_is_never_deleted(runs: Path, rank: dict[str, Any]) -> None:
+def test_a_run_with_another_live_rank_is_never_deleted(runs: Path) -> None:
     folder = ended(runs, "job", world_size=2)
-    own = read_run(folder).run_json | {"rank": 1} | rank
+    own = read_run(folder).run_json | {"rank": 1, "status": "running", "host": "node7"}
     (folder / "rank1.json").write_text(json.dumps(own))
-    with (folder / "rank1.ring").open("ab") as ring:
-        assert try_lock(ring.fileno())
-        assert main(["gc", "--keep-days", "0"]) == 0
+    assert main(["gc", "--keep-days", "0"]) == 0
     assert names(runs) == {"job"}
 
 
@@ -170,7 +167,7 @@ def test_a_closed_run_of_a_live_process_is_deleted_and_its_next_run_stays(runs: 
     assert names(runs) == set()
 
 
-@pytest.mark.parametrize("content", ['{"status": "runn', "[]", '{"status": "running"}', None])
+@pytest.mark.parametrize("content", ['{"status": "runn', "[]", None])
 def test_a_run_with_an_unreadable_rank_is_never_deleted(runs: Path, content: str | None) -> None:
     path = ended(runs, "job", world_size=2) / "rank1.json"
     if content is None:
@@ -265,103 +262,46 @@ def test_nothing_outside_of_the_runs_folder_is_touched(runs: Path, tmp_path: Pat
     assert names(outside) == {"run.json", "best.pt"}
 
 
-def test_an_interrupted_deletion_is_completed_and_a_failed_one_reported(
+def test_an_interrupted_deletion_is_reported_and_completed_later(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended(runs, "half")
 
     def fail(path: Path) -> None:
-        (path / "run.json").unlink(missing_ok=True)
         raise PermissionError(13, "not permitted", str(path))
 
-    def collect(*words: str) -> tuple[int, list[str], str]:
-        code, (out, err) = main(["gc", "--keep-days", "0", *words]), capsys.readouterr()
-        return code, out.splitlines(), err
-
     with monkeypatch.context() as patched:
-        patched.setattr(retention.shutil, "rmtree", lambda path: fail(path))
-        code, out, err = collect()
-        (left,) = names(runs)
-        assert (code, len(out)) == (1, 2)
-        assert out[0].startswith("partly  half  ")
-        assert left in out[0]
-        assert "days ago" not in out[0]
-        assert out[1].startswith("0 B of ")
-        assert "not permitted" in err
-        code, out, err = collect()
-        assert (code, out[0].split()[:2]) == (1, ["partly", left])
-        assert "not permitted" in err
-    assert main(["runs"]) == 0
-    assert "No runs" in capsys.readouterr().out, "half a run is not listed"
-    code, dry, _ = collect("--dry-run")
-    assert (code, names(runs)) == (0, {left})
-    code, out, _ = collect()
-    assert (code, names(runs)) == (0, set())
-    assert out[0] == dry[0]
-    assert out[0].split()[:4] == ["delete", left, "1000", "B"]
-    assert out[1].startswith("1000 B of 1000 B were")
-
-
-def test_a_run_that_cannot_be_renamed_stays(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended(runs, "old")
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "not permitted")
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    assert main(["gc", "--keep-days", "0"]) == 1
+        patched.setattr(retention.shutil, "rmtree", fail)
+        assert main(["gc", "--keep-days", "0"]) == 1
     out, err = capsys.readouterr()
-    assert out.startswith("keep    old ")
+    assert out.startswith("keep    half ")
+    assert "0 B of " in out
     assert "not permitted" in out
     assert "not permitted" in err
-    assert names(runs) == {"old"}
-
-
-def test_two_deletions_at_once_are_no_error(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Another process deletes a run after the decision, and a file during the deletion."""
-    first = ended(runs, "first", 60)
-    ended(runs, "second")
-    rmtree = shutil.rmtree
-
-    def decided(*arguments: Any) -> Any:
-        decisions = decide(*arguments)
-        rmtree(first)
-        return decisions
-
-    calls = []
-
-    def remove(path: Path) -> None:
-        calls.append(path)
-        if len(calls) == 1:
-            (path / "best.pt").unlink()
-            raise FileNotFoundError(2, "no such file", str(path / "best.pt"))
-        rmtree(path)
-
-    monkeypatch.setattr(gc.retention, "decide", decided)
-    monkeypatch.setattr(retention.shutil, "rmtree", remove)
+    (left,) = names(runs)
+    assert main(["runs"]) == 0
+    assert "No runs" in capsys.readouterr().out, "half a run is not listed"
+    assert main(["gc", "--keep-days", "0", "--dry-run"]) == 0
+    assert names(runs) == {left}
     assert main(["gc", "--keep-days", "0"]) == 0
-    out, err = capsys.readouterr()
-    assert [line.split()[:2] for line in out.splitlines()[:-1]] == [
-        ["gone", "first"],
-        ["delete", "second"],
-    ]
-    assert err == ""
+    assert f"delete  {left}" in capsys.readouterr().out
     assert names(runs) == set()
 
 
-def test_a_file_that_is_never_found_ends_the_deletion(
+def test_a_run_that_is_gone_meanwhile_is_no_error(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanished(path: Path) -> None:
-        raise FileNotFoundError(2, "no such file", str(path))
+    first = ended(runs, "first", 60)
+    ended(runs, "second")
 
-    monkeypatch.setattr(retention.shutil, "rmtree", vanished)
-    with pytest.raises(retention.PartlyDeletedError, match="no such file"):
-        retention.remove(ended(runs, "old"))
+    def decided(*arguments: Any) -> Any:
+        decisions = decide(*arguments)
+        shutil.rmtree(first)
+        return decisions
+
+    monkeypatch.setattr(gc.retention, "decide", decided)
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == set()
 
 
 def test_wrong_usage_deletes_nothing(
@@ -437,9 +377,6 @@ def test_the_size_of_a_folder_has_all_files_and_follows_no_link(tmp_path: Path) 
     link = tmp_path / "a" / "link"
     link.symlink_to(tmp_path / "large")
     assert folder_size(tmp_path / "a") == 15 + link.lstat().st_size
-    assert folder_size(tmp_path / "absent") == 0
-    (tmp_path / "linked").symlink_to(tmp_path / "a")
-    assert folder_size(tmp_path / "linked") == (tmp_path / "linked").lstat().st_size
 
 
 def test_pinned_runs_stay_and_tags_of_the_user_count(runs: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import json
 import multiprocessing
 import pickle
 import sqlite3
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
-from stepscope.run.rank_info import CallPlace, read_run_json
 from stepscope.settings import SETTINGS, SettingError, parse
+from stepscope.settings.applied import CallPlace, applied_settings
 from stepscope.settings.setting import Training
 from tests.support.applied_settings import applied
 
@@ -874,14 +873,11 @@ def test_a_model_that_the_script_compiles_is_refused() -> None:
         {"value": []},
     ],
 )
-def test_damaged_entries_of_a_run_are_missing(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_damaged_entries_of_a_run_are_missing(damage: dict[str, Any]) -> None:
     with applied("gc_off") as found:
         entry = found["gc_off"]
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for entries, kept in (([entry], True), ([entry | damage], False), ([entry] * 65, False)):
-        (folder / "run.json").write_text(json.dumps({"settings": entries}))
-        assert ("settings" in read_run_json(folder, 0)) == kept
+    assert [one.name for one in applied_settings({"settings": [entry]})] == ["gc_off"]
+    assert applied_settings({"settings": [entry | damage]}) == []
 
 
 def test_a_setting_that_fails_does_not_end_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
