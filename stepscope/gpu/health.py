@@ -16,7 +16,6 @@ from stepscope.gpu.processes import GpuProcess
 
 HOT_MARGIN = 5.0  # °C below the slowdown temperature; fans and load cause a few degrees.
 LOADED = 50.0  # Utilization (%) above which a PCIe link should run at full speed.
-MIN_SLOW_POLLS = 2  # Consecutive polls, 10 s apart, with a slow link: it needs time to speed up.
 FULL_LOAD = 90.0  # Utilization (%) above which a power cap is normal.
 MEMORY_FULL = 0.95  # Used fraction of the memory above which the next allocation may fail.
 IDLE = 1.0  # Utilization (%) below which a GPU is idle.
@@ -29,8 +28,6 @@ SW_THERMAL = 0x20
 HW_THERMAL = 0x40
 POWER_BRAKE = 0x80
 """Bits of nvmlClocksEventReasons (nvml.h)."""
-REQUIRED_METRICS = ("gpu/temp", "gpu/throttle_reasons", "gpu/ecc_uncorrected")
-"""Metrics without which problems of a GPU may be undetected."""
 
 
 class HealthStatus(StrEnum):
@@ -85,17 +82,16 @@ class XidEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
-    """Newest values, first values and events of a GPU; `missing` has reasons by metric key."""
+    """Newest values, first values and events of a GPU."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     first: Mapping[str, float] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
     facts: DeviceProperties | None = None
     processes: tuple[GpuProcess, ...] = ()
     lost: str | None = None  # A text of the driver, as is `recovery`.
     recovery: str | None = None
     xids: tuple[XidEvent, ...] = ()
-    slow_links: int = 0  # Latest consecutive polls with a slow link under load.
+    is_link_slow: bool = False  # At the latest reading of the properties.
 
 
 def health(inputs: HealthInputs) -> DeviceHealth:
@@ -111,15 +107,12 @@ def health(inputs: HealthInputs) -> DeviceHealth:
 
 
 def _ok_text(inputs: HealthInputs, issues: Sequence[HealthIssue]) -> str:
-    """Return the status line of a GPU without problems, with any sensors that are missing."""
+    """Return the status line of a GPU without problems."""
     load = inputs.values.get("gpu/util")
     activity = "No problems found."
     if load is not None:
         activity = "Idle." if load < IDLE else "Working."
-    text = " ".join([activity, *(issue.text for issue in issues)])
-    if all(name in inputs.missing for name in REQUIRED_METRICS):
-        return f"{text} Its sensors cannot be read here: {inputs.missing[REQUIRED_METRICS[0]]}."
-    return text
+    return " ".join([activity, *(issue.text for issue in issues)])
 
 
 def _errors(inputs: HealthInputs) -> Iterator[HealthIssue]:
@@ -166,9 +159,7 @@ def _heat(inputs: HealthInputs) -> Iterator[HealthIssue]:
 
 def _link(inputs: HealthInputs) -> Iterator[HealthIssue]:
     facts = inputs.facts
-    if facts is None or inputs.slow_links < MIN_SLOW_POLLS:
-        return
-    if is_link_slow(facts, inputs.values):
+    if facts is not None and inputs.is_link_slow:
         now = link(facts.pcie_gen, facts.pcie_width)
         most = link(facts.pcie_max_gen, facts.pcie_max_width)
         text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."

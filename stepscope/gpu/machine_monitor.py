@@ -87,7 +87,7 @@ class DeviceMonitor:
         self._first_ts: float | None = None
         self._facts: DeviceProperties | None = None
         self._recovery: str | None = None
-        self._slow_links = 0
+        self._is_link_slow = False
 
     def poll(
         self, source: DeviceSource, now: float, ts: float, xid_reason: str | None = None
@@ -120,13 +120,12 @@ class DeviceMonitor:
         inputs = HealthInputs(
             values=values,
             first=self._first,
-            missing=missing,
             facts=self._facts,
             processes=processes or (),
             lost=lost,
             recovery=self._recovery,
             xids=xids,
-            slow_links=self._slow_links,
+            is_link_slow=self._is_link_slow,
         )
         return DeviceState(
             info=self.info,
@@ -152,11 +151,9 @@ class DeviceMonitor:
         uuid = self.info.uuid
         self._facts = source.facts(uuid) or self._facts
         self._recovery = source.recovery_action(uuid)
-        is_slow = False
         if self._facts is not None:
             self.info = replace(self.info, mig=self._facts.mig)
-            is_slow = is_link_slow(self._facts, self._values)
-        self._slow_links = self._slow_links + 1 if is_slow else 0
+            self._is_link_slow = is_link_slow(self._facts, self._values)
         self.instances = {
             info.uuid: self.instances.get(info.uuid) or DeviceMonitor(info)
             for info in source.instances(uuid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import time
@@ -101,26 +100,14 @@ def _command(process: psutil.Process) -> str:
 
 
 def program_of(command: str) -> str:
-    """Return a command without arguments, which may hold secrets; Python with its script.
+    """Return a command without arguments, which may hold secrets, but with a Python script.
 
     >>> program_of("/opt/bin/python3 -u train.py --token abc")
     'python3 train.py'
-    >>> program_of("python -m torch.distributed.run train.py")
-    'python -m torch.distributed.run'
     """
-    path, *words = command.split() or [""]
-    program = os.path.basename(path)
-    if not program.startswith("python"):
-        return program
-    words = list(itertools.dropwhile(_PLAIN_FLAGS.__contains__, words))
-    if words[:1] == ["-m"]:
-        return " ".join((program, *words[:2]))
-    # Another option may have a value, which is not the script.
-    is_script = bool(words) and not words[0].startswith("-")
-    return f"{program} {os.path.basename(words[0])}" if is_script else program
-
-
-_PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # Options of Python without value.
+    words = [os.path.basename(word) for word in command.split()]
+    script = [word for word in words[1:] if word.endswith(".py")]
+    return " ".join(words[:1] + script[:1])
 
 
 _COMPUTE = (

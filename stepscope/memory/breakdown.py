@@ -130,83 +130,58 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
 NOT_RECORDED = "it was not recorded at this moment"  # The reason if run.json has none.
 
 
-def notes(
-    categories: Mapping[str, int], place: MemoryDomain, missing: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Return which categories are merged, and why; `missing` has the reasons by metric."""
-    texts = []
-    for note in _NOTES[place]:
-        if all(key in categories for key in note.present) and note.absent not in categories:
-            reason = next((missing[key] for key in note.keys if missing.get(key)), NOT_RECORDED)
-            texts.append(f"{note.sentence}: {reason.rstrip('.')}.")
-    return tuple(texts)
-
-
 class _Note(NamedTuple):
-    """A sentence for `present` categories without `absent`: the metrics `keys` are missing."""
+    """A sentence for a breakdown with, or without, a category; its reason is that of a metric."""
 
+    category: str
+    is_present: bool
     sentence: str
-    keys: tuple[str, ...]
-    present: tuple[str, ...] = ()
-    absent: str | None = None
+    metrics: tuple[str, ...]
 
 
 _OWN, _OTHERS = "memory/process_used", "gpu/mem_others"
 _NOT_SPLIT = "is not broken down into parameters, gradients, optimizer state and other"
-_UNKNOWN_USE = "The processes that use the memory are unknown"
 _NOTES: Mapping[MemoryDomain, tuple[_Note, ...]] = {
     MemoryDomain.DEVICE: (
         _Note(
-            "Only PyTorch's reserved memory is shown; free memory and other use are unknown",
+            "free",
+            False,
+            "Only PyTorch's reserved memory is shown",
             ("gpu/mem_used", "gpu/mem_total"),
-            absent="free",
         ),
+        _Note("driver", False, "The driver's reserve is not separate", ("gpu/mem_reserved",)),
+        _Note("others", False, "Other processes are not separate", (_OTHERS,)),
+        _Note("elsewhere", True, "This process outside PyTorch is not separate", (_OWN,)),
+        _Note("used", True, "PyTorch's memory is unknown", ("memory/reserved",)),
         _Note(
-            "The driver's own reserve is included in the used memory",
-            ("gpu/mem_reserved",),
-            ("free",),
-            absent="driver",
-        ),
-        _Note(
-            "Other processes cannot be separated from this one's memory outside PyTorch",
-            (_OWN, _OTHERS),
-            ("elsewhere",),
-            absent="others",
-        ),
-        _Note(
-            "This process outside PyTorch and unattributed memory cannot be separated",
-            (_OWN,),
-            ("elsewhere", "others"),
-        ),
-        _Note(
-            "The processes that hold the unattributed memory are unknown",
-            (_OTHERS,),
-            ("unnamed",),
-            absent="others",
-        ),
-        _Note(_UNKNOWN_USE, ("memory/reserved", _OWN), ("used",)),
-        _Note(
+            "cache",
+            True,
             "Cached memory is not split into reclaimable and fragmented memory",
             ("memory/inactive_split",),
-            ("cache",),
         ),
-        _Note(f"Allocated memory {_NOT_SPLIT}", TENSORS, ("allocated",)),
+        _Note("allocated", True, f"Allocated memory {_NOT_SPLIT}", TENSORS),
     ),
     MemoryDomain.HOST: (
         _Note(
-            "Only this process is shown; the host's own memory is unknown",
-            ("host/mem_used", "host/mem_total"),
-            absent="free",
+            "free", False, "The host's own memory is unknown", ("host/mem_used", "host/mem_total")
         ),
-        _Note(_UNKNOWN_USE, ("process/rss",), ("used",)),
-        _Note(
-            "Workers and other processes cannot be separated",
-            ("process/children_rss",),
-            ("elsewhere",),
-        ),
-        _Note(f"This process's memory {_NOT_SPLIT}", TENSORS, ("process",)),
+        _Note("used", True, "This process's memory is unknown", ("process/rss",)),
+        _Note("elsewhere", True, "Workers are not separate", ("process/children_rss",)),
+        _Note("process", True, f"This process's memory {_NOT_SPLIT}", TENSORS),
     ),
 }
+
+
+def notes(
+    categories: Mapping[str, int], place: MemoryDomain, missing: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return what is not shown separately, and why; `missing` has the reasons by metric."""
+    texts = []
+    for note in _NOTES[place]:
+        if (note.category in categories) is note.is_present:
+            reason = next((missing[key] for key in note.metrics if missing.get(key)), NOT_RECORDED)
+            texts.append(f"{note.sentence}: {reason.rstrip('.')}.")
+    return tuple(texts)
 
 
 Values = Mapping[str, float | None]

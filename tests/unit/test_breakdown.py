@@ -74,20 +74,24 @@ MERGED: list[tuple[tuple[str, ...], dict[str, int], str]] = [
     (
         PROCESSES,
         {"elsewhere": 12 * GIB},
-        "Other processes cannot be separated from this one's memory outside PyTorch",
+        "Other processes are not separate",
     ),
     (
         ("memory/process_used",),
         {"elsewhere": 2 * GIB, "others": 10 * GIB},
-        "This process outside PyTorch and unattributed memory",
+        "This process outside PyTorch is not separate",
     ),
-    (("gpu/mem_others",), {"unnamed": 11 * GIB, "outside": GIB}, "The processes that hold"),
+    (
+        ("gpu/mem_others",),
+        {"unnamed": 11 * GIB, "outside": GIB},
+        "Other processes are not separate",
+    ),
     (
         ALLOCATOR,
         {"free": 40 * GIB - 500 * MIB, "driver": 500 * MIB, "used": 40 * GIB},
-        "The processes that use the memory are unknown",
+        "PyTorch's memory is unknown",
     ),
-    (("gpu/mem_reserved",), {"free": 40 * GIB}, "The driver's own reserve is included"),
+    (("gpu/mem_reserved",), {"free": 40 * GIB}, "The driver's reserve is not separate"),
     (
         (*DEVICE, "memory/process_used"),
         {"split": 3 * GIB, "cached": 5 * GIB, "activations": 12 * GIB},
@@ -97,14 +101,14 @@ MERGED: list[tuple[tuple[str, ...], dict[str, int], str]] = [
     *(((key,), {"allocated": 20 * GIB}, f"Allocated {NOT_SPLIT}") for key in TENSORS),
 ]
 MERGED_HOST: list[tuple[tuple[str, ...], dict[str, int], str]] = [
-    (("process/children_rss",), {"elsewhere": 6 * GIB}, "Workers and other processes cannot be"),
+    (("process/children_rss",), {"elsewhere": 6 * GIB}, "Workers are not separate"),
     (TENSORS, {"process": 3 * GIB}, f"This process's {NOT_SPLIT}"),
     (
         ("process/rss",),
         {"free": 7 * GIB, "used": 9 * GIB},
-        "The processes that use the memory are unknown",
+        "This process's memory is unknown",
     ),
-    (("host/mem_total",), {"workers": 2 * GIB}, "Only this process is shown"),
+    (("host/mem_total",), {"workers": 2 * GIB}, "The host's own memory is unknown"),
 ]
 
 

@@ -88,11 +88,9 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
     missing = {GPU: {"processes": "hidden in a container", "gpu/mem_reserved": "old driver"}}
     run = cuda_run(tmp_path, capabilities={"missing": missing})
     assert read(run).notes == [
-        "The driver's own reserve is included in the used memory: old driver.",
-        (
-            "Other processes cannot be separated from this one's memory outside PyTorch: "
-            "hidden in a container."
-        ),
+        "The driver's reserve is not separate: old driver.",
+        "Other processes are not separate: hidden in a container.",
+        "This process outside PyTorch is not separate: hidden in a container.",
         (
             "Allocated memory is not broken down into parameters, gradients, optimizer "
             "state and other: it was not recorded at this moment."

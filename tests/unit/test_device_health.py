@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from stepscope.gpu.device_events import REASONS, throttle_text, throttle_times
+from stepscope.gpu.device_info import DeviceProperties
 from stepscope.gpu.health import (
-    MIN_SLOW_POLLS,
-    REQUIRED_METRICS,
     XID_NEW_S,
     DeviceHealth,
     HealthInputs,
     HealthStatus,
     XidEvent,
     health,
+    is_link_slow,
 )
 from tests.support.fake_machine import BUSY, GIB, IDLE, facts, info, process, without
 
@@ -43,7 +43,6 @@ ECC, LIMIT, USED = "gpu/ecc_uncorrected", "gpu/power_limit", "gpu/mem_used"
 THROTTLE, ROWS = "gpu/throttle_reasons", "gpu/remapped_rows"
 TEMP, MARGIN = "gpu/temp", "gpu/temp_margin"
 FULL = tuple(replace(DEAD, pid=pid, memory=None) for pid in range(1, 5))
-UNKNOWN_LINK = replace(FACTS, pcie_gen=None, pcie_width=None)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +74,8 @@ UNKNOWN_LINK = replace(FACTS, pcie_gen=None, pcie_width=None)
         ),
         ({"xids": (OLD,)}, NOTICE, "Xid 79: words, 10 min 00 s ago"),
         ({"xids": (OLD, NEW)}, WARNING, "Xid 31"),
-        (
-            {"facts": SLOW, "slow_links": MIN_SLOW_POLLS},
-            WARNING,
-            "PCIe link at gen 1 ×8 under load,",
-        ),
-        ({"facts": replace(FACTS, pcie_width=8), "slow_links": 9}, WARNING, "PCIe link at gen"),
-        ({"facts": SLOW, "slow_links": MIN_SLOW_POLLS - 1}, OK, "Working."),  # may speed up yet
-        ({"gpu/util": 3.0, "facts": SLOW, "slow_links": 9}, OK, "Working."),
-        ({"facts": UNKNOWN_LINK, "slow_links": 9}, OK, "Working."),
+        ({"facts": SLOW, "is_link_slow": True}, WARNING, "PCIe link at gen 1 ×8 under load,"),
+        ({"facts": SLOW}, OK, "Working."),
         ({USED: 78.0 * GIB}, NOTICE, "Memory nearly full: 1.50 GiB of 80.0 GiB free."),
         ({USED: 75.0 * GIB}, OK, "Working."),
         ({USED: 75.8 * GIB}, NOTICE, "Memory nearly full"),  # with what the driver reserves
@@ -103,6 +95,22 @@ def test_every_rule(case: dict[str, Any], level: HealthStatus, text: str) -> Non
     assert found.text.startswith(text)
 
 
+@pytest.mark.parametrize(
+    ("facts", "util", "is_slow"),
+    [
+        (SLOW, 98.0, True),
+        (replace(FACTS, pcie_width=8), 98.0, True),
+        (SLOW, 3.0, False),
+        (replace(FACTS, pcie_gen=None, pcie_width=None), 98.0, False),
+        (FACTS, 98.0, False),
+    ],
+)
+def test_a_link_is_slow_below_its_maximum_under_load(
+    facts: DeviceProperties, util: float, is_slow: bool
+) -> None:
+    assert is_link_slow(facts, {"gpu/util": util}) is is_slow
+
+
 def test_missing_readings_and_thresholds() -> None:
     assert health(HealthInputs(values=IDLE, facts=FACTS)).text == "Idle."
     assert health(HealthInputs()) == DeviceHealth(OK, "No problems found.")
@@ -111,11 +119,6 @@ def test_missing_readings_and_thresholds() -> None:
     hot = without(no_margin, "gpu/temp") | {"gpu/throttle_reasons": 0x20}
     assert health(HealthInputs(values=hot)).text == "Thermal throttling now, by the driver."
     assert health(HealthInputs(values=without(BUSY, "gpu/mem_total"))).level is OK
-    missing = dict.fromkeys(REQUIRED_METRICS, "permission")
-    found = health(HealthInputs(values=without(BUSY, *REQUIRED_METRICS), missing=missing))
-    assert found.text == "Working. Its sensors cannot be read here: permission."
-    del missing[REQUIRED_METRICS[0]]
-    assert health(HealthInputs(values=BUSY, missing=missing)).text == "Working."
 
 
 def test_the_worst_sign_is_the_line_and_of_a_lost_gpu_the_only_one() -> None:
