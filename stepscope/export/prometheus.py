@@ -16,9 +16,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import numpy as np
@@ -39,12 +39,11 @@ from stepscope.store.blocks import missing
 
 log = logging.getLogger(__name__)
 
-RUNS_LIMIT, RANKS_LIMIT = 32, 512
-"""Maximum number of runs, the newest, and of their processes in one scrape."""
 CRASHED_S = 300.0
 """Time in which a crashed process keeps its heartbeat, so that an alert can refer to it."""
 ROWS_LIMIT = 4096  # newest rows of a series that a scrape reads
-VALUE_AGE_S, AGE_STEPS = 60.0, 3
+VALUE_AGE_S = 60.0
+AGE_STEPS = 3
 """Age from which values of the sampler are missing; those of step speed if also AGE_STEPS steps."""
 FRESH_S = 1.0  # Age up to which a scrape gets the previous one's values.
 DRIVER_TIMEOUT_S = 3.0
@@ -71,56 +70,67 @@ HELP = {
 """Where several metrics have one name, and where the stored metric has another unit."""
 
 
-class ExportedMetric(NamedTuple):
-    """Prometheus name, without the prefix `stepscope_`, and own labels of the metric `key`."""
-
-    key: str
-    name: str
-    labels: dict[str, str]
-
-
-def _table(text: str) -> tuple[ExportedMetric, ...]:
-    rows = (entry.split(":") for entry in text.split())
-    return tuple(
-        ExportedMetric(key, name, dict(label.split("=") for label in labels))
-        for key, name, *labels in rows
-    )
-
-
-# Metric:name, and :label=value where several metrics have one name.
-GPU_METRICS = _table("""
-    gpu/util:gpu_utilization_ratio gpu/mem_util:gpu_memory_utilization_ratio
-    gpu/mem_used:gpu_memory_used_bytes gpu/mem_reserved:gpu_memory_reserved_bytes
-    gpu/mem_total:gpu_memory_total_bytes gpu/temp:gpu_temperature_celsius
-    gpu/temp_mem:gpu_memory_temperature_celsius gpu/temp_margin:gpu_temperature_margin_celsius
-    gpu/fan:gpu_fan_speed_ratio gpu/power:gpu_power_watts gpu/power_limit:gpu_power_limit_watts
-    gpu/energy:gpu_energy_joules_total gpu/sm_clock:gpu_sm_clock_hertz
-    gpu/mem_clock:gpu_memory_clock_hertz
-    gpu/throttle_power:gpu_throttle_seconds_total:reason=power_cap
-    gpu/throttle_sw_thermal:gpu_throttle_seconds_total:reason=thermal_software
-    gpu/throttle_hw_thermal:gpu_throttle_seconds_total:reason=thermal_hardware
-    gpu/throttle_brake:gpu_throttle_seconds_total:reason=power_brake
-    gpu/pcie_tx:gpu_pcie_transmit_bytes_per_second gpu/pcie_rx:gpu_pcie_receive_bytes_per_second
-    gpu/nvlink_tx:gpu_nvlink_transmit_bytes_per_second
-    gpu/nvlink_rx:gpu_nvlink_receive_bytes_per_second
-    gpu/ecc_corrected:gpu_ecc_errors_total:type=corrected
-    gpu/ecc_uncorrected:gpu_ecc_errors_total:type=uncorrected
-    gpu/remapped_rows:gpu_remapped_rows gpu/pcie_replays:gpu_pcie_replays_total
-""")
-RUN_METRICS = _table("""
-    train/loss:run_loss train/epoch:run_epoch train/lr:run_learning_rate
-    train/grad_norm:run_gradient_norm val/loss:run_validation_loss
-    val/accuracy:run_validation_accuracy_ratio
-    perf/step_time:run_step_time_seconds perf/data_wait:run_data_wait_seconds
-    perf/samples_per_sec:run_samples_per_second perf/tokens_per_sec:run_tokens_per_second
-    perf/tflops:run_model_flops_per_second perf/mfu:run_mfu_ratio
-    memory/allocated:run_memory_allocated_bytes memory/reserved:run_memory_reserved_bytes
-    memory/peak_allocated:run_memory_peak_allocated_bytes
-    memory/alloc_retries:run_allocation_retries_total memory/ooms:run_out_of_memory_errors_total
-    process/rss:run_process_resident_bytes process/children_rss:run_workers_resident_bytes
-    process/cpu:run_process_cpu_ratio comm/share:run_collective_time_ratio
-""")
-_RUN_KEYS = {metric.key for metric in RUN_METRICS}
+GPU_METRICS = {
+    "gpu/util": "gpu_utilization_ratio",
+    "gpu/mem_util": "gpu_memory_utilization_ratio",
+    "gpu/mem_used": "gpu_memory_used_bytes",
+    "gpu/mem_reserved": "gpu_memory_reserved_bytes",
+    "gpu/mem_total": "gpu_memory_total_bytes",
+    "gpu/temp": "gpu_temperature_celsius",
+    "gpu/temp_mem": "gpu_memory_temperature_celsius",
+    "gpu/temp_margin": "gpu_temperature_margin_celsius",
+    "gpu/fan": "gpu_fan_speed_ratio",
+    "gpu/power": "gpu_power_watts",
+    "gpu/power_limit": "gpu_power_limit_watts",
+    "gpu/energy": "gpu_energy_joules_total",
+    "gpu/sm_clock": "gpu_sm_clock_hertz",
+    "gpu/mem_clock": "gpu_memory_clock_hertz",
+    "gpu/throttle_power": "gpu_throttle_seconds_total",
+    "gpu/throttle_sw_thermal": "gpu_throttle_seconds_total",
+    "gpu/throttle_hw_thermal": "gpu_throttle_seconds_total",
+    "gpu/throttle_brake": "gpu_throttle_seconds_total",
+    "gpu/pcie_tx": "gpu_pcie_transmit_bytes_per_second",
+    "gpu/pcie_rx": "gpu_pcie_receive_bytes_per_second",
+    "gpu/nvlink_tx": "gpu_nvlink_transmit_bytes_per_second",
+    "gpu/nvlink_rx": "gpu_nvlink_receive_bytes_per_second",
+    "gpu/ecc_corrected": "gpu_ecc_errors_total",
+    "gpu/ecc_uncorrected": "gpu_ecc_errors_total",
+    "gpu/remapped_rows": "gpu_remapped_rows",
+    "gpu/pcie_replays": "gpu_pcie_replays_total",
+}
+"""Prometheus names, without the prefix `stepscope_`, by metric."""
+RUN_METRICS = {
+    "train/loss": "run_loss",
+    "train/epoch": "run_epoch",
+    "train/lr": "run_learning_rate",
+    "train/grad_norm": "run_gradient_norm",
+    "val/loss": "run_validation_loss",
+    "val/accuracy": "run_validation_accuracy_ratio",
+    "perf/step_time": "run_step_time_seconds",
+    "perf/data_wait": "run_data_wait_seconds",
+    "perf/samples_per_sec": "run_samples_per_second",
+    "perf/tokens_per_sec": "run_tokens_per_second",
+    "perf/tflops": "run_model_flops_per_second",
+    "perf/mfu": "run_mfu_ratio",
+    "memory/allocated": "run_memory_allocated_bytes",
+    "memory/reserved": "run_memory_reserved_bytes",
+    "memory/peak_allocated": "run_memory_peak_allocated_bytes",
+    "memory/alloc_retries": "run_allocation_retries_total",
+    "memory/ooms": "run_out_of_memory_errors_total",
+    "process/rss": "run_process_resident_bytes",
+    "process/children_rss": "run_workers_resident_bytes",
+    "process/cpu": "run_process_cpu_ratio",
+    "comm/share": "run_collective_time_ratio",
+}
+LABELS = {
+    "gpu/throttle_power": {"reason": "power_cap"},
+    "gpu/throttle_sw_thermal": {"reason": "thermal_software"},
+    "gpu/throttle_hw_thermal": {"reason": "thermal_hardware"},
+    "gpu/throttle_brake": {"reason": "power_brake"},
+    "gpu/ecc_corrected": {"type": "corrected"},
+    "gpu/ecc_uncorrected": {"type": "uncorrected"},
+}
+"""Labels of metrics that have one name."""
 _RUN_JSON = {
     "step": ("run_steps_total", "Last optimizer step."),
     "total_steps": ("run_planned_steps", "Number of steps that the run will have."),
@@ -136,24 +146,28 @@ class _Families:
 
     def add(self, name: str, text: str, value: float, labels: Mapping[str, Any]) -> None:
         name = f"stepscope_{name}"
-        kind = next((k for k in ("total", "info") if name.endswith(f"_{k}")), "gauge")
         family = self.found.get(name)
         if family is None:
-            base = name.removesuffix(f"_{kind}")
-            family = Metric(base, text, {"total": "counter"}.get(kind, kind))
-            self.found[name] = family
+            kind = "gauge"
+            if name.endswith("_total"):
+                kind = "counter"
+            elif name.endswith("_info"):
+                kind = "info"
+            base = name.removesuffix("_total").removesuffix("_info")
+            family = self.found[name] = Metric(base, text, kind)
         # Prometheus omits a label without text.
         texts = {k: "" if text is None else str(text)[:LABEL_LENGTH] for k, text in labels.items()}
         family.add_sample(name, texts, value)
 
     def add_all(
-        self, table: Iterable[ExportedMetric], values: Mapping[str, float], labels: dict[str, str]
+        self, names: Mapping[str, str], values: Mapping[str, float], labels: dict[str, str]
     ) -> None:
-        for metric in table:
-            if metric.key in values:
-                scale = SCALES.get(BY_KEY[metric.key].unit, 1.0)
-                text = HELP.get(metric.name, BY_KEY[metric.key].meaning)
-                self.add(metric.name, text, values[metric.key] * scale, labels | metric.labels)
+        """Add the values of the metrics in `names`, in base units."""
+        for key, name in names.items():
+            if key in values:
+                value = values[key] * SCALES.get(BY_KEY[key].unit, 1.0)
+                text = HELP.get(name, BY_KEY[key].meaning)
+                self.add(name, text, value, labels | LABELS.get(key, {}))
 
 
 class _NewestValues:
@@ -174,7 +188,7 @@ class _NewestValues:
                 self._rows[series.id] = series.rows
                 for row, key in enumerate(block.keys):
                     given = np.flatnonzero(~missing(block.mean[row]))
-                    if key in _RUN_KEYS and BY_KEY[key].stream == series.stream and len(given):
+                    if key in RUN_METRICS and BY_KEY[key].stream == series.stream and len(given):
                         last = given[-1]
                         self._values[key] = float(block.ts[last]), float(block.mean[row, last])
         step_s = self._values.get("perf/step_time", (0.0, 0.0))[1]
@@ -200,12 +214,12 @@ class _MachinePoll:
         if self._thread is None or not self._thread.is_alive():
             self._state = None
             name = "stepscope-exporter"  # the thread ends with this reading
-            self._thread = threading.Thread(target=self._look, name=name, daemon=True)
+            self._thread = threading.Thread(target=self._poll, name=name, daemon=True)
             self._thread.start()
         self._thread.join(DRIVER_TIMEOUT_S)
         return self._state
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
             self._state = self._machine.poll()
         except Exception:  # shown as stepscope_up 0; the next reading may succeed
@@ -250,9 +264,9 @@ class ExporterCollector:
 
     def _add_runs(self, families: _Families) -> None:
         _add_up(families, "runs", os.access(self._root, os.R_OK | os.X_OK))
-        unreadable, newest = 0, dict[tuple[str, int], _NewestValues]()
-        runs, omitted = self._live_runs()
-        for folder, ranks in runs:
+        unreadable = 0
+        newest = dict[tuple[str, int], _NewestValues]()
+        for folder, ranks in self._live_runs():
             for rank in ranks:
                 labels = _add_rank(families, folder, rank)
                 if not rank.status.live or not (folder / store_name(rank.number)).exists():
@@ -266,18 +280,15 @@ class ExporterCollector:
                 else:
                     families.add_all(RUN_METRICS, values, labels)
         self._newest = newest
-        text = "Live processes that the exporter leaves out: it has a limit of runs and of ranks."
-        families.add("omitted_processes", text, omitted, {})
         text = "Live processes with a store that cannot be read."
         families.add("unreadable_processes", text, unreadable, {})
 
-    def _live_runs(self) -> tuple[list[tuple[Path, list[RankInfo]]], int]:
-        """Return the newest runs with processes that are live or have just crashed.
+    def _live_runs(self) -> Iterator[tuple[Path, list[RankInfo]]]:
+        """Yield the runs with processes that are live or have just crashed.
 
-        Also returns how many such processes are left out. A run without any costs two stats: each
-        process that writes replaces its file, which changes the time of the folder.
+        A run without any costs two stats: each process that writes replaces its file, which changes
+        the time of the folder.
         """
-        runs, omitted, left = list[tuple[Path, list[RankInfo]]](), 0, RANKS_LIMIT
         before, self._ended = self._ended, {}
         try:
             folders = list(run_folders(self._root))
@@ -291,15 +302,10 @@ class ExporterCollector:
             ranks = dict[int, RankInfo]()
             if before.get(folder) != changed:
                 ranks = {rank.rank: rank for rank in readable_ranks(folder) if _is_shown(rank)}
-            if not ranks:
+            if ranks:
+                yield folder, [ranks[rank] for rank in sorted(ranks)]
+            else:
                 self._ended[folder] = changed
-                continue
-            shown = [ranks[rank] for rank in sorted(ranks)][: left if len(runs) < RUNS_LIMIT else 0]
-            left -= len(shown)
-            omitted += len(ranks) - len(shown)
-            if shown:
-                runs.append((folder, shown))
-        return runs, omitted
 
 
 def _add_up(families: _Families, reader: str, up: bool) -> None:

@@ -9,7 +9,6 @@ import csv
 import errno
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ T = TypeVar("T")
 ColumnType = Literal["float", "int", "text", "json"]
 Column = Floats | Sequence[Any]
 RUNS_FILE = "runs.parquet"
-_RANK_FILE = re.compile(r"(.+)\.rank\d+\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,59 +235,39 @@ def event_table(folder: Path, rank: int) -> Table:
 
 
 def export_all(root: Path, output: Path, streams: Iterable[str]) -> Iterator[str]:
-    """Write `output`/STREAM/RUN.rankK.parquet of all runs and runs.parquet; replace earlier files.
+    """Write STREAM/RUN.rankK.parquet of all runs, and runs.parquet, into a new or empty folder.
 
     The files of a stream have the same columns, so that no reader needs to merge schemas: a metric
-    that a run does not have is null. Files of runs that no longer exist are deleted at the end;
-    those of runs and ranks that cannot be read stay, and yield a sentence each. Raises RunError
-    without runs, OSError, and ModuleNotFoundError without pyarrow.
+    that a run does not have is null. Yields a sentence for each run and rank that cannot be read.
+    Raises RunError without runs, OSError, and ModuleNotFoundError without pyarrow.
     """
-    import pyarrow  # noqa: F401, PLC0415 - no file may change without it
-
     check_readable(root)
-    folders = list(run_folders(root))
-    if not folders:
-        raise RunError(f"export: no runs in {root}. Set STEPSCOPE_RUNS to the folder of your runs.")
-    earlier = (output / RUNS_FILE).exists()
     runs: list[RunInfo] = []
-    unread: set[str] = set()
-    for folder in folders:
+    for folder in run_folders(root):
         try:
             runs.append(read_run(folder))
             recover_ended(runs[-1])
         except RunError as error:
-            unread.add(folder.name)
             yield str(error)
-    kept: dict[Path, set[str]] = {}
+    if not runs:
+        raise RunError(f"export: no runs in {root}. Set STEPSCOPE_RUNS to the folder of your runs.")
+    output.mkdir(parents=True, exist_ok=True)
+    if any(output.iterdir()):
+        raise OSError(errno.ENOTEMPTY, "the folder is not empty")
+    write_parquet(output / RUNS_FILE, run_table(runs))
     for stream in streams:
-        folder = output / stream
-        folder.mkdir(parents=True, exist_ok=True)
-        kept[folder] = set()
-        yield from _export_stream(runs, stream, folder, kept[folder])
-    with output_file(output / RUNS_FILE) as part:
-        write_parquet(part, run_table(runs))
-    for path in (path for folder in kept for path in folder.iterdir()) if earlier else ():
-        found = _RANK_FILE.fullmatch(path.name)
-        if found is None or found[1] in unread or path.name in kept[path.parent]:
-            continue
-        if path.is_file():
-            path.unlink()
+        (output / stream).mkdir()
+        yield from _export_stream(runs, stream, output / stream)
 
 
-def _export_stream(
-    runs: Sequence[RunInfo], stream: str, folder: Path, kept: set[str]
-) -> Iterator[str]:
-    """Write a file for each rank with rows; yield a sentence for each that cannot be read.
-
-    The names of the files of both are added to `kept`.
-    """
+def _export_stream(runs: Sequence[RunInfo], stream: str, folder: Path) -> Iterator[str]:
+    """Write a file for each rank with rows; yield a sentence for each that cannot be read."""
     found: dict[tuple[str, int], StreamRows] = {}
     for run in runs:
         for rank in numbers_with(run.folder, "sqlite"):
             try:
                 found[run.id, rank] = StreamRows(run.folder, stream, rank)
             except StoreError as error:
-                kept.add(_name(run.id, rank))
                 yield str(error)
     keys = sorted({key for rows in found.values() for key in rows.keys})
     for (run_id, rank), rows in found.items():
@@ -300,17 +278,10 @@ def _export_stream(
                 continue
             else:
                 table = series_table(rows, keys)
-            kept.add(_name(run_id, rank))
-            with output_file(folder / _name(run_id, rank)) as part:
-                write_parquet(part, labeled(table, {"run": run_id, "rank": rank}))
+            path = folder / f"{run_id}.rank{rank}.parquet"
+            write_parquet(path, labeled(table, {"run": run_id, "rank": rank}))
         except StoreError as error:
-            kept.add(_name(run_id, rank))
             yield str(error)
-
-
-def _name(run_id: str, rank: int) -> str:
-    """Return the name of a rank's file, as _RANK_FILE matches it."""
-    return f"{run_id}.rank{rank}.parquet"
 
 
 def labeled(table: Table, labels: Mapping[str, str | int]) -> Table:

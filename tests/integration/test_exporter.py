@@ -27,9 +27,8 @@ from stepscope.export import prometheus
 from stepscope.export.prometheus import GPU_METRICS, RUN_METRICS, ExporterCollector
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
-from stepscope.run import RunStatus, rank_info, read_run
+from stepscope.run import rank_info
 from stepscope.store import SeriesBlock, StoreWriter, store_name
-from stepscope.store.recorder import Recorder
 from tests.support.fake_machine import BUSY, GIB, FakeClock, FakeSource, Gpu, divided, gpus, machine
 from tests.support.fake_machine import facts as facts_of
 from tests.support.fake_nvml import FakeNvml, install
@@ -170,12 +169,15 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     steps += [(2.0 + n, 2 + n, {"train/loss": 2.0, "train/lr": None}) for n in range(700)]
     old, now = time.time() - 90, time.time()
     steps += [(old, 800, {"perf/step_time": 0.1, "perf/samples_per_sec": 9.0})]
+    slow = make_run(tmp_path, "slow")
+    with stored(slow) as append:
+        append("steps", [(old, 1, {"perf/step_time": 40.0, "perf/samples_per_sec": 9.0})])
     samples: list[Row] = [(old, 1, {"memory/allocated": 5.0}), (now, 1, {"process/rss": 6.0})]
     with stored(folder) as append:
         append("steps", steps)
         append("samples", samples)
     found = exported(tmp_path)
-    ((labels, _),) = found["run_info"]
+    (labels,) = (labels for labels, _ in found["run_info"] if labels["run"] == folder.name)
     host = labels.pop("host")
     assert host.startswith("a ?\n\"'\\ é")
     assert len(host) == prometheus.LABEL_LENGTH
@@ -183,25 +185,15 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     assert labels == {"run": folder.name, "rank": "0"} | expected
     assert found["run_loss"] == [({"run": folder.name, "rank": "0"}, 2.0)]
     assert one(found, "run_validation_accuracy_ratio") == 0.5
-    assert one(found, "run_steps_total") == 7
+    assert one(found, "run_steps_total", run=folder.name) == 7
     assert one(found, "run_process_resident_bytes") == 6
     assert "run_memory_allocated_bytes" not in found, "the sampler has not read it for 90 s"
-    assert "run_samples_per_second" not in found, "paused or hung"
+    rates = {labels["run"]: value for labels, value in found["run_samples_per_second"]}
+    assert rates == {slow.name: 9.0}, "the other run is paused or hung"
     assert not {"run_learning_rate", "run_planned_steps", "run_epoch"} & found.keys()
-    assert one(found, "run_heartbeat_timestamp_seconds") == pytest.approx(time.time(), abs=60)
+    beat = one(found, "run_heartbeat_timestamp_seconds", run=folder.name)
+    assert beat == pytest.approx(time.time(), abs=60)
     assert not [name for name in found if "mine" in name]
-
-
-def test_the_rates_of_long_steps_are_kept_longer_and_a_stopped_sampler_has_none(
-    tmp_path: Path,
-) -> None:
-    with stored(make_run(tmp_path)) as append:
-        old = time.time() - 90
-        append("steps", [(old, 1, {"perf/step_time": 40.0, "perf/samples_per_sec": 9.0})])
-        append("samples", [(old, 1, {"process/cpu": 5.0})])
-    found = exported(tmp_path)
-    assert one(found, "run_samples_per_second") == 9
-    assert "run_process_cpu_ratio" not in found
 
 
 def test_a_scrape_reads_only_new_rows_and_keeps_the_last_value(
@@ -274,37 +266,7 @@ def test_the_files_of_an_ended_run_are_read_again_only_after_a_change(
         assert one(scrape(url), "run_info", run=ended.name, rank="1") == 1
 
 
-def test_a_recorded_run_appears_and_disappears(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    (tmp_path / "r").mkdir()
-    recorder = Recorder(tmp_path / "r", name="r")
-    assert read_run(tmp_path / "r").run_json["slurm"] == {"job_id": "12", "array_task_id": "3"}
-    labels, _ = exported(tmp_path)["run_info"][0]
-    assert (labels["slurm_job_id"], labels["slurm_array_task_id"]) == ("12", "3")
-    recorder.close(RunStatus.FINISHED)
-    assert "run_info" not in exported(tmp_path)
-
-
-def test_the_newest_runs_and_lowest_ranks_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prometheus, "RUNS_LIMIT", 2)
-    monkeypatch.setattr(prometheus, "RANKS_LIMIT", 3)
-    for number in range(4):
-        folder = make_run(tmp_path)
-        text = (folder / "run.json").read_text()
-        (folder / "rank1.json").write_text(text.replace("{", '{"rank": 1,', 1))
-        os.rename(folder, tmp_path / f"run{number}")
-    found = exported(tmp_path)
-    about = [(labels["run"], labels["rank"]) for labels, _ in found["run_info"]]
-    assert about == [("run3", "0"), ("run3", "1"), ("run2", "0")]
-    assert one(found, "omitted_processes") == 5
-
-
-def test_names_end_in_their_base_unit() -> None:
+def test_names_end_in_their_base_unit_and_help_has_no_other() -> None:
     ends = {
         Unit.BYTES: "_bytes",
         Unit.PERCENT: "_ratio",
@@ -319,21 +281,10 @@ def test_names_end_in_their_base_unit() -> None:
         Unit.COUNT: "",
         Unit.NONE: "",
     }
-    for metric in (*GPU_METRICS, *RUN_METRICS):
-        end = ends[BY_KEY[metric.key].unit]
-        assert metric.name.removesuffix("_total").endswith(end), metric
-        sums = ("A counter", "Packets retransmitted")
-        counts = (
-            BY_KEY[metric.key].meaning.startswith(sums)
-            or "rrors" in BY_KEY[metric.key].meaning[:14]
-        )
-        rises = counts or metric.key in ("memory/alloc_retries", "memory/ooms")
-        assert metric.name.endswith("_total") is rises, metric
-
-
-def test_help_is_of_the_exported_unit_and_has_no_key() -> None:
-    families, every = prometheus._Families(), (*GPU_METRICS, *RUN_METRICS)
-    families.add_all(every, {metric.key: 1.0 for metric in every}, {})
+    families, every = prometheus._Families(), GPU_METRICS | RUN_METRICS
+    for key, name in every.items():
+        assert name.removesuffix("_total").endswith(ends[BY_KEY[key].unit]), name
+    families.add_all(every, dict.fromkeys(every, 1.0), {})
     groups = "|".join({key.partition("/")[0] for key in BY_KEY})
     for name, family in families.found.items():
         assert not re.search(rf"\b({groups})/|100|%", family.documentation), name

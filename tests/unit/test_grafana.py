@@ -47,7 +47,7 @@ def test_each_panel(panel: dict[str, Any]) -> None:
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert panel["datasource"] == SOURCE
     assert panel["targets"]
-    known = {f"stepscope_{metric.name}" for metric in (*GPU_METRICS, *RUN_METRICS)}
+    known = {f"stepscope_{name}" for name in (*GPU_METRICS.values(), *RUN_METRICS.values())}
     for target in panel["targets"]:
         assert target["datasource"] == SOURCE
         expr = target["expr"]
