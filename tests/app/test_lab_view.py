@@ -18,14 +18,12 @@ from streamlit.testing.v1 import AppTest
 from dashboard.controls import script_form as form
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
-from dashboard.sweep_content import SweepStatus, to_content
+from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import Sweeps
-from dashboard.views import lab_panel
 from stepscope.lab.folder import SweepError
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.lab.statistics import NO_SCIPY
-from stepscope.run import RunStatus, process_identity, user_name
-from stepscope.store.recorder import Recorder
+from stepscope.run import process_identity, user_name
 from tests.support.app_page import GPU, Machine, OpenPage, at_address, label, start_refused, text_of
 from tests.support.fake_sweep import BEST, sweep
 from tests.support.train_devices import SIMULATED
@@ -213,9 +211,6 @@ def test_a_finished_sweep_has_chart_table_and_best_settings_to_apply(
     [
         ("faster", "same", True),
         ("no_difference", "same", True),
-        ("slower", "same", False),
-        ("undecided", "same", True),
-        ("failed", "same", False),
         ("faster", "worse", False),
         ("faster", "not_shown_equal", True),
     ],
@@ -259,17 +254,6 @@ def test_a_running_sweep_blocks_the_start(lab: OpenPage, server: Services, page:
     assert start_refused(page()) == server.busy_reason(ServerActivity.RUN) is not None
 
 
-def test_the_progress_has_the_label_that_the_table_has() -> None:
-    (one, *_) = sweep()["variants"]
-    both = one | {"name": "a=2+b=false", "label": "a 2, b off"}
-    progress = sweep()["progress"] | {"doing": f"combining: {both['name']}"}
-    told = lab_panel.progress_words(
-        to_content(sweep("running", variants=[both], progress=progress))
-    )
-    assert both["label"] in told
-    assert both["name"] not in told
-
-
 def test_a_killed_sweep_resumes_unless_a_run_is_active_or_it_is_of_another_host(
     lab: OpenPage, server: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,11 +294,6 @@ def test_a_link_opens_its_sweep_and_a_deleted_one_shows_the_next(
     assert ID in app.warning[0].value
     assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
     assert app.query_params["sweep"] in ("20261101-000000-a-1", ["20261101-000000-a-1"])
-    app.run()
-    assert not app.warning  # said once
-    label(app, "button", "Delete").click().run()
-    assert not app.get("plotly_chart")
-    assert "Sweep" not in {box.label for box in app.selectbox}
 
 
 def test_an_empty_lab_has_an_example(
@@ -330,17 +309,6 @@ def test_an_empty_lab_has_an_example(
     assert "Delete" not in labels(app)
     store(server.runs, sweep())
     assert label(lab(), "selectbox", "Sweep").value == ID
-
-
-def test_another_live_run_is_named(lab: OpenPage, server: Services) -> None:
-    (server.runs / "watched").mkdir()
-    recorder = Recorder(server.runs / "watched", name="train.py")
-    recorder.set_status(RunStatus.RUNNING)
-    try:
-        assert "watched" in text_of(lab())
-    finally:
-        recorder.close(RunStatus.FINISHED)
-    assert "watched" not in text_of(lab())
 
 
 def test_a_sweep_over_a_script_is_shown_and_resumed_in_a_terminal(
@@ -424,21 +392,13 @@ def test_the_form_of_a_script_starts_the_command_that_it_shows(
 
 INVALID = [
     ("script", "", ""),
-    ("script", "missing.py", "missing.py"),
     ("script", "/dev/zero", "/dev/zero"),
-    ("script", ".", "Python"),
     ("script", "secret.py", "secret.py"),
-    ("script", "-m ", "-m"),
     ("arguments", "--name 'a", "quotes"),
     ("variants", "tf32\ntf33", "tf33"),
-    ("variants", "tf32\ntf32", "twice"),
-    ("variants", "a: --lr '1", "--lr '1"),
-    ("variants", "env:=1", "env:NAME=VALUE"),
     ("variants", "rev:no-such-revision", "no-such-revision"),
     ("variants", "", "variant"),
     ("cwd", "/no/such/folder", "/no/such/folder"),
-    ("cwd", "~nobody-of-this-name", "nobody-of-this-name"),
-    ("cwd", "x" * 300, "xxx"),
 ]
 
 
@@ -474,7 +434,7 @@ def test_a_script_needs_scipy(
     assert label(app, "button", "Start sweep").disabled
 
 
-@pytest.mark.parametrize("content", [PATCH, [1], {"diff": 3}, {"diff": "", "by_hand": []}])
+@pytest.mark.parametrize("content", [PATCH, {"diff": 3}, {"diff": "", "by_hand": []}])
 def test_a_patch_is_shown_or_its_file_is_named(
     lab: OpenPage, server: Services, content: Any
 ) -> None:
