@@ -6,7 +6,6 @@ nor `finally` blocks nor atexit functions of the script run, which may save or u
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import json
@@ -15,10 +14,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from stepscope.common.files import atomic_write
 from stepscope.distributed import rank_and_size
 from stepscope.host.process_limits import set_parent_death_signal
 from stepscope.run.rank_info import find_rank
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.002
 LAST_STEP_S = 60.0  # Between the ends of the first and the last rank.
+LAST_STEP = "trial-last-step"  # File in the run folder: the last step of a timed trial.
 UNEVEN = "trial-uneven"  # File in the run folder: a rank has not ended within LAST_STEP_S.
 TRIAL = "STEPSCOPE_TRIAL"
 """Environment variable: JSON with `warmup` and `steps`, or without steps the `seconds` measured.
@@ -61,13 +62,19 @@ class TrialLimit:
         if probe and run.hooks is not None and run.hooks.applied is not None:
             for setting in run.hooks.applied.settings:
                 setting.is_probe = True
-        self._run, self._session = run, run.session
+        self._run = run
+        self._session = run.session
         self._folder = run.session.recorder.folder
-        self._warmup, self._steps, self._seconds = warmup, steps, seconds
-        self._repository, self._tree, self._folders = repository, tree, folders
-        self._ranks, self._parent = ranks, parent
+        self._warmup = warmup
+        self._steps = steps
+        self._seconds = seconds
+        self._repository = repository
+        self._tree = tree
+        self._folders = folders
+        self._ranks = ranks
+        self._parent = parent
         self._until_s = float("inf")
-        self._next_question = 0
+        self._last_step: int | None = None  # The decision of rank 0 in a timed trial.
         self._pid = os.getpid()
         self._loaded: str | None = None  # The file of the latest `torch.load`.
 
@@ -86,61 +93,31 @@ class TrialLimit:
             return
         # Also the first step that is measured has to end.
         self._until_s = min(self._until_s, time.monotonic() + self._seconds)
-        if self._all_end(step, time.monotonic() >= self._until_s):
+        if self._ranks == 1:
+            if time.monotonic() >= self._until_s:
+                self._end()
+            return
+        # Rank 0 decides. The others cannot end the next step before rank 0 has begun it.
+        decided = self._folder / LAST_STEP
+        if self._last_step is None and decided.exists():
+            self._last_step = int(decided.read_text())
+        if self._last_step is None and self._session.recorder.run_json["rank"] == 0:
+            if time.monotonic() >= self._until_s:
+                self._last_step = step + 1
+                atomic_write(decided, str(self._last_step), durable=False)
+        elif self._last_step is not None and step >= self._last_step:
             self._end()
 
-    def _all_end(self, step: int, is_over: bool) -> bool:
-        """Return rank 0's decision, so that all ranks end after the same step.
-
-        The wait for it delays the other ranks: it takes place at ever fewer steps.
-        """
-        if self._ranks == 1 or step < self._next_question:
-            return is_over and self._ranks == 1
-        self._next_question = step + 1 + step // 8
-        end, more = (self._folder / f"trial-{step}-{word}" for word in ("end", "more"))
-        if self._session.recorder.run_json["rank"] == 0:
-            (end if is_over else more).touch()
-        self._wait_for([0], lambda: end.exists() or more.exists())
-        return end.exists()
-
-    def _wait_for(
-        self,
-        ranks: Iterable[int],
-        known: Callable[[], bool] = lambda: False,
-        limit_s: float = float("inf"),
-    ) -> bool:
-        """Wait for the end of these ranks, or until a decision is known; False at the limit."""
-        until_s = time.monotonic() + limit_s
-        for number in ranks:
-            while not known() and (rank := find_rank(self._folder, number)) and rank.status.live:
-                if time.monotonic() > until_s:
-                    return False
-                time.sleep(POLL_S)
-        return True
-
     def install(self) -> None:
-        """Wrap what a trial cannot do: input, fork, resume, and overwrite a checkpoint."""
+        """Wrap what a trial cannot do: resume, and overwrite a checkpoint."""
         set_parent_death_signal()
         is_rank = self._parent is not None and self._session.world_size == self._ranks
         if is_rank and os.getppid() != self._parent:  # torchrun has ended before that
             os._exit(1)
         self._session.at_boundary = self.at_boundary
-        builtins.input = self._input
-        original = os.fork
-        os.fork = lambda: self._fork(original)
         # Not torch itself: the hooks of the run wait for that, and a module has one hook.
         PostImportHook("torch.serialization", self._watch_files).start()
         PostImportHook("torch.optim.optimizer", self._watch_resumes).start()
-
-    def _input(self, prompt: object = "") -> NoReturn:
-        self._end("The script calls input(), and a trial has no standard input.")
-
-    def _fork(self, original: Callable[[], int]) -> int:
-        caller = sys._getframe(2)
-        if caller.f_globals.get("__name__") != "multiprocessing.popen_fork":
-            place = f"{os.path.basename(caller.f_code.co_filename)}, line {caller.f_lineno}"
-            self._end(f"The script forks ({place}), and a trial measures one process.")
-        return original()
 
     def _watch_files(self, module: Any) -> None:
         load = module.load
@@ -204,11 +181,19 @@ class TrialLimit:
         if os.getpid() == self._pid and self._parent is not None:
             if refused is not None:
                 os.kill(self._parent, signal.SIGKILL)  # the ranks die with torchrun
-            # The last step of the others may need this process.
-            if not self._wait_for(range(self._ranks), limit_s=LAST_STEP_S):
-                (self._folder / UNEVEN).touch()
-                os.kill(self._parent, signal.SIGKILL)
+            self._wait_for_ranks(self._parent)
         os._exit(0)
+
+    def _wait_for_ranks(self, parent: int) -> None:
+        """Wait until no rank is live, as their last step may need this process."""
+        until_s = time.monotonic() + LAST_STEP_S
+        for number in range(self._ranks):
+            while (rank := find_rank(self._folder, number)) is not None and rank.status.live:
+                if time.monotonic() > until_s:
+                    (self._folder / UNEVEN).touch()
+                    os.kill(parent, signal.SIGKILL)
+                    return
+                time.sleep(POLL_S)
 
 
 def _modules() -> Iterator[tuple[str, str]]:

@@ -71,6 +71,7 @@ COPY_STREAM = gpu({"copy_stream": True})
 BLOCKING = gpu({"pin_memory": False, "non_blocking": False})
 INPUT, COMPUTE, UNCLEAR = BottleneckKind.INPUT, BottleneckKind.COMPUTE, BottleneckKind.UNCLEAR
 TRANSFER, CONTENTION = BottleneckKind.TRANSFER, BottleneckKind.CONTENTION
+LAUNCH = BottleneckKind.LAUNCH
 
 
 @pytest.mark.parametrize(
@@ -83,26 +84,25 @@ TRANSFER, CONTENTION = BottleneckKind.TRANSFER, BottleneckKind.CONTENTION
             INPUT,
         ),
         (figures(copies=None, utilization=0.4), gpu(), UNCLEAR),  # gaps may be copies
-        (figures(device_time=0.82), gpu(), COMPUTE),
         (figures(device_time=0.078), gpu(), UNCLEAR),
+        (figures(device_time=None, utilization=0.4), gpu(), LAUNCH),
+        (figures(device_time=None, utilization=None), gpu(), UNCLEAR),
+        (figures(data_wait=None), SCRIPT, UNCLEAR),
         (figures(data_wait=0.065, copies=0.06, device_time=0.035), BLOCKING, TRANSFER),
         (figures(data_wait=0.05, copies=0.04, device_time=0.055, utilization=0.6), gpu(), TRANSFER),
         (figures(data_wait=0.06, device_time=0.035, throttled=1.0), gpu(), INPUT),
         (AHEAD, gpu(), COMPUTE),
         (replace(AHEAD, gpu_wait=0.0), gpu(), UNCLEAR),
-        (replace(AHEAD, gpu_wait=None), gpu(), UNCLEAR),
         (replace(AHEAD, device_time=0.03, data_wait=0.066), gpu(), INPUT),
         (on_cpu(0.019, process_cpu=1.0), CPU, COMPUTE),
         (on_cpu(0.021, process_cpu=1.0), CPU, INPUT),
         # Without CPU time: in less than a second of steps it may as well have slept.
         (on_cpu(0.0), CPU, UNCLEAR),
-        (on_cpu(0.06), CPU, INPUT),
         (on_cpu(0.01, process_cpu=0.2, host_cpu=None), CPU, UNCLEAR),
         (on_cpu(0.01, process_cpu=0.2, host_cpu=0.8), CPU, UNCLEAR),  # it may have slept
         (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), CPU, CONTENTION),
         (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), replace(CPU, world_size=2), UNCLEAR),
         (on_cpu(None, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),
-        (on_cpu(0.01, process_cpu=0.9, host_cpu=0.99), CPU, COMPUTE),
         (on_cpu(0.04, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),
     ],
 )
@@ -129,30 +129,6 @@ def test_the_host_s_wait_for_a_copy_is_counted_once() -> None:
     assert ahead.data == pytest.approx(0.4)
 
 
-def test_gaps_are_launch_bound_also_where_only_the_utilization_shows_them() -> None:
-    for shown in (
-        {"device_time": 0.4 * 0.1},
-        {"utilization": 0.4},
-        {"device_time": None, "utilization": 0.4},
-    ):
-        found = verdict(figures(**shown), gpu({"optimizer_impl": "fused"}))
-        assert found.kind == "launch-bound"
-        assert found.share == pytest.approx(0.058 / 0.06)
-        assert found.next is not None
-        assert (found.next.name, found.next.value) == ("cuda_graphs", True)
-
-
-def test_two_causes_of_the_same_size_are_not_told_apart() -> None:
-    found = verdict(figures(data_wait=0.03, device_time=0.04), gpu())
-    assert found.kind is BottleneckKind.UNCLEAR
-    assert not found.kind.names_a_cause
-    assert (found.share, found.next) == (None, None)
-    assert found.text == (
-        "No single cause: each step is 40% computing, 30% waiting for data, 1% "
-        "H2D copy time, 29% gaps between launches."
-    )
-
-
 def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
     hot = {"throttle_words": ("hardware thermal slowdown",), "sm_clock": 1200.0}
     found = verdict(figures(throttled=0.97, sm_clock_max=1980.0, **hot), gpu())
@@ -163,11 +139,7 @@ def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
     )
     assert found.next is not None
     assert found.next.name is None
-    some = verdict(figures(throttled=0.3, **hot), gpu())
-    assert some.kind == "compute-bound"
-    assert some.text.endswith(
-        "For 30% of the time the GPU lowers its clock (hardware thermal slowdown)."
-    )
+    assert verdict(figures(throttled=0.3, **hot), gpu()).kind == "compute-bound"
 
 
 def test_a_young_run_says_how_many_steps_are_missing() -> None:
@@ -176,14 +148,6 @@ def test_a_young_run_says_how_many_steps_are_missing() -> None:
     assert found.text.startswith("Not enough data yet: 8 more steps are needed")
     assert "1 more step is needed" in verdict(figures(steps=MIN_STEPS - 1), gpu()).text
     assert verdict(figures(steps=MIN_STEPS), gpu()).kind.names_a_cause
-    assert f"{MIN_STEPS} more steps" in verdict(StepAverages(steps=0), gpu()).text
-
-
-def test_what_is_not_known_is_said() -> None:
-    blind = verdict(figures(device_time=None, utilization=None), gpu())
-    assert blind.kind is BottleneckKind.UNCLEAR
-    assert "utilization" in blind.text
-    assert "DataLoader" in verdict(figures(data_wait=None), SCRIPT).text
 
 
 @pytest.mark.parametrize(
@@ -238,7 +202,7 @@ def proposed(kind: str, setup: RunSetup, **refused: Any) -> tuple[str | None, An
         "input-bound": figures(data_wait=0.06, device_time=0.038),
         "transfer-bound": figures(data_wait=0.0, copies=0.06, device_time=0.039),
         "launch-bound": figures(utilization=0.4),
-        "compute-bound": figures(),
+        "compute-bound": figures() if setup.on_gpu else on_cpu(0.0, process_cpu=1.0),
     }[kind]
     found = verdict(shown, setup, lambda name, value: refused.get(name, ...) != value)
     assert found.kind == kind
@@ -254,7 +218,6 @@ def test_a_proposal_respects_what_is_set() -> None:
     )
     assert proposed("input-bound", gpu(workers, cores=4)) == ("prefetch_factor", 4)
     assert proposed("input-bound", gpu(workers | {"prefetch_factor": 8}, cores=4)) == (None, None)
-    assert proposed("input-bound", gpu(cores=2)) == ("num_workers", 2)
     assert proposed("transfer-bound", gpu()) == ("copy_stream", True)
     assert proposed("transfer-bound", BLOCKING) == ("pin_memory", True)
     done = {"copy_stream": True, "dataset_on_device": True}
@@ -272,12 +235,11 @@ def test_a_proposal_respects_what_is_set() -> None:
     assert proposed("compute-bound", gpu(last)) == (None, None)
     assert proposed("input-bound", gpu(in_memory=True)) == ("dataset_on_device", True)
     assert proposed("input-bound", gpu({"num_workers": 2}, in_memory=True)) == ("num_workers", 0)
-    on_device = gpu({"dataset_on_device": True}, in_memory=True)
-    assert proposed("input-bound", on_device) == (None, None)
     assert proposed("compute-bound", gpu(capability=(7, 0))) == ("precision", "fp16")
     assert proposed("compute-bound", gpu(capability=(6, 1))) == ("compile_mode", "default")
-    assert proposed("compute-bound", gpu(capability=None)) == ("compile_mode", "default")
     assert proposed("compute-bound", gpu(), precision="bf16") == ("compile_mode", "default")
+    assert proposed("compute-bound", CPU) == ("num_threads", 8)
+    assert proposed("compute-bound", replace(CPU, step_time=0.001)) == ("compile_mode", "default")
     assert proposed("launch-bound", gpu(), cuda_graphs=True) == ("compile_mode", "reduce-overhead")
 
 
@@ -293,28 +255,11 @@ def test_every_proposal_is_a_value_of_its_field() -> None:
         assert refused
 
 
-def test_a_long_step_on_a_cpu_may_use_more_threads_and_a_short_one_not() -> None:
-    busy = StepAverages(steps=50, step_time=0.1, data_wait=0.0, process_cpu=1.0)
-    assert verdict(busy, CPU).next is not None
-
-    def name(setup: RunSetup) -> str | None:
-        found = verdict(busy, setup).next
-        assert found is not None
-        return found.name
-
-    assert name(CPU) == "num_threads"
-    assert name(replace(CPU, step_time=0.001)) == "compile_mode"
-    assert name(replace(CPU, config=RunConfig(num_threads=8).to_dict())) == "compile_mode"
-
-
 @pytest.mark.parametrize(
     ("kind", "applied", "gone", "left"),
     [
-        ("input-bound", ["num_workers"], "num_workers", "persistent_workers"),
         ("input-bound", ["num_workers", "persistent_workers"], "num_workers", "All loading"),
         ("transfer-bound", ["pin_memory"], "pin_memory", "non_blocking"),
-        ("launch-bound", ["fused", "compile"], "fused", "larger batch"),
-        ("compute-bound", ["bf16"], "autocast", "torch.compile"),
         ("compute-bound", ["bf16", "compile"], "compile(", "All compute"),
     ],
 )
@@ -333,19 +278,3 @@ def test_settings_in_effect_are_not_recommended_to_a_script(
     assert left in found.text
     assert gone not in found.text
     assert gone in without.text
-
-
-def test_settings_that_this_machine_cannot_have_are_not_called_in_use() -> None:
-    setup = gpu({"pin_memory": False, "non_blocking": False})
-    assert next_to_try("transfer-bound", setup, lambda *_: False) is None
-    used = gpu({"copy_stream": True, "dataset_on_device": True})
-    found = next_to_try("transfer-bound", used, lambda *_: False)
-    assert found is not None
-    assert "in use" in found.text
-
-
-def test_a_script_is_told_in_words_what_to_change() -> None:
-    waits = verdict(figures(data_wait=0.06, device_time=None, utilization=0.35), SCRIPT)
-    assert waits.next is not None
-    assert waits.next.name is None
-    assert "Try num_workers=4" in waits.next.text

@@ -108,10 +108,6 @@ def test_different_sizes_under_one_number() -> None:
     ranks[2] = state(2, replace(waits(2), collectives=(small,)))
     found = found_in(ranks)
     assert (found.cause, found.ranks, found.waiting) == (HangCause.MISMATCH, (2,), (0, 1, 3))
-    for rank, size in enumerate((40, 80)):  # this operation allows it
-        one = Collective(group="0", operation="all_to_all", sequence=7, input_bytes=size)
-        ranks[rank] = state(rank, replace(waits(rank, members=2), collectives=(one,)))
-    assert found_in(ranks[:2]).cause is HangCause.ALL_ENTERED
 
 
 def test_the_end_of_a_chain_of_groups_is_named() -> None:
@@ -167,12 +163,9 @@ def test_a_rank_that_has_ended_holds_up_only_those_that_wait_for_it() -> None:
     assert found_in([first, second, over]).ranks == (1,)
     waiting = state(1, replace(waits(1, 5, "b"), groups=groups))
     assert found_in([first, waiting, over]).ranks == (2,)
-    # Without collectives the stack shows who waits.
     empty = replace(works(0, members=2), collectives=(), phase="communication")
-    assert found_in([state(0, empty), state(1, None, HangCause.ENDED)]).cause is HangCause.ENDED
     saves = replace(empty, doing="saving or loading a checkpoint")
-    for works_on in (saves, works(0, members=2)):  # such as a report after the last step
-        assert find_hang([state(0, works_on), state(1, None, HangCause.ENDED)], 2) is None
+    assert find_hang([state(0, saves), state(1, None, HangCause.ENDED)], 2) is None
 
 
 @pytest.mark.parametrize(
@@ -196,15 +189,6 @@ def test_a_live_rank_without_a_record_is_named_after_a_minute(
         assert "something other than a step" in found.text
 
 
-def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:
-    """It makes steps, as the last one does that has batches left within `Join`."""
-    shadow = state(1, replace(message(1, "recv 1<-0"), seen=PATIENCE_S))
-    at_work = replace(state(0, None), step=4)
-    assert find_hang([at_work, shadow], 2) is None
-    assert find_hang([replace(at_work, step=3), shadow], 2) is not None
-    assert find_hang([replace(at_work, lost=HangCause.GONE), shadow], 2) is not None
-
-
 def test_no_hang_without_records_and_while_one_compiles() -> None:
     ranks = [state(0, waits(0, members=2)), state(1, works(1, members=2))]
     assert found_in(ranks).rank == 1
@@ -219,30 +203,18 @@ def test_a_rank_whose_collectives_are_unknown_is_not_behind() -> None:
     assert find_hang([state(0, waits(0, members=2)), state(1, unknown)], 2) is None
 
 
-def test_how_an_ended_job_hung() -> None:
-    ranks = [replace(one, lost=HangCause.GONE) for one in recorded("sleep-nccl")]
-    found = found_in(ranks, ended=True)
-    assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
-    assert found.text.startswith("It had made no step for ")
-    killed = [state(0, waits(0, members=2), HangCause.GONE), state(1, None, HangCause.GONE)]
-    assert found_in(killed, ended=True).ranks == (1,)
-
-
 @pytest.mark.parametrize(
     "changed",
     [
         {"rank": "1"},
-        {"collectives": [3]},
         {"since": -1.0},
         {"seen": 1e308},
-        {"step": 10**400},
         {"collectives": [{"group": "0", "operation": "all_reduce", "sequence": -1}]},
         {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 1e308}]},
         {"collectives": [{"group": "0", "operation": "all_reduce"}] * 2001},
         {"frames": [{"file": "a.py", "line": 1, "function": "f"}] * 2001},
         {"groups": {str(number): [0] for number in range(2001)}},
         {"groups": {"0": [0] * 2001}},
-        {"groups": {"0": [-1]}},
     ],
 )
 def test_a_record_that_cannot_be_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
@@ -253,6 +225,20 @@ def test_a_record_that_cannot_be_is_refused(tmp_path: Path, changed: dict[str, A
     for text in (json.dumps(content | changed), "", "[]", '{"schema": 2}', "[" * 100_000):
         path.write_text(text)
         assert read_record(tmp_path, 1) is None
+
+
+def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:
+    """It makes steps, as the last one does that has batches left within `Join`."""
+    shadow = state(1, replace(message(1, "recv 1<-0"), seen=PATIENCE_S))
+    assert find_hang([replace(state(0, None), step=4), shadow], 2) is None
+    assert find_hang([replace(state(0, None), step=3), shadow], 2) is not None
+
+
+def test_how_an_ended_job_hung() -> None:
+    ranks = [replace(one, lost=HangCause.GONE) for one in recorded("sleep-nccl")]
+    found = found_in(ranks, ended=True)
+    assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
+    assert found.text.startswith("It had made no step for ")
 
 
 def write(folder: Path, number: int, age_s: float = 0.0, **facts: object) -> None:
@@ -285,10 +271,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert (found.cause, found.ranks, found.waiting) == (HangCause.NOT_ENTERED, (1,), (0, 2))
     write(tmp_path, 2, status="paused")
     assert hang_of(read_run(tmp_path)) is None
-
-
-def test_a_record_that_is_left_over_is_of_no_hang(tmp_path: Path) -> None:
-    assert job(tmp_path, FRESH_S + 1) is None
+    assert job(tmp_path, FRESH_S + 1) is None, "a record that is left over"
 
 
 def test_a_rank_whose_heartbeat_has_stopped_is_gone(tmp_path: Path) -> None:

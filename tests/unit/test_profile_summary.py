@@ -59,6 +59,10 @@ def test_torchs_own_sums_are_kept() -> None:
     averages = made.key_averages()
     found = summarize(averages, first=1, last=2)
     assert len(found.operators) == len(averages)
+    many = summarize(
+        [average(f"op{number}", number) for number in range(MAX_OPERATORS + 2)], first=1, last=1
+    )
+    assert (many.operators[0].name, many.operators_left) == (f"op{MAX_OPERATORS + 1}", 2)
     by_name = {operator.name: operator for operator in found.operators}
     for row in averages:
         operator = by_name[row.key]
@@ -71,13 +75,6 @@ def test_torchs_own_sums_are_kept() -> None:
     assert by_name["Optimizer.step#Adam.step"].kind is OperatorKind.RANGE
 
 
-def test_only_the_largest_operators_are_kept() -> None:
-    many = [average(f"op{number}", number) for number in range(MAX_OPERATORS + 20)]
-    found = summarize(many, first=1, last=1)
-    assert (len(found.operators), found.operators_left) == (MAX_OPERATORS, 20)
-    assert found.operators[0].name == f"op{MAX_OPERATORS + 19}"
-
-
 def test_a_written_summary_is_read_again_without_control_characters() -> None:
     assert parse(to_json(summary())) == summary()
     found = summarize([average("a\x1b[31m\n" + "b" * 5000)], first=1, last=1)
@@ -88,16 +85,12 @@ def test_a_written_summary_is_read_again_without_control_characters() -> None:
 
 HOSTILE: dict[str, Any] = {
     "schema": lambda c: c | {"schema": 1},
-    "list": lambda c: [c],
     "first": lambda c: c | {"first": "1"},
     "infinite": lambda c: c | {"last": 1e300},
-    "true": lambda c: c | {"operators_left": True},
     "operators": lambda c: c | {"operators": c["operators"] * 1000},
-    "name": lambda c: c | {"operators": [c["operators"][0] | {"name": 5}]},
     "kind": lambda c: c | {"operators": [c["operators"][0] | {"kind": "x"}]},
     "negative": lambda c: c | {"operators": [c["operators"][0] | {"calls": -1}]},
     "nan": lambda c: c | {"operators": [c["operators"][0] | {"cpu_self_us": float("nan")}]},
-    "missing": lambda c: c | {"operators": [{}]},
 }
 
 

@@ -73,13 +73,6 @@ def test_steps_are_numbered_by_iterations_of_the_last_model_or_else_counted() ->
     assert of_rank(0, iterations=iterations).steps.tolist() == list(range(30))
 
 
-def test_waiting_below_zero_is_not_known() -> None:
-    wait = np.where(np.arange(COUNT) % 2 == 0, -0.01, 0.02)
-    found = of_rank(0, comm_wait=wait)
-    assert len(found.steps) == COUNT / 2
-    assert (found.wait == 0.02).all()
-
-
 def test_of_batches_that_are_not_averaged_all_of_backward_counts() -> None:
     """DDP knows the last of four: 8 ms of the 35 in which backward did not wait."""
     found = of_rank(0, backward_compute=0.008)
@@ -91,7 +84,7 @@ def test_of_batches_that_are_not_averaged_all_of_backward_counts() -> None:
     np.testing.assert_allclose(own(without, StepPhase.BACKWARD), 0.03)
 
 
-@pytest.mark.parametrize("last", [np.inf, 1e300, np.nan, -1.0])
+@pytest.mark.parametrize("last", [np.inf, np.nan, -1.0])
 def test_numbers_that_nobody_can_have_written_break_nothing(last: float) -> None:
     iterations = np.arange(COUNT, dtype=float)
     iterations[-1] = last
