@@ -202,16 +202,6 @@ def test_a_step_waits_for_no_amount(bare: ScriptSession) -> None:
     ]
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_the_device_is_that_of_the_loss(as_list: bool) -> None:
-    w = torch.nn.Parameter(torch.ones(3, device="cuda"))
-    with hooked() as live:
-        for _ in range(TRIAL_BACKWARDS + 1):
-            loss = w.square().sum()
-            torch.autograd.backward([loss] if as_list else loss)
-    assert live.devices == [0]
-
-
 @pytest.mark.parametrize("first", ["cpu", "cuda"])
 def test_copies_are_timed_once_where_an_optimizer_follows(
     first: str, monkeypatch: pytest.MonkeyPatch

@@ -72,14 +72,12 @@ print("HISTORY", json.dumps(trainer.state.log_history), trainer.state.global_ste
 """
 
 
-def train(
-    folder: Path, what: str, *, watched: bool = False
-) -> tuple[RunInfo, list[dict[str, float]], str]:
+def train(folder: Path, what: str) -> tuple[RunInfo, list[dict[str, float]], str]:
     """Train in `folder`; return the one run, the Trainer's log and stderr."""
     (folder / "script.py").write_text(SCRIPT)
     variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *(["-m", "stepscope.watch"] if watched else []), "script.py", what],
+        [sys.executable, "script.py", what],
         cwd=folder,
         env={**os.environ, **variables, "STEPSCOPE_RUNS": str(folder / "runs")},
         text=True,
@@ -147,14 +145,3 @@ def test_steps_and_end_of_a_run(
     if "joins" in what:  # the script's own run is left open
         assert run.run_json["name"] == "mine"
         assert found["val/after"] == [(6, 1.0)]
-
-
-def test_a_watched_run_has_its_own_loss_of_every_step(tmp_path: Path) -> None:
-    run, history, _ = train(tmp_path, "plain", watched=True)
-    assert (run.status, run.run_json["kind"]) == (RunStatus.FINISHED, "watch")
-    found = values(run)
-    assert [step for step, _ in found["train/loss"]] == list(range(1, 13))
-    losses = [value for _, value in found["train/loss"]]
-    means = [sum(losses[start : start + 2]) / 2 for start in range(0, 12, 2)]
-    assert means == pytest.approx([value for _, value in logged(history, "loss")], rel=1e-5)
-    assert found["val/loss"] == logged(history, "eval_loss")

@@ -64,15 +64,16 @@ def the_run(root: Path) -> list[dict[str, Any]]:
     return said
 
 
-@pytest.mark.parametrize(
-    ("how", "package"), [("huggingface", "transformers"), ("accelerate", "accelerate")]
-)
-def test_launchers_with_an_agent(tmp_path: Path, how: str, package: str) -> None:
-    """A framework under torchrun; accelerate's own launcher."""
-    pytest.importorskip(package)
+def test_accelerates_launcher(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
     port = ["--main_process_port", str(free_port())]
-    launcher = [*ACCELERATE, *port, *WATCHED] if how == "accelerate" else TORCHRUN
-    ended(begin(tmp_path, [*launcher, how]))
+    ended(begin(tmp_path, [*ACCELERATE, *port, *WATCHED, "accelerate"]))
+    the_run(tmp_path)
+
+
+def test_a_framework_under_torchrun(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    ended(begin(tmp_path, [*TORCHRUN, "huggingface"]))
     the_run(tmp_path)
 
 
@@ -81,8 +82,8 @@ def test_processes_that_the_script_starts(tmp_path: Path, how: str) -> None:
     """Lightning's own launcher; spawned ranks in place of the script; `init` in each of them."""
     if how == "lightning":
         pytest.importorskip("lightning")
-    watch = [sys.executable] if how == "spawn-init" else [*PYTHON, "stepscope.watch"]
     more = [] if how == "lightning" else [str(STEPS), str(free_port())]
+    watch = [sys.executable] if how == "spawn-init" else [*PYTHON, "stepscope.watch"]
     process = begin(tmp_path, [*watch, "launched.py", how, *more])
     ended(process)
     ranks = the_run(tmp_path)
@@ -93,20 +94,12 @@ SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"
 SLURM |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
 
 
-def rank_environ(how: str, number: int) -> dict[str, str]:
-    """What each starter says to a process; the script has to make torch's names of it."""
-    rank = str(number)
-    if how == "srun":
-        return SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
-    deepspeed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
-    return deepspeed | {"CROSS_RANK": "0", "CROSS_SIZE": "1"}
-
-
-@pytest.mark.parametrize("how", ["srun", "deepspeed"])
-def test_starters_with_names_of_their_own(tmp_path: Path, how: str) -> None:
+def test_ranks_of_srun(tmp_path: Path) -> None:
+    """The script has to make torch's names of the variables."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [*PYTHON, "stepscope.watch", "launched.py", "ddp"]
-    ended(*(begin(tmp_path, command, **address, **rank_environ(how, number)) for number in (0, 1)))
+    ranks = [SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in ("0", "1")]
+    ended(*(begin(tmp_path, command, **address, **rank) for rank in ranks))
     the_run(tmp_path)
 
 
@@ -121,15 +114,6 @@ def test_a_killed_rank_is_named_and_not_those_that_torchrun_then_terminates(tmp_
     assert (found.status, found.cause) == (RunStatus.CRASHED, 1)
     assert str(found.reason).startswith("Rank 1 ")
     assert "rank_failure.py" in (folder / "sigterm.txt").read_text()
-
-
-def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:
-    run(JOB, tmp_path, OMP_NUM_THREADS="1")
-    [folder] = run_folders(tmp_path)
-    found, error = read_run(folder), "ValueError: the data of rank 1 is broken"
-    assert (found.status, found.reason) == (RunStatus.FAILED, f"Rank 1: {error}")
-    assert found.cause == 1
-    assert (folder / "traceback.rank1.txt").read_text().endswith(f"{error}\n")
 
 
 def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:

@@ -1,17 +1,11 @@
-"""A training loop as in the tutorials, which goes on until it is stopped.
+"""A training loop as in the tutorials, which goes on until it is stopped."""
 
-`--lightning` has it run by Lightning.
-"""
-# ruff: noqa: PLC0415
-
-import sys
 import time
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-STEPS = 1_000_000
 torch.set_num_threads(1)
 
 
@@ -31,33 +25,5 @@ def loop():
             time.sleep(0.002)
 
 
-def lightning():
-    import lightning
-
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(8, 1)
-
-        def training_step(self, batch, _):
-            time.sleep(0.002)
-            return nn.functional.mse_loss(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    trainer = lightning.Trainer(
-        max_steps=STEPS, accelerator="cpu", logger=False, enable_checkpointing=False
-    )
-    trainer.fit(Model(), loader())
-
-
-def main():
-    if "--lightning" in sys.argv:
-        lightning()
-    else:
-        loop()
-
-
 if __name__ == "__main__":
-    main()
+    loop()

@@ -119,29 +119,12 @@ def test_an_update_that_is_left_out_shifts_no_sample_for_long(step_s: float) -> 
     assert max(fewer) > 3900
 
 
-@pytest.mark.parametrize("step_s", [0.002, 0.02])
-def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps(step_s: float) -> None:
-    for period in (2, 5, 64, 100):
-        iterations = list(sampled(Logged(), 30 * 27 * period, step_s).values())
+def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps() -> None:
+    for period in (2, 64):
+        iterations = list(sampled(Logged(), 30 * 27 * period, 0.005).values())
         turns = Counter(iteration % period for iteration in iterations)
         assert len(turns) == period
         assert max(turns.values()) <= min(turns.values()) + 2, period
-
-
-def test_another_step_time_changes_the_distance() -> None:
-    module, times = Logged(), DdpTiming()
-    times.attach(module)
-    now_s = 0.0
-    found = {}
-    for step in range(1, 3000):
-        now_s += 0.1 if step < 300 or step > 2000 else 0.004
-        module.forward()
-        if row := added(times, now_s):
-            found[step] = row["perf/ddp_iteration"]
-        if step == 1500:
-            assert module.rate == 9
-    assert module.rate == 1
-    assert {step - iteration for step, iteration in found.items()} == {1}
 
 
 def test_of_two_models_that_are_trained_nothing_is_known() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.distributed import debug_pipe, flight_recorder
 from stepscope.distributed.debug_pipe import FILES, PIPE, NcclRecord, note_captures, open_pipe
-from stepscope.distributed.flight_recorder import FlightRecorderDump, dump, parsed
+from stepscope.distributed.flight_recorder import dump, parsed
 from stepscope.distributed.hangs import record as hang_capture
 from stepscope.distributed.hangs.record import HangRecord, capture
 from tests.support.flight_recorder import content, entry
@@ -132,14 +132,12 @@ def test_a_graph_that_is_captured_is_left_alone(torch: Torch) -> None:
     assert torch.requests() == 1
 
 
-@pytest.mark.parametrize("missing", ["variable", "pipe", "reader", "recorder"])
+@pytest.mark.parametrize("missing", ["variable", "reader", "recorder"])
 def test_what_cannot_be_read_says_why(
     torch: Torch, missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if missing == "variable":
         monkeypatch.delenv(PIPE)
-    elif missing == "pipe":
-        (tmp_path / f"pipe{RANK}.pipe").unlink()
     elif missing == "reader":
         torch.close()
         torch._pipe = os.open(os.devnull, os.O_RDONLY)
@@ -148,14 +146,6 @@ def test_what_cannot_be_read_says_why(
     record = captured()
     assert record.collectives == ()
     assert record.collectives_reason
-
-
-def test_gloo_is_read_at_once(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace())
-    read = FlightRecorderDump(collectives=(), groups={})
-    monkeypatch.setattr(hang_capture.flight_recorder, "dump", lambda: read)
-    assert captured().collectives_reason == "the Flight Recorder is empty"
-    assert torch.requests() == 0
 
 
 def test_the_pipe_is_set_for_torch_and_deleted(
