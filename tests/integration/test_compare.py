@@ -86,23 +86,16 @@ def test_a_run_counts_once_by_all_its_names(root: Path, tmp_path_factory: Any) -
         assert main(["compare", "base0", "--to", "slow0", other]) == 2
 
 
-def test_equal_runs_have_no_interval_and_few_runs_a_number(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_runs_have_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(sides("base", "slow", 2)) == 0
     text = capsys.readouterr().out
     assert "(2 and 2)" in text.partition("Peak process")[2].partition("\n")[0]
-    for name, seconds in (("wild0", 0.1), ("wild1", 0.2)):
-        record(root, name, seconds)
-    assert main(["compare", "wild0", "wild1", "--to", "base0", "base1"]) == 0
-    assert re.search(r"\d runs of each side .*±3%", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["base0", "--to", "base0"],
-        ["base0", "base0", "--to", "slow0"],
         ["base0", "--to", "unknown"],
         ["base0", "--to", "slow0", "--gate", "loss:+1%"],
         ["base0", "--to", "slow0", "--gate", "energy:+1%"],

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -209,18 +208,6 @@ def test_the_demo_opens_the_recorded_run_without_torch(
             assert b"train/loss" in answer.read()
 
 
-def test_missing_packages_are_named(installed: Installed, tmp_path: Path) -> None:
-    for words, blocked in (
-        (("ui",), "streamlit"),
-        (("demo",), "plotly"),
-        (("lab", "--list"), "torch"),
-        (("measure-memory", "--workload", "gpt"), "torch"),
-    ):
-        done = installed.run(tmp_path, *words, blocked=blocked)
-        message = f"Not installed: {blocked}. Run pip install {blocked}.\n"
-        assert (done.returncode, done.stderr) == (1, message)
-
-
 def test_a_watched_script_has_its_own_trainer_or_none(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import trainer; print(trainer.__file__)\n")
     done = installed.run(tmp_path, "watch", "script.py")
@@ -254,10 +241,3 @@ def test_the_commands_of_training_ignore_the_folders_modules(
     done = installed.run(hostile, *memory)
     assert json.loads(done.stdout), done.stderr
     assert [path.name for path in (hostile / "runs").iterdir()] == ["lab"]
-
-
-def test_an_editable_install_uses_the_checkout() -> None:
-    """`stepscope` of the environment that runs the tests serves the page of this checkout."""
-    code = "from stepscope.cli.app_process import APP; print(APP)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == str(ROOT)

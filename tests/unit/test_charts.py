@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.chart_spec import COLORS, GPU_COLORS
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
 from dashboard.charts.series import FOLDED
@@ -81,14 +80,6 @@ def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
     wanted = {"loss", "samples_per_sec", "step_time", "allocated", "gpu_util", "power"}
     assert wanted <= set(tiles)
     assert len(tiles) <= 8, "one row at 1400 px"
-
-
-def test_a_script_may_give_tokens_and_the_built_in_training_has_none() -> None:
-    samples, tokens = chart(layout(WATCHED), "throughput")["traces"]
-    assert (samples["metric"], tokens["metric"]) == ("perf/samples_per_sec", "perf/tokens_per_sec")
-    assert tokens["optional"]
-    assert tokens["axis"] == "y2", "tokens outnumber samples by far"
-    assert metrics(chart(layout(CUDA), "throughput")) == ["perf/samples_per_sec"]
 
 
 def test_a_cpu_run_draws_no_gpu_and_says_once_why() -> None:
@@ -170,26 +161,6 @@ def test_from_four_gpus_on_a_strip_of_heat_takes_the_place_of_lines(kind: RunKin
                 assert used == [1], "beside the allocator's lines, the GPU that it trains on"
 
 
-@pytest.mark.parametrize("kind", [RunKind.WATCH, RunKind.RECORD])
-def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
-    made = layout(RunView(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2", kind=kind))
-    shown = [trace for entry in made["charts"] for trace in entry["traces"]]
-    of_gpus: dict[str, set[str]] = {gpu.uuid: set() for gpu in EIGHT}
-    others = {
-        COLORS["memory/allocated"],
-        COLORS["memory/reserved"],
-        COLORS["gpu/mem_used"],
-        COLORS["memory/peak_allocated"],
-        COLORS["gpu/mem_total"],
-    }
-    for entry in shown:
-        of_gpu = entry["series"].startswith("devices/") and entry.get("style") != "context"
-        found = of_gpus[entry["series"].removeprefix("devices/")] if of_gpu else others
-        found.add(entry["color"])
-    assert [of_gpus[gpu.uuid] for gpu in EIGHT] == [{color} for color in GPU_COLORS]
-    assert not others & set.union(*of_gpus.values())
-
-
 def test_each_optimizer_has_a_loss_of_its_own_and_one_alone_no_name() -> None:
     loss = chart(layout(WATCHED), "loss")
     assert metrics(loss) == ["train/loss", "train/loss.optimizer1", "val/loss"]
@@ -237,18 +208,6 @@ def test_a_recording_has_the_machine_and_no_training() -> None:
     tiles = {tile["id"] for tile in made["kpis"]}
     wanted = {"gpu_util", "gpu_memory", "power", "temperature", "host_cpu", "host_memory"}
     assert tiles == wanted
-
-
-def test_a_recording_of_many_gpus_draws_them_all_and_one_without_any_says_why() -> None:
-    made = layout(RunView(has_cuda=False, gpus=EIGHT, kind=RunKind.RECORD))
-    assert metrics(chart(made, "memory")).count("gpu/mem_used") == 8
-    assert metrics(chart(made, "memory")).count("gpu/mem_total") == 1
-    tile = next(tile for tile in made["kpis"] if tile["metric"] == "gpu/mem_used")
-    assert len(tile["series"]) == 8
-    assert tile["of"]["value"] == 40 * 2**30
-    bare = layout(RunView(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
-    assert bare["absent"] == "No GPU utilization, power or temperature: no driver."
-    assert {tile["id"] for tile in bare["kpis"]} == {"host_cpu", "host_memory"}
 
 
 def test_flops_and_their_share_of_the_peak_have_an_axis_each() -> None:

@@ -252,18 +252,6 @@ def test_demo_opens_no_page_of_another_program(
     assert f"{port} is in use" in capsys.readouterr().err
 
 
-def test_a_program_has_its_folder_on_the_path_before_the_callers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    became: list[tuple[str, list[str], dict[str, str]]] = []
-    monkeypatch.setattr(os, "execve", lambda *call: became.append(call))
-    monkeypatch.setenv("PYTHONPATH", "/theirs")
-    main(["lab", "--preset", "scaling"])
-    [(_, lab, environment)] = became
-    assert lab[1:] == ["-P", "-m", "trainer.lab", "--preset", "scaling"]
-    assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/theirs"
-
-
 def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     documented = dict(zip(parts[1::2], parts[2::2], strict=True))

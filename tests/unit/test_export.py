@@ -143,11 +143,6 @@ def test_another_rank_is_another_store(run: Path, capsys: pytest.CaptureFixture[
     assert "rank0.sqlite: missing" in capsys.readouterr().err
 
 
-def test_a_metric_named_as_a_column(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    replace_store(run, [(1.0, 7, {"step": 0.5, "ts": 0.25})])
-    assert table(run, capsys) == [{"ts": 1.0, "step": 7, "step_": 0.5, "ts_": 0.25}]
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -75,11 +75,6 @@ def test_a_reason_does_not_repeat_its_setting() -> None:
     }
 
 
-def test_the_chart_is_the_same_while_no_result_is_new() -> None:
-    later = sweep(updated=1_795_000_099.0, progress={"done": 18, "total": 96})
-    assert effects_figure(to_content(later)) == figure()
-
-
 @pytest.mark.parametrize("background", ["#ffffff", "#12161c", "#f5f6f8", "#1a2029"])
 def test_marks_are_seen_on_both_themes(background: str) -> None:
     assert min(contrast(color, background) for color in {s.color for s in STYLES.values()}) >= 3

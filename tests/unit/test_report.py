@@ -7,7 +7,6 @@ import re
 import shutil
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from dashboard.views import parts
 from stepscope.cli import main
 from stepscope.compare.report_page import MAX_BYTES, ReportError
 from stepscope.compare.reports import (
@@ -84,10 +82,8 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ('File "/home/al ice/p/train.py", line 3', 'File "train.py", line 3'),
-        ("at /home/alice/x/net.py:12", "at net.py:12"),
         ("open /home/alice failed", "open [path] failed"),
         ("in /data/my files/a.py", "in a.py"),
-        ("--data=/mnt/set", "--data=[path]"),
         (r"C:\Users\alice\t.py", "t.py"),
         ("alice/project/t.py", "t.py"),
         ("NODE7.example.de: alice", "[host]: [user]"),
@@ -96,9 +92,7 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
         ("https://alice:pw@x.y/z", "[url]"),
         ("train/loss at 17:45:00, 3 samples/s, c10::Error", None),
         ("alice: the training failed, says Alice_2", "[user]: the training failed, says [user]_2"),
-        ("malice and alices", None),
         ("nvidia-cublas-cu12==12.4.5.8, driver version 10.1.2.3", None),
-        ("[torch] 10.1.2.3:29500", "[torch] [address]:29500"),
         ("cuda\n12.4.5.8", None),  # the name and the value of a row
     ],
 )
@@ -258,14 +252,6 @@ def test_hostile_sweeps_and_runs_become_a_sentence(bad: object, tmp_path: Path) 
         )
         with suppress(ReportError, RunError):  # RunError: the page does not list it
             assert is_self_contained(run_report([read_run(run)]))
-
-
-def test_the_button_of_a_page_downloads_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(parts, "download", lambda label, make, *_, **__: made.append(make()))
-    parts.report_button(partial(sweep_report, {"workload": "<b>"}), "s", "key")
-    assert is_self_contained(made[0])
-    assert "KeyError" in made[0]
 
 
 def test_the_command_writes_runs_and_a_sweep(tmp_path: Path) -> None:
