@@ -6,23 +6,18 @@ import contextlib
 import os
 import re
 import secrets
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.common.files import atomic_write, open_regular_file, read_regular_file, read_tail
 from stepscope.common.formatting import format_bytes, terminal_text
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
-from stepscope.memory.snapshots.open_snapshot import SnapshotOpening
 from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import MAX_BYTES, ProfileSummary, parse
 
 TAIL_BYTES = 20_000
 DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory of this process.
 MAX_PROFILES = 500  # Of all ranks.
-FOLDER = "snapshots"  # In the runs folder; files that users put there are listed too.
-MAX_OPENED = 6  # Snapshots whose summaries are kept.
 MAX_LISTED = 100
 ENDINGS = (".pickle", ".pkl")
 
@@ -141,52 +136,14 @@ def _plain_files(folder: Path) -> dict[str, tuple[int, int]]:
     return files
 
 
-class SnapshotLibrary:
-    """Opens snapshots one after the other. Thread-safe."""
-
-    def __init__(self, runs: Path) -> None:
-        self.folder = runs / FOLDER
-        self._lock = threading.Lock()
-        self._opened: OrderedDict[tuple[Path, int, int], SnapshotOpening] = OrderedDict()
-
-    def opening(self, file: SnapshotFile) -> SnapshotOpening | None:
-        """Return the state of opening a file; None while another one is opened. Raises OSError."""
-        state = file.path.stat(follow_symlinks=False)
-        key = (file.path, state.st_size, state.st_mtime_ns)
-        with self._lock:
-            unfinished = [opening for opening in self._opened.values() if not opening.poll()]
-            if key not in self._opened:
-                if unfinished:  # each process may take gigabytes
-                    return None
-                self._opened[key] = SnapshotOpening(file.path)
-            self._opened.move_to_end(key)
-            while len(self._opened) > MAX_OPENED:
-                self._opened.popitem(last=False)[1].close()
-            return self._opened[key]
-
-    def forget(self, file: SnapshotFile) -> None:
-        """Drop the result of a file that could not be opened, so that `opening` tries again."""
-        with self._lock:
-            for key in [key for key in self._opened if key[0] == file.path]:
-                self._opened.pop(key).close()
-
-    def keep(self, name: str, data: bytes | memoryview) -> str:
-        """Write an upload into the folder; return its new name. Raises ValueError and OSError."""
-        kept = upload_name(name)
-        if not 0 < len(data) <= MAX_FILE_BYTES:
-            raise ValueError(
-                f"The file must have 1 to {MAX_FILE_BYTES:,} bytes, got {len(data):,}."
-            )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.folder / kept, bytes(data), durable=False)
-        return kept
-
-    def close(self) -> None:
-        """End the processes."""
-        with self._lock:
-            for opening in self._opened.values():
-                opening.close()
-            self._opened.clear()
+def keep_upload(folder: Path, name: str, data: bytes | memoryview) -> str:
+    """Write an upload into the folder; return its new name. Raises ValueError and OSError."""
+    kept = upload_name(name)
+    if not 0 < len(data) <= MAX_FILE_BYTES:
+        raise ValueError(f"The file must have 1 to {MAX_FILE_BYTES:,} bytes, got {len(data):,}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / kept, bytes(data), durable=False)
+    return kept
 
 
 def upload_name(name: str) -> str:

@@ -29,7 +29,6 @@ from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.ranks.job_ranks import read_job
 from dashboard.run_analyzer import RunAnalyzer
-from dashboard.run_files import SnapshotLibrary
 from dashboard.run_list import RunList
 from dashboard.sweeps import Sweeps
 from stepscope.common.json_values import dict_of
@@ -133,7 +132,8 @@ class Services:
         self.ranks = RunAnalyzer(read_job, "the ranks cannot be read")
         self.hangs = RunAnalyzer(hang_of, "why it makes no step is unknown")
         self.sweeps = Sweeps(runs, examples)
-        self.snapshots = SnapshotLibrary(runs)
+        # Files that users put there are listed too.
+        self.uploads = runs / "snapshots"
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
         self._lock = threading.Lock()
         self._closing = threading.Lock()
@@ -311,7 +311,6 @@ class Services:
                 log.warning("run %s did not stop in time", active.folder.name)
                 active.end_with_server()
             self.sweeps.close(STOP_TIMEOUT_S)
-            self.snapshots.close()
             self.machine.close()
             for source in self.sources:
                 source.close()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import streamlit as st
 
 from dashboard import services
 from dashboard.controls.actions import refusal
 from dashboard.format import escape_markdown, note, pick
-from dashboard.run_files import SnapshotFile, file_content, pickles, snapshots
+from dashboard.run_files import SnapshotFile, file_content, keep_upload, pickles, snapshots
 from dashboard.views.parts import download, number, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.load import MAX_FILE_BYTES
+from stepscope.memory.snapshots.load import MAX_FILE_BYTES, SnapshotError
+from stepscope.memory.snapshots.open_snapshot import open_snapshot
 from stepscope.memory.snapshots.stacks import short, where
 from stepscope.memory.snapshots.summary import MAX_STACKS, SnapshotSummary, difference
 from stepscope.run import RunInfo
@@ -24,10 +27,10 @@ OTHER = "snapshot_other"
 UPLOADED = "snapshot_uploaded"
 UPLOADS = "snapshot_uploads"
 ERROR = "snapshot_upload_error"
-WAITS = "snapshot_waits"
-REFRESH_S = 1.0  # While a snapshot is being opened.
+MAX_OPENED = 6  # Snapshots whose summaries are kept.
 MIB = 2.0**20
 MAX_FRAMES = 30  # Of a stack in a table cell.
+_OPENING = threading.Lock()  # One process at a time: it may take gigabytes.
 VIZ = (
     "For the history of the allocator and its fragmentation, download the file and drop it on "
     "[pytorch.org/memory_viz](https://pytorch.org/memory_viz); it stays in your browser."
@@ -50,27 +53,20 @@ COLUMNS = {
 }
 
 
+@st.fragment
 def snapshot_section(run: RunInfo | None) -> None:
-    """Draw the chosen snapshot or how to record one; each second while one is being opened."""
-    waits = st.session_state.get(WAITS, False)
-    st.fragment(_section, run_every=REFRESH_S if waits else None)(run)
-
-
-def _section(run: RunInfo | None) -> None:
+    """Draw the chosen snapshot, or how to record one."""
     own = [] if run is None else snapshots(run.folder)
-    files = [*own, *pickles(services.get().snapshots.folder)]
+    files = [*own, *pickles(services.get().uploads)]
     with st.container(border=True, key="snapshots_section"):
         with st.container(horizontal=True, vertical_alignment="bottom", key="snapshots_head"):
             st.markdown("#### Memory snapshots", width="content")
             chosen = _choice(files)
             _upload()
-        if not chosen:
+        if chosen:
+            _draw(chosen)
+        else:
             _empty(run)
-        waits = not _opened(chosen)
-    # Only a run of the whole page can change a fragment's timer.
-    if st.session_state.get(WAITS, False) is not waits:
-        st.session_state[WAITS] = waits
-        st.rerun()
 
 
 def _choice(files: list[SnapshotFile]) -> list[SnapshotFile]:
@@ -139,7 +135,7 @@ def _keep(key: str) -> None:
         return
     state[UPLOADS] += 1
     try:
-        state[UPLOADED] = services.get().snapshots.keep(file.name, file.getbuffer())
+        state[UPLOADED] = keep_upload(services.get().uploads, file.name, file.getbuffer())
     except (ValueError, OSError) as error:
         state[ERROR] = f"The file was not kept. {error}"
 
@@ -148,7 +144,7 @@ def _empty(run: RunInfo | None) -> None:
     how = "A live run on CUDA can record one with **Memory snapshot**."
     if run is not None and refusal(CommandName.MEMORY_SNAPSHOT, run) is None:
         how = "**Memory snapshot** above records the allocations of the next steps."
-    folder = escape_markdown(str(services.get().snapshots.folder))
+    folder = escape_markdown(str(services.get().uploads))
     note(
         "memory",
         f"No snapshots. {how} You can also open any `torch.cuda.memory._dump_snapshot` file, here "
@@ -156,41 +152,30 @@ def _empty(run: RunInfo | None) -> None:
     )
 
 
-def _opened(files: list[SnapshotFile]) -> bool:
-    """Draw one snapshot or two once they are open; return False while one is being opened."""
+def _draw(files: list[SnapshotFile]) -> None:
+    """Draw one snapshot, or the difference of two before the first."""
     summaries = []
     for file in files:
-        summary = _summary(file)
-        if not isinstance(summary, SnapshotSummary):
-            return summary
-        summaries.append(summary)
+        try:
+            modified = file.path.stat(follow_symlinks=False).st_mtime_ns
+            summaries.append(_summary(file.path, file.size, modified))
+        except SnapshotError as error:
+            warning(f"The snapshot cannot be opened. {error}")
+            return
+        except OSError as error:
+            warning(f"{file.name} cannot be read: {error.strerror or error}.")
+            return
     if len(summaries) == 2:
         _difference(summaries[0], summaries[1])
-    if summaries:
-        _live_stacks(summaries[0])
-        st.markdown(VIZ)
-    return True
+    _live_stacks(summaries[0])
+    st.markdown(VIZ)
 
 
-def _summary(file: SnapshotFile) -> SnapshotSummary | bool:
-    """Return the summary of a file; True after an error, False while it is being opened."""
-    library = services.get().snapshots
-    try:
-        opening = library.opening(file)
-    except OSError as error:
-        warning(f"{file.name} cannot be read: {error.strerror or error}.")
-        return True
-    if opening is None:
-        note("hourglass", "Another snapshot is being opened; this one is next.")
-        return False
-    if opening.summary is not None:
-        return opening.summary
-    if opening.error is not None:
-        warning(f"The snapshot cannot be opened. {opening.error}")
-        st.button("Try again", key="snapshot_again", on_click=library.forget, args=(file,))
-        return True
-    note("hourglass", f"Opening {escape_markdown(printable(file.name))}…")
-    return False
+@st.cache_data(max_entries=MAX_OPENED, show_spinner="Opening the snapshot…")
+def _summary(path: Path, size: int, modified: int) -> SnapshotSummary:
+    """Return the summary of a file of this state. Raises SnapshotError and OSError."""
+    with _OPENING:
+        return open_snapshot(path)
 
 
 def _live_stacks(summary: SnapshotSummary) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,19 +12,16 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.views.memory_snapshots import WAITS
 from stepscope.run import RunStatus
 from tests.support.app_page import record
 from tests.support.snapshots import REAL, live_block, snapshot
 
-PATIENCE_S = 60.0
 STEP_5 = "snapshot-step-5"
 Section = Callable[[str | None], AppTest]
 
 
 SECTION = """
 from dashboard import services
-from dashboard.views.memory_snapshots import WAITS
 from dashboard.views.memory_snapshots import snapshot_section
 from stepscope.run import read_run
 
@@ -38,20 +34,11 @@ snapshot_section(None if run_id is None else read_run(server.folder(run_id)))
 @pytest.fixture
 def section(server: services.Services) -> Section:
     def run(run_id: str | None) -> AppTest:
-        app = AppTest.from_string(SECTION.format(run_id=run_id), default_timeout=30).run()
-        return until_open(app)
+        app = AppTest.from_string(SECTION.format(run_id=run_id), default_timeout=60).run()
+        assert not app.exception
+        return app
 
     return run
-
-
-def until_open(app: AppTest) -> AppTest:
-    """Run the section as its timer would, until nothing is being opened."""
-    deadline = time.monotonic() + PATIENCE_S
-    while any("Opening" in one.value for one in app.caption) and time.monotonic() < deadline:
-        time.sleep(0.2)
-        app.run()
-    assert not app.exception
-    return app
 
 
 def texts(app: AppTest) -> str:
@@ -83,15 +70,12 @@ def test_two_snapshots_are_compared_by_stack(section: Section, tmp_path: Path) -
     chosen, other = app.selectbox
     assert [name.partition(".")[0] for name in chosen.options] == ["snapshot-step-10", STEP_5]
     other.select_index(0).run()
-    app = until_open(app)
     [changes] = [part.value for part in app.dataframe if "Change" in part.value]
     assert list(changes["Allocated at"]) == ["net.py:8 in forward"]
     assert list(changes["Change"]) == [3.0]
 
 
-def test_what_is_no_snapshot_is_refused_and_can_be_tried_again(
-    section: Section, tmp_path: Path
-) -> None:
+def test_what_is_no_snapshot_is_refused(section: Section, tmp_path: Path) -> None:
     folder = record(tmp_path, "one", device="GPU-1")
     path = folder / "snapshot-step-5.pickle"
     path.write_bytes(pickle.dumps(os.getcwd))
@@ -99,7 +83,7 @@ def test_what_is_no_snapshot_is_refused_and_can_be_tried_again(
     assert len(app.warning) == 1
     assert not app.dataframe
     path.write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
-    until_open(app.button(key="snapshot_again").click().run())
+    app.run()
     assert not app.warning
     assert len(app.dataframe) == 1
 
@@ -120,16 +104,12 @@ def test_files_put_into_the_folder_open_without_a_run(section: Section, tmp_path
     app = section(None)
     [chosen] = app.selectbox
     assert [option.partition(" ")[0] for option in chosen.options] == ["mine.pickle"]
-    app.session_state[WAITS] = True  # as of a section that waits for the file
-    (folder / "mine.pickle").unlink()
-    app.run()
-    assert app.session_state[WAITS] is False
 
 
 def test_an_uploaded_file_is_kept_and_shown(section: Section, tmp_path: Path) -> None:
     app = section(None)
     app.file_uploader[0].upload("my file.pickle", REAL.read_bytes(), "application/octet-stream")
-    until_open(app.run())
+    app.run()
     assert app.selectbox(key="snapshot_chosen").value.name.startswith("my-file-")
     assert len(app.dataframe) == 1
     app.file_uploader[0].upload("empty.pickle", b"", "application/octet-stream").run()

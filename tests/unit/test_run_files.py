@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from dashboard import run_files
 from dashboard.run_files import (
     DOWNLOAD_LIMIT,
     SnapshotFile,
-    SnapshotLibrary,
     file_content,
+    keep_upload,
     pickles,
     snapshots,
     tail,
@@ -62,9 +60,8 @@ def test_only_the_end_of_a_regular_file_is_read(tmp_path: Path) -> None:
 def test_an_upload_is_kept_under_a_new_name_if_it_can_be_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = SnapshotLibrary(tmp_path)
-    names = [library.keep("../x.pickle", content) for content in (b"1", b"2", b"3")]
-    assert [(library.folder / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
+    names = [keep_upload(tmp_path, "../x.pickle", content) for content in (b"1", b"2", b"3")]
+    assert [(tmp_path / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
     monkeypatch.setattr("dashboard.run_files.MAX_FILE_BYTES", 1000)
     for name, size, told in (
         ("a.exe", 1, "must end in .pickle"),
@@ -72,8 +69,8 @@ def test_an_upload_is_kept_under_a_new_name_if_it_can_be_a_snapshot(
         ("b.pickle", 1001, "must have 1 to 1,000 bytes, got 1,001"),
     ):
         with pytest.raises(ValueError, match=told):
-            library.keep(name, bytes(size))
-    assert {file.name for file in pickles(library.folder)} == set(names)
+            keep_upload(tmp_path, name, bytes(size))
+    assert {file.name for file in pickles(tmp_path)} == set(names)
 
 
 @pytest.mark.parametrize("name", ["", ".pickle/..", "a", "a.pickle.exe", "/etc/passwd"])
@@ -96,45 +93,3 @@ def test_an_upload_gets_a_plain_name(name: str, kept: str) -> None:
     made = upload_name(name)
     ending = name.lower().rpartition(".")[2]
     assert re.fullmatch(rf"{re.escape(kept)}-[0-9a-f]{{6}}\.{ending}", made)
-
-
-class Opening:
-    """Stands for the process that opens a file: it is done when the test says so."""
-
-    done = False
-    closed = False
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def poll(self) -> bool:
-        return self.done
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_one_snapshot_is_opened_at_a_time_and_few_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_files, "SnapshotOpening", Opening)
-    monkeypatch.setattr(run_files, "MAX_OPENED", 2)
-    library = SnapshotLibrary(tmp_path)
-    files = []
-    for name in ("a", "b", "c"):
-        path = tmp_path / f"{name}.pickle"
-        path.write_bytes(b"x")
-        files.append(SnapshotFile(path, 1, None))
-    openings = []
-    for file in files:
-        opening = cast("Any", library.opening(file))
-        assert library.opening(file) is opening
-        others = [library.opening(other) for other in files[len(openings) + 1 :]]
-        assert others == [None] * len(others)
-        opening.done = True
-        openings.append(opening)
-    assert [opening.closed for opening in openings] == [True, False, False]
-    files[2].path.write_bytes(b"changed")
-    assert library.opening(files[2]) is not openings[2]
-    library.close()
-    assert all(opening.closed for opening in openings)
