@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import re
 import shutil
@@ -33,7 +32,8 @@ Cell = bool | int | float | str | None
 class RunRow:
     """One run: `cells` by column, `created` in epoch seconds, `duration` in seconds.
 
-    `root` is the folder of its run folder, `words` has the casefolded texts that a search finds.
+    `root` is the folder of its run folder. A search finds the casefolded texts in `words`, and in
+    `named` the cells by their names in a query: lr, best_loss or config:lr.
     """
 
     id: str
@@ -43,6 +43,7 @@ class RunRow:
     created: float
     duration: float | None
     cells: dict[str, Cell]
+    named: dict[str, Cell]
     words: str
 
 
@@ -50,10 +51,16 @@ def row_of(run: RunInfo, size: int | None) -> RunRow:
     """Return the row of a run with files of `size` bytes, None if unknown."""
     cells = cells_of(run, size)
     ended = now_of(run.run_json) if run.status.live else run.ended
+    duration = None if ended is None else max(0, round(ended - run.created))
+    started = datetime.fromtimestamp(run.created).isoformat(" ", "minutes")
+    named: dict[str, Cell] = {"duration": duration, "started": started}
+    named |= {_folded(column): cell for column, cell in cells.items()}
+    for column, cell in cells.items():
+        named.setdefault(_folded(column).removeprefix("config:").removeprefix("final:"), cell)
     texts = [
-        f"{key.removeprefix('config: ')}={cell}" if key.startswith("config: ") else cell
-        for key, cell in cells.items()
-        if isinstance(cell, str) or key.startswith("config: ")
+        f"{column.removeprefix('config: ')}={cell}" if column.startswith("config: ") else cell
+        for column, cell in cells.items()
+        if isinstance(cell, str) or column.startswith("config: ")
     ]
     return RunRow(
         id=run.id,
@@ -61,10 +68,15 @@ def row_of(run: RunInfo, size: int | None) -> RunRow:
         live=run.status.live,
         pinned=cells["Pinned"],
         created=run.created,
-        duration=None if ended is None else max(0, round(ended - run.created)),
+        duration=duration,
         cells=cells,
+        named=named,
         words="\n".join([run.id, *texts])[:MAX_SEARCHED_CHARS].casefold(),
     )
+
+
+def _folded(column: str) -> str:
+    return column.casefold().replace(": ", ":").replace(" ", "_")
 
 
 def cells_of(run: RunInfo, size: int | None) -> dict[str, Any]:
@@ -163,10 +175,11 @@ def matching(rows: Iterable[RunRow], query: str) -> list[RunRow]:
             found = [row for row in found if word.removeprefix("#") in row.words]
         else:
             name, compare, value = match.groups()
+            name = name.replace(":_", ":")
             found = [
                 row
                 for row in found
-                if any(_compares(cell, compare, value) for cell in _cells(row, name))
+                if name in row.named and _compares(row.named[name], compare, value)
             ]
     return found
 
@@ -178,27 +191,11 @@ def hint(rows: Iterable[RunRow], query: str) -> str | None:
         match = _CONDITION.fullmatch(word)
         if match is None and re.search("[<>=]", word):
             return f"{word}: a condition is a column, one of <, <=, >, >= and =, and a value."
-        if match is not None and not any(_cells(row, match[1]) for row in listed):
+        if match is not None and not any(
+            match[1].replace(":_", ":") in row.named for row in listed
+        ):
             return f"No column of these runs is named {match[1]}."
     return None
-
-
-def _cells(row: RunRow, name: str) -> list[Cell]:
-    """Return the cells of a column: lr, best_loss or config:lr; the fixed one before others."""
-    if name == "duration":
-        return [row.duration]
-    if name == "started":
-        return [datetime.fromtimestamp(row.created).isoformat(" ", "minutes")]
-    asked = name.replace(":_", ":")
-    named = [(_names(column), cell) for column, cell in row.cells.items()]
-    whole = [cell for (folded, _), cell in named if folded == asked]
-    return whole or [cell for (_, short), cell in named if short == asked]
-
-
-@functools.lru_cache(maxsize=10_000)
-def _names(column: str) -> tuple[str, str]:
-    folded = column.casefold().replace(": ", ":").replace(" ", "_")
-    return folded, re.sub("^(config|final):", "", folded)
 
 
 def _compares(cell: Cell, compare: str, value: str) -> bool:

@@ -154,43 +154,41 @@ class Services:
     def begin(self, starting: ServerActivity, start: Callable[[], T]) -> T:
         """Call `start` and return its result. Raises RunError while another activity runs."""
         with self._lock:
-            reason = self.busy_reason(starting)
-            if reason is not None:
-                raise RunError(reason)
+            self._check_idle(starting)
             return start()
+
+    def _check_idle(self, starting: ServerActivity) -> None:
+        reason = self.busy_reason(starting)
+        if reason is not None:
+            raise RunError(reason)
 
     def start(self, config: RunConfig) -> Path:
         """Start a run and return its folder. Raises as `begin`, OSError if it cannot be started."""
-        return self.begin(ServerActivity.RUN, lambda: self._start(config))
-
-    def _start(self, config: RunConfig) -> Path:
-        if self._active is not None:
-            # Its end is recorded; its thread or process may need a moment to exit.
-            self._active.stop(STOP_TIMEOUT_S)
-            if self._active.alive():
-                raise RunError(
-                    f"Start: {self._active.folder.name} has ended but has not shut down "
-                    "yet. Try again in a moment; if it persists, restart the server."
-                )
-        self._active = start(config, self.runs)
-        return self._active.folder
+        with self._lock:
+            self._check_idle(ServerActivity.RUN)
+            if self._active is not None:
+                # Its end is recorded; its thread or process may need a moment to exit.
+                self._active.stop(STOP_TIMEOUT_S)
+                if self._active.alive():
+                    raise RunError(
+                        f"Start: {self._active.folder.name} has ended but has not shut down "
+                        "yet. Try again in a moment; if it persists, restart the server."
+                    )
+            self._active = start(config, self.runs)
+            return self._active.folder
 
     def start_lesson(self, lesson: Lesson) -> None:
         """Run a lesson in a process of its own. Raises as `begin`, and OSError."""
-
-        def run() -> None:
+        with self._lock:
+            self._check_idle(ServerActivity.LESSON)
             self.lessons[lesson.name] = LessonRun(lesson)
-
-        self.begin(ServerActivity.LESSON, run)
 
     def start_probe(self, config: RunConfig, *, search: bool) -> None:
         """Start a memory probe, and end the former one. Raises as `begin`, and OSError."""
-
-        def replace_probe() -> None:
+        with self._lock:
+            self._check_idle(ServerActivity.MEMORY_PROBE)
             self.drop_probe()
             self.probe = MemoryProbeRun(config, search=search)
-
-        self.begin(ServerActivity.MEMORY_PROBE, replace_probe)
 
     def drop_probe(self) -> None:
         """Forget the last memory probe; end it if it still runs."""

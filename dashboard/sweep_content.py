@@ -139,9 +139,6 @@ def to_content(sweep: Mapping[str, Any]) -> SweepContent:
         ) from error
 
 
-_NULLABLE = ("name", "label", "verdict")  # their null is invalid: downloads use the file itself
-
-
 def _present(value: Any, inside: str = "") -> Any:
     """Return printable JSON without null and infinite numbers, except in settings.
 
@@ -152,7 +149,7 @@ def _present(value: Any, inside: str = "") -> Any:
         return {
             name: part if name in settings else _present(part, name)
             for name, part in value.items()
-            if name in _NULLABLE or not (part is None or _is_infinite(part))
+            if not (part is None or _is_infinite(part))
         }
     if isinstance(value, list):
         return [_present(part, inside) for part in value]

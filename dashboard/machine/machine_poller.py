@@ -44,24 +44,22 @@ class MachinePoller:
         self._thread: threading.Thread | None = None
         self._ending = False
         self._view: MachineState | None = None
-        self._looked = False  # since the thread started
-        self._waited = False  # one request has waited for it in vain
+        self._has_read = False  # since the thread started
         self._error: str | None = None
-        self._asked_at = self._seen_at = 0.0
+        self._asked_at = 0.0
+        self._read_at = 0.0
 
     def read(self, wait_s: float = FIRST_TIMEOUT_S) -> MachineReading:
         """Return the newest reading and keep the thread running; waits for its first reading."""
         with self._changed:
             self._asked_at = self._clock()
             if self._thread is None and not self._ending:
-                self._looked = self._waited = False
+                self._has_read = False
                 self._thread = threading.Thread(
                     target=self._run, name="stepscope-machine", daemon=True
                 )
                 self._thread.start()
-            if not self._waited:
-                done = self._changed.wait_for(lambda: self._looked or self._ending, wait_s)
-                self._waited = not done
+            self._changed.wait_for(lambda: self._has_read or self._ending, wait_s)
             return MachineReading(self._view, self._error or self._silence())
 
     def history(self, uuid: str) -> DeviceHistory | None:
@@ -79,26 +77,26 @@ class MachinePoller:
 
     def _silence(self) -> str | None:
         """Return a message if the driver blocks the thread; else None."""
-        if not self._looked:
+        if not self._has_read:
             return "The NVIDIA driver does not respond: a GPU may have failed. Check dmesg."
-        silent_s = self._clock() - self._seen_at
+        silent_s = self._clock() - self._read_at
         if silent_s < STALE_S:
             return None
         return f"No response from the NVIDIA driver for {silent_s:.0f} s; the values are old."
 
     def _run(self) -> None:
         while True:
-            self._look_while_wanted()
+            self._watch()
             with self._changed:
                 if not self._wanted():  # a request may have arrived
                     self._thread = None
                     return
 
-    def _look_while_wanted(self) -> None:
+    def _watch(self) -> None:
         self._machine.arm(True)
         deadline = self._clock()
         while self._wait_until(deadline):
-            self._look_once()
+            self._poll()
             if self._machine.xid_watcher is None and self._view is not None and self._view.devices:
                 source = self._machine.source
                 self._machine.xid_watcher = XidWatcher(source, self._machine.note_xid)
@@ -117,7 +115,7 @@ class MachinePoller:
             self._changed.wait_for(lambda: self._ending, max(0.0, deadline - self._clock()))
             return self._wanted()
 
-    def _look_once(self) -> None:
+    def _poll(self) -> None:
         view, error = self._view, None
         try:
             view = self._machine.poll()
@@ -126,6 +124,8 @@ class MachinePoller:
             if self._error is None:
                 log.warning("stepscope-machine: reading the GPUs failed", exc_info=True)
         with self._changed:
-            self._view, self._error, self._looked = view, error, True
-            self._seen_at = self._clock()
+            self._view = view
+            self._error = error
+            self._has_read = True
+            self._read_at = self._clock()
             self._changed.notify_all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -63,22 +62,17 @@ def chosen_runs(server: Services) -> list[RunInfo]:
     more: Any = {"max_selections": MAX_RUNS, "help": f"Up to {MAX_RUNS} runs."}
     ids = st.multiselect("Runs", list(names), key=CHOSEN, format_func=names.__getitem__, **more)
     st.query_params["runs"] = ",".join(ids)
-    found: dict[Path, RunInfo] = {}
+    found = []
     for run in map(known.__getitem__, ids):
-        folder = run.folder.resolve()
-        if folder in found:
-            text = f"{found[folder].id} and {run.id} are the same folder, which is compared once."
-            note("info", escape_markdown(printable(text)))
-            continue
         source = server.source_of(run)
         if source is not None:
             source.want(run.id)
         if source is None or (run.folder / STORE_NAME).exists():
-            found[folder] = run
+            found.append(run)
         else:
             text = f"{run.id} is being loaded from {source.label}. Reload the page in a moment."
             note("cloud_download", escape_markdown(printable(text)))
-    return [*found.values()]
+    return found
 
 
 def local_ms(created: float, seconds: Any) -> Any:
@@ -153,8 +147,7 @@ with st.container(horizontal=True):
     about = "Changes are relative to it. A run on other hardware has none."
     baseline = pick("Baseline", options, "compare_baseline", about)
     found = comparison.compare_runs(each, baseline)
-    rows = {row.label: row for row in found.configuration}  # a setting may have any name
-    groups = {f"setting {name}" if name in (EACH, OWN) else name: row for name, row in rows.items()}
+    groups = {row.label: row for row in found.configuration}
     own = tuple(one.metadata.group for one in each)
     if any(own):
         groups = {OWN: comparison.ComparisonRow(OWN, "group", own)} | groups

@@ -35,7 +35,6 @@ from trainer.config import RunConfig
 
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 SWEEP = "lab_sweep"  # Session state: the id of the shown sweep, also `sweep` in the URL.
-_NEXT = "lab_sweep_next"
 AGAIN_S = 1.0
 TIME, SIZE = "%.2f ms", "%.1f MiB"
 MAX_SETTING_WIDTH = 320  # px
@@ -97,7 +96,7 @@ def picked_sweep(server: Services) -> str | None:
     known = {sweep.id: sweep for sweep in sweeps}
     own = [sweep.id for sweep in sweeps if sweep.read_only_reason != EXAMPLE]
     first = next((sweep.id for sweep in sweeps if sweep.live), own[0] if own else None)
-    asked = state.pop(_NEXT, None) or state.get(SWEEP) or st.query_params.get("sweep")
+    asked = state.get(SWEEP) or st.query_params.get("sweep")
     if asked and asked not in known:
         name = escape_markdown(str(asked)[:80])
         st.warning(f"The sweep {name} no longer exists.", icon=":material/link_off:")
@@ -109,17 +108,17 @@ def picked_sweep(server: Services) -> str | None:
     picked: str | None = state[SWEEP]
     if picked is None:
         st.query_params.pop("sweep", None)
-    elif st.query_params.get("sweep") != picked:
+    else:
         st.query_params["sweep"] = picked
     return picked
 
 
 def show_sweep(sweep_id: str | None) -> None:
     """Show this sweep from the next script run on; None for the default one."""
-    st.session_state[_NEXT] = sweep_id
-    if sweep_id is None:
-        st.session_state.pop(SWEEP, None)
-        st.query_params.pop("sweep", None)
+    st.session_state.pop(SWEEP, None)
+    st.query_params.pop("sweep", None)
+    if sweep_id is not None:
+        st.query_params["sweep"] = sweep_id
 
 
 def label(sweep: StoredSweep) -> str:

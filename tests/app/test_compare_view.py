@@ -97,23 +97,6 @@ def test_groups_are_means_with_a_band(page: OpenPage, server: services.Services)
     assert {round(value, 6) for value in band["y"]} == {100.0, 200.0}
 
 
-def test_settings_with_the_names_of_choices_are_choices(
-    page: OpenPage, server: services.Services
-) -> None:
-    names = ("group", EACH, "name", "status", "Name", "Run", "Status")
-    for number in range(4):
-        config = dict.fromkeys(names, number // 2)
-        record(server.runs, f"r{number}", config=config, group=f"g{number % 2}")
-    app = opened(page, *(f"r{number}" for number in range(4)))
-    rows = next(rows for rows in tables(app) if EACH in rows)
-    assert {*names} <= {*rows}
-    choices = {name: name if name != EACH else f"setting {name}" for name in names}
-    drawn = {choice: drawn_names(app, choice) for choice in (EACH, OWN, *choices.values())}
-    assert drawn.pop(OWN) == ["group: g0", "group: g1"]
-    assert len(drawn.pop(EACH)) == 4
-    assert drawn == {choice: [f"{name}: 0", f"{name}: 1"] for name, choice in choices.items()}
-
-
 def test_runs_without_a_group_are_not_one_and_a_missing_setting_is_not_the_text_none(
     page: OpenPage, server: services.Services
 ) -> None:
@@ -125,13 +108,6 @@ def test_runs_without_a_group_are_not_one_and_a_missing_setting_is_not_the_text_
     assert groups[0] == "group: g"
     assert len(groups) == 3, "two lines without a group"
     assert {*drawn_names(app, "compile")} == {"compile: not set", "compile: none"}
-
-
-def test_a_link_to_a_run_is_not_another_run(page: OpenPage, server: services.Services) -> None:
-    record(server.runs, "a")
-    (server.runs / "b").symlink_to(server.runs / "a")
-    app = opened(page, "a", "b")
-    assert tables(app)[0]["Run"] == ["a"]
 
 
 @pytest.mark.parametrize(("axis", "last"), [("step", 40), ("time", 4.0), ("samples", None)])

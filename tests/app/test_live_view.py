@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.run import RunStatus
@@ -19,7 +18,6 @@ from stepscope.run.metadata import edit_notes
 from tests.support.app_page import (
     GPU,
     NO_GPU,
-    Learn,
     Machine,
     OpenPage,
     component,
@@ -142,29 +140,6 @@ def test_a_run_on_simulated_gpus_has_the_badge_on_any_machine(
     machine()
     record(server.runs, "one", devices=[entry])
     assert (BADGE in text_of(page(run="one"))) is (entry == {"simulated": True})
-
-
-def test_the_command_for_simulated_gpus_is_offered_where_they_can_run(
-    page: OpenPage, learn: Learn, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def offered(app: AppTest) -> bool:
-        return "make run-simulated" in text_of(app)
-
-    machine()
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    app = page()
-    assert offered(app)
-    lesson = learn(lesson="cuda_graphs")
-    assert offered(lesson)
-    assert not offered(learn(lesson="jiterator")), "the simulator has no NVRTC"
-    assert not offered(learn(lesson="autograd"))
-    monkeypatch.setattr("platform.system", lambda: "Darwin")
-    assert not offered(app.run())
-    assert not offered(lesson.run())
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    machine(GPU)
-    assert not offered(app.run())
 
 
 def test_a_gpu_is_preselected_named_and_limits_the_choices(

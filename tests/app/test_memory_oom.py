@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from dashboard import services
 from stepscope.memory.oom.record import OomRecord, OomReport
 from stepscope.run import RunStatus
-from tests.support.app_page import GPU, OpenPage, header, record, text_of, trigger
+from tests.support.app_page import GPU, OpenPage, header, record, text_of
 from tests.support.oom_records import FULL, PIECES
 from trainer.config import RunConfig, Workload, defaults
 
@@ -60,28 +59,6 @@ def test_a_caught_failure_with_markup_is_told_and_cannot_be_retried(
     assert any("report.last.ts" in warning.value for warning in app.warning)
     record(tmp_path, "other")
     assert not page(run="other", tab="memory").warning
-
-
-def test_retry_starts_half_the_batch_with_twice_the_accumulation(
-    page: OpenPage,
-    tmp_path: Path,
-    server: services.Services,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    short_of_memory(tmp_path, FULL)
-    started: list[RunConfig] = []
-
-    def start(config: RunConfig) -> Path:
-        started.append(config)
-        return record(tmp_path, "again", config=config.to_dict())
-
-    monkeypatch.setattr(server, "start", start)
-    app = page(run="short", tab="memory")
-    assert re.findall(r"\d+", header(app)["retry"]["label"]) == ["8", "4"]
-    assert header(app)["retry"]["refused"] is None
-    trigger(app, "retry")
-    assert header(app)["picked"] == "again"
-    assert started == [replace(CONFIG, batch_size=8, gradient_accumulation_steps=4)]
 
 
 @pytest.mark.parametrize(

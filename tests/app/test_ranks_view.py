@@ -11,9 +11,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.run_rows import cells_of
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
-from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.run import RunKind, RunStatus
 from stepscope.store.recorder import Recorder
 from tests.support.app_page import OpenPage, header
 
@@ -93,22 +92,3 @@ def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path)
     app.selectbox(key="rank_details").select_index(1).run()
     assert not app.exception
     assert not app.json
-
-
-@pytest.mark.parametrize(
-    ("config", "size", "label"),
-    [
-        ({"strategy": "ddp"}, 4, 4),
-        ({"strategy": "fsdp"}, 2, 2),
-        ({"strategy": "dp"}, 1, 1),
-        ({"strategy": ["x"]}, 8, 8),
-        (None, 8, 8),
-        ({}, "8", 1),
-    ],
-)
-def test_the_runs_page_has_the_number_of_ranks(
-    job: Path, config: Any, size: Any, label: int
-) -> None:
-    describe(job, config=config, world_size=size)
-    run = read_run(job)
-    assert cells_of(run, None)["Ranks"] == label

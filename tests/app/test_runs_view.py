@@ -14,10 +14,10 @@ from dashboard import services
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
 from dashboard.format import escape_markdown
-from dashboard.run_rows import cells_of, disk_use, whole_metadata
+from dashboard.run_rows import cells_of, whole_metadata
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunStatus, read_metadata, read_run
-from stepscope.run.metadata import FinalMetric, RunNotes, edit_notes, read_notes
+from stepscope.run.metadata import FinalMetric, edit_notes
 from stepscope.store.recorder import Recorder
 from tests.support.app_page import (
     OpenPage,
@@ -73,11 +73,6 @@ def test_the_numbers_are_in_run_json_or_the_store_or_there_are_none(tmp_path: Pa
     assert whole_metadata(read_run(folder)) == whole
     (folder / "rank0.sqlite").write_bytes(b"x" * 5000)
     assert cells_of(read_run(folder), None)["Best loss"] is None
-
-
-def test_the_disk_use_of_a_folder_that_disappears_is_empty(tmp_path: Path) -> None:
-    assert "3.00 KiB" in disk_use(tmp_path, [1024, 2048])
-    assert disk_use(tmp_path / "absent", [1000]) == ""
 
 
 def test_the_row_of_a_live_run_follows_it(server: services.Services) -> None:
@@ -168,15 +163,6 @@ def test_ticked_runs_are_renamed_tagged_and_pinned(
     assert sorted(found.tags for found in both) == [("added",), ("kept", "added")]
     assert (edited.cells["Name"], edited.cells["Tags"]) == ("best [1]", "kept")
     assert "best [1]" in {str(run.run_json["name"]) for run in server.list_runs()}
-
-
-def test_metrics_are_columns_beside_any_number_of_settings(
-    page: OpenPage, server: services.Services
-) -> None:
-    config = {f"setting_{number}": number for number in range(300)}
-    record(server.runs, "many", config=config)
-    (columns,) = [each for each in runs_page(page).multiselect if each.label == "Columns"]
-    assert {"final: train/loss", "config: setting_0"} <= set(columns.options)
 
 
 def test_runs_are_deleted_after_a_question_but_not_pinned_or_live_ones(
@@ -276,14 +262,3 @@ def test_a_runs_folder_that_cannot_be_read_is_named_with_the_reason(
     assert "No runs" not in text_of(app)
     app = page(run="one")
     assert str(server.runs) in header(app)["trouble"]
-
-
-def test_a_rename_keeps_the_tags_of_a_later_call(page: OpenPage, server: services.Services) -> None:
-    record(server.runs, "one", tags=["first"])
-    app = runs_page(page)
-    run_ticked(app, 0)
-    label(app, "text_input", "Name").set_value("best")
-    label(app, "button", "Save").click()
-    run_ticked(app, 0)
-    assert read_notes(server.runs / "one") == RunNotes(name="best")
-    assert [row.cells["Name"] for row in server.run_list.rows()] == ["best"]

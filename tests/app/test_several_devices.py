@@ -11,7 +11,6 @@ from tests.support.app_page import (
     KINDS,
     Machine,
     OpenPage,
-    label,
     start_refused,
     text_of,
     widget,
@@ -63,16 +62,3 @@ def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
     assert "cpu_offload" in drawn(app)
     widget(app, "devices_per_node").set_value(3).run()
     assert SETTINGS["devices_per_node"].label in str(start_refused(app))
-
-
-def test_a_link_without_a_runner_can_start_and_another_workload_keeps_the_ranks(
-    page: OpenPage,
-) -> None:
-    app = page(strategy="ddp", devices_per_node="3")
-    assert app.query_params["runner"] == "torchrun"
-    assert start_refused(app) is None
-    for name in ("strategy", "devices_per_node"):
-        assert widget(app, name).label == SETTINGS[name].label
-        assert widget(app, name).help.startswith(SETTINGS[name].help)
-    label(app, "selectbox", "Workload").select("digits_mlp").run()
-    assert widget(app, "devices_per_node").value == 3

@@ -8,47 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from playwright.sync_api import Browser, Response, expect
+from playwright.sync_api import Browser, expect
 
 from stepscope.host.servers import servers_folder
 from tests.support.app_page import record
 from tests.support.browser_page import window
-from tests.support.commanded_runs import asked, live_run
 from tests.support.other_user import SOMEBODY, needs_root, relay_of
 from tests.support.server import ARTIFACTS, Server
-
-# What a page of another origin can try, each with its outcome.
-ATTACK = """async (server) => {
-  const body = JSON.stringify({ run: "live", name: "pause", args: {}, id: 7 });
-  const post = (mode, type) => fetch(`${server}/api/command`, {
-    method: "POST", mode, credentials: "include", body,
-    headers: type ? { "Content-Type": type, "X-Stepscope": "1" } : {},
-  }).then((answer) => `${answer.type} ${answer.status}`, () => "refused");
-  const socket = await new Promise((resolve) => {
-    const opened = new WebSocket(`${server.replace("http", "ws")}/_stcore/stream`);
-    opened.onopen = () => resolve("opened");
-    opened.onerror = () => resolve("refused");
-  });
-  const form = document.createElement("form");
-  Object.assign(form, { method: "post", action: `${server}/api/command`, target: "frame",
-                        enctype: "text/plain" });
-  const field = document.createElement("input");
-  Object.assign(field, { name: body.slice(0, -1) + ', "x": "', value: '"}' });
-  form.append(field);
-  const frame = document.createElement("iframe");
-  frame.name = "frame";
-  document.body.append(frame, form);
-  const sent = new Promise((resolve) => { frame.onload = resolve; });
-  form.submit();
-  await sent;
-  const read = await fetch(`${server}/api/runs`, { credentials: "include" })
-    .then(() => "read", () => "refused");
-  const upload = await fetch(`${server}/_stcore/upload_file/a/b`, {
-    method: "PUT", mode: "cors", credentials: "include", body,
-  }).then(() => "read", () => "refused");
-  await post("no-cors");
-  return { json: await post("cors", "application/json"), socket, read, upload };
-}"""
 
 
 @contextmanager
@@ -71,27 +37,6 @@ def foreign_page() -> Iterator[str]:
         threading.Thread(target=foreign.serve_forever, daemon=True).start()
         yield f"http://localhost:{foreign.server_port}/"
         foreign.shutdown()
-
-
-def test_a_page_of_another_origin_changes_and_reads_nothing(
-    browser: Browser, server: Server
-) -> None:
-    server.runs.mkdir(exist_ok=True)
-    folder = live_run(server.runs / "live")
-    posts: list[int] = []
-
-    def note(answer: Response) -> None:
-        if answer.request.method == "POST":
-            posts.append(answer.status)
-
-    with foreign_page() as address, window(browser) as tab:
-        tab.on("response", note)
-        tab.goto(address)
-        outcome = tab.evaluate(ATTACK, server.url)
-    assert outcome == dict.fromkeys(("json", "socket", "read", "upload"), "refused")
-    assert posts
-    assert set(posts) == {403}
-    assert asked(folder) == []
 
 
 @needs_root

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -18,9 +18,29 @@ from tests.support.browser_page import (
     wide,
     window,
 )
-from tests.support.server import ROOT, Server
+from tests.support.fake_sweep import BEST, sweep
+from tests.support.recorded_runs import write_slow_job
+from tests.support.server import Server
 
 EXAMPLES = ("cpu-training", "two-simulated-gpus")  # finished with look-only buttons, and failed
+SWEEP = "20261122-061500-digits-mlp-ab12"
+ADDRESSES = {
+    "/?run=cpu-training&tab=memory": ".st-key-breakdown .js-plotly-plot",
+    "/?run=job&tab=ranks": ".js-plotly-plot",
+    "/runs": "[data-testid=stDataFrame]",
+    "/compare?runs=h100,cpu-training": ".js-plotly-plot",
+    f"/lab?sweep={SWEEP}": ".st-key-lab_patch",
+    "/hardware": "[data-testid=stAlert]",
+    "/learn?lesson=autograd": ".stCode",
+}
+"""Addresses, each with what shows that its page is drawn."""
+DIFF = """--- a/train.py
++++ b/train.py
+@@ -1,2 +1,2 @@
+ import torch  # a line that is unchanged
+-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
++optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+"""
 
 
 def show(page: Page, server: Server, run: str) -> None:
@@ -35,26 +55,42 @@ def unfold_all(page: Page) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_no_page_has_a_violation(browser: Browser, server: Server) -> None:
-    with window(browser) as page:
+@pytest.mark.parametrize("width", [1400, 400])
+def test_no_page_has_a_violation_or_is_wider_than_the_window(
+    browser: Browser, server: Server, width: int
+) -> None:
+    job = server.runs / f"job-{width}"
+    sweep_folder = server.runs / "lab" / SWEEP
+    sweep_folder.mkdir(parents=True)
+    (sweep_folder / "plan.json").write_text("{}")
+    content = sweep(combining=[], best=BEST, drift={"p": 0.001, "text": "It became slower."})
+    (sweep_folder / "sweep.json").write_text(json.dumps(content))
+    (sweep_folder / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
+    with window(browser, width) as page:
         page.goto(server.url)
         expect(welcome(page)).to_be_visible()
         settle(page)
         assert violations(page) == []
-        shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / "copy")
+        write_slow_job(job, "cpu")
+        for address, drawn in ADDRESSES.items():
+            page.goto(server.url + address.replace("run=job", f"run={job.name}"))
+            expect(page.locator(drawn).first).to_be_visible()
+            settle(page)
+            assert violations(page) == [], address
+
+
+@pytest.mark.timeout(900)
+def test_no_tab_of_a_run_has_a_violation(browser: Browser, server: Server) -> None:
+    with window(browser) as page:
         for run in EXAMPLES:
             show(page, server, run)
             unfold_all(page)
             assert violations(page) == []
-            for tab in ("Memory", "Profile", "Logs", "Details"):
+            for tab in ("Profile", "Logs", "Details"):
                 open_tab(page, tab)
                 page.wait_for_url(f"**tab={tab.lower()}*")
                 settle(page)
                 assert violations(page) == [], tab
-        page.goto(f"{server.url}/runs")
-        expect(page.get_by_test_id("stDataFrame").first).to_be_visible()
-        settle(page)
-        assert violations(page) == []
         page.goto(f"{server.url}/?epochs=5000")
         start(page)
         expect(page.get_by_test_id("chart-loss")).to_be_visible()

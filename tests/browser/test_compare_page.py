@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from stepscope.run import RunStatus
-from tests.support.browser_page import OpenPage, settle, violations, window
+from tests.support.browser_page import OpenPage
 from tests.support.server import Server
 from trainer.config import RunConfig
 from trainer.runners.training_run import run
@@ -48,16 +47,3 @@ def test_two_real_runs_are_compared(open_page: OpenPage, server: Server) -> None
     expect(loss.locator(".legend")).to_contain_text("learning_rate: 0.001")
     page.get_by_role("link", name="Runs", exact=True).last.click()
     expect(page).to_have_url(re.compile("/runs"))
-
-
-@pytest.mark.parametrize("width", [1400, 400])
-def test_the_page_has_no_violation_and_is_not_wider_than_the_window(
-    browser: Browser, server: Server, width: int
-) -> None:
-    with window(browser, width) as page:
-        page.goto(f"{server.url}/compare?runs=h100,cpu-training")
-        expect(page.locator(".js-plotly-plot")).to_have_count(2)
-        expect(page.get_by_role("alert")).to_have_count(1)  # not directly comparable
-        expect(rows(page, "Environment").filter(has_text="torch")).to_have_count(1)
-        settle(page)
-        assert violations(page) == []

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from stepscope.common.formatting import format_bytes
-from stepscope.run.rank_info import read_rank_file
 from stepscope.store import EventRow, StoreReader
 from tests.conftest import Need
 from tests.support.browser_page import (
@@ -25,7 +23,6 @@ from tests.support.browser_page import (
     OpenPage,
     button,
     choose,
-    open_tab,
     points,
     start,
     wait_until,
@@ -221,21 +218,6 @@ def test_a_simulated_gpu_is_named_and_its_speed_is_not_judged(
     page.get_by_text("pin_memory", exact=True).click()
     expect(page.get_by_role("checkbox", name="pin_memory", exact=True)).to_be_checked()
     expect(button(page, "Start sweep")).to_be_disabled()
-
-
-def test_ddp_on_two_gpus_shows_both_ranks(open_page: OpenPage, server: Server, need: Need) -> None:
-    need(None if SIMULATED or torch.cuda.device_count() > 1 else "only one GPU here")
-    page = open_page("/?workload=digits_mlp&strategy=ddp&devices_per_node=2&epochs=5000")
-    start(page)
-    open_tab(page, "Ranks")
-    rows = page.get_by_test_id("stDataFrame").first.locator("canvas tbody tr")
-    expect(rows).to_have_count(2, timeout=TRAINS_MS)
-    expect(rows.filter(has_text="alive")).to_have_count(2, timeout=TRAINS_MS)
-    devices = [read_rank_file(newest(server), number).run_json["device"] for number in (0, 1)]
-    assert len(set(devices)) == 2
-    open_tab(page, "Overview")
-    button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
 
 
 def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: Server) -> None:

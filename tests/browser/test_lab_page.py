@@ -10,24 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from stepscope.common.files import atomic_write
 from stepscope.run import process_identity, user_name
 from tests.support.browser_page import (
     OpenPage,
     button,
-    settle,
-    violations,
     wait_until,
-    wide,
-    window,
 )
-from tests.support.fake_sweep import BEST, sweep
+from tests.support.fake_sweep import sweep
 from tests.support.server import Server
 
 SLOW = pytest.mark.timeout(600)  # ten processes that import torch, on a machine that is busy
-PATIENCE = 60_000  # ms: Streamlit fetches the chart library at the first chart
 SAMPLES = 6  # of two rounds: two settings and the baseline
 ID = "20261122-061500-digits-mlp-ab12"
 DIFF = """--- a/train.py
@@ -37,13 +32,6 @@ DIFF = """--- a/train.py
 -optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 +optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 """
-BY_HAND = [
-    {
-        "setting": "channels_last",
-        "lines": ["model = model.to(memory_format=torch.channels_last)"],
-        "where": "after the model is constructed",
-    }
-]
 
 
 def store(server: Server, status: str = "finished", **others: Any) -> Path:
@@ -165,6 +153,7 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     expect(plot).to_have_count(0)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("width", [1400, 400])
 def test_no_state_has_a_violation_or_is_wider_than_the_page(
     browser: Browser, server: Server, width: int
@@ -194,6 +183,8 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
         assert violations(page) == []
 
 
+=======
+>>>>>>> 2bbdf18e (Browser tests: one walk over all pages by axe; fewer copies of what other levels test)
 @SLOW
 def test_a_script_from_the_form_to_the_copied_patch(
     open_page: OpenPage, server: Server, tmp_path: Path

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.support.browser_page import OpenPage, button, settle, violations, wait_until, window
-from tests.support.server import Server
+from tests.support.browser_page import OpenPage, button, wait_until
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 
 MISSING = "404"
@@ -51,18 +50,3 @@ def test_from_lesson_to_lesson_by_links_and_back(open_page: OpenPage) -> None:
     shown(page, BY_NAME["amp"])
     marked = page.get_by_test_id("stSidebar").locator(".st-key-lesson_here")
     expect(marked).to_have_text(BY_NAME["amp"].title)
-
-
-@pytest.mark.parametrize("width", [1400, 400])
-def test_it_has_no_violation_and_fits(browser: Browser, server: Server, width: int) -> None:
-    with window(browser, width) as page:
-        for name in ("autograd", "cuda_graphs"):
-            page.goto(f"{server.url}/learn?lesson={name}")
-            shown(page, BY_NAME[name])
-            if name == "autograd":
-                button(page, "Run").click()
-                expect(button(page, "Stop")).to_be_visible()
-                expect(page.locator(".stCode")).to_have_count(2)
-            expect(button(page, "Run")).to_be_visible()
-            settle(page)
-            assert violations(page) == []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from playwright.sync_api import Page, Request, Route, expect
 
@@ -223,15 +221,12 @@ def test_tabs_share_one_run_and_one_sampler_and_closing_them_stops_nothing(
     expect(button(page, "Start run")).to_be_enabled()
 
 
-@pytest.mark.parametrize(
-    ("number_of_signal", "runner"), [(signal.SIGTERM, "thread"), (signal.SIGINT, "process")]
-)
 def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
-    open_page: OpenPage, server: Server, number_of_signal: signal.Signals, runner: str
+    open_page: OpenPage, server: Server
 ) -> None:
-    page = open_page(f"{LONG}&runner={runner}")
+    page = open_page(f"{LONG}&runner=process")
     start(page)
-    server.process.send_signal(number_of_signal)
+    server.process.send_signal(signal.SIGINT)
     server.process.wait(STOP_S)
     run = read_run(run_folder(server))
     assert run.status is RunStatus.STOPPED
@@ -239,16 +234,3 @@ def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
         (steps,) = [info for info in reader.series() if info.stream == "steps"]
         assert reader.read(steps.id, 0, steps.rows, 1).step[-1] == run.run_json["step"]
     page.goto("about:blank")
-
-
-def test_after_a_crash_the_next_run_starts(open_page: OpenPage, server: Server) -> None:
-    page = open_page(f"{LONG}&runner=process")
-    start(page)
-    pid = int(read_run(run_folder(server)).run_json["pid"])
-    assert pid != server.process.pid
-    os.kill(pid, signal.SIGKILL)
-    expect(page.get_by_test_id("status")).to_contain_text("Crashed")
-    assert read_run(run_folder(server)).status is RunStatus.CRASHED
-    expect(button(page, "Start run")).to_be_enabled()
-    button(page, "Start run").click()
-    wait_until(lambda: len(list(server.runs.iterdir())) == 2, page)

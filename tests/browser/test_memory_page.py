@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.support.browser_page import (
     OpenPage,
@@ -12,7 +12,6 @@ from tests.support.browser_page import (
     start,
     violations,
     wait_until,
-    window,
 )
 from tests.support.memory_page import areas, open_memory, table
 from tests.support.server import Server
@@ -61,10 +60,3 @@ def test_a_zoom_stays_while_live_is_off(open_page: OpenPage) -> None:
     zoomed = plot.evaluate("node => node.layout.xaxis.range")
     page.wait_for_timeout(6_000)
     assert plot.evaluate("node => node.layout.xaxis.range") == zoomed
-
-
-def test_a_narrow_page_is_readable(browser: Browser, server: Server) -> None:
-    with window(browser, 400) as page:
-        page.goto(f"{server.url}/?run=cpu-training&tab=memory")
-        expect(page.locator(".st-key-breakdown .js-plotly-plot")).to_be_visible()
-        assert violations(page) == []

@@ -59,14 +59,3 @@ def test_a_gap_is_marked_and_the_tile_has_the_word(
     assert plot(page, BANDS) == 2
     # Two parts; a bucket with values and a gap is a part too.
     assert plot(page, "[...node.data.at(-1).y]").count(None) in (1, 2)
-
-
-def test_a_run_that_is_all_nan_has_a_loss(open_page: OpenPage, server: Server) -> None:
-    record(server.runs / "nan", [NAN] * 40)
-    record(server.runs / "none", [])
-    page = shown(open_page, "nan")
-    expect(page.get_by_test_id("kpi-loss")).to_contain_text("NaN")
-    loss = page.get_by_test_id("chart-loss")
-    expect(loss).to_contain_text("NaN")
-    assert plot(page, BANDS) == 1
-    expect(shown(open_page, "none").get_by_test_id("chart-loss")).not_to_contain_text("NaN")

@@ -11,19 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_info import rank_numbers, read_rank_file
-from stepscope.store.recorder import Recorder
 from tests.support.browser_page import (
     OpenPage,
     button,
     open_tab,
     settle,
-    violations,
     wait_until,
-    window,
 )
 from tests.support.server import ROOT, Server
 
@@ -140,28 +137,3 @@ def test_a_built_in_run_from_start_to_stop(server: Server, open_page: OpenPage) 
     expect(ranks(page).filter(has_text="stopped")).to_have_count(RANKS)
     assert processes(server) == []
     expect(button(page, "Start run")).to_be_enabled()
-
-
-def record(folder: Path, steps: int, ranks: int) -> None:
-    """Write an ended job; one more rank has written nothing."""
-    folder.mkdir(parents=True)
-    for number in range(ranks):
-        recorder = Recorder(folder, name="train", rank=number)
-        recorder.describe(rank=number, world_size=ranks + 1, device="cpu")
-        for step in range(1, steps + 1):
-            recorder.log(step, {"perf/step_time": 0.1 * step, "train/loss": 1.0})
-        recorder.close(RunStatus.FINISHED)
-
-
-@SLOW_TEST
-def test_many_ranks_are_readable_in_both_themes_and_on_a_phone(
-    browser: Browser, server: Server
-) -> None:
-    folder = server.runs / "job-of-16"
-    record(folder, steps=200, ranks=15)
-    for width in (1400, 400):
-        with window(browser, width) as page:
-            page.goto(f"{server.url}/?run={folder.name}")
-            assert ranks(page).count() > 8  # the others are scrolled
-            expect(page.get_by_test_id("stPlotlyChart")).to_be_visible()
-            assert violations(page) == []

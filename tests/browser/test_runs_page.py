@@ -9,7 +9,6 @@ from playwright.sync_api import Locator, Page, expect
 
 from stepscope.run import read_metadata, read_run
 from tests.support.app_page import record
-from tests.support.browser_page import run_folder, start
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
@@ -24,23 +23,6 @@ def tick(page: Page, row: int) -> None:
 def rows(page: Page) -> Locator:
     """Return the rows of the table, which its canvas has for screen readers."""
     return page.get_by_test_id("stDataFrame").first.locator("canvas tbody tr")
-
-
-def test_a_finished_built_in_run_is_deleted_while_another_tab_shows_it(
-    server: Server, open_page: Callable[..., Page]
-) -> None:
-    reader = open_page("/?epochs=1", expected="404")
-    start(reader, "Finished")
-    folder = run_folder(server)
-    assert read_run(folder).run_json["pid"] == server.process.pid
-    page = open_page("/runs", expected="404")
-    expect(rows(page)).to_have_count(1)
-    tick(page, 0)
-    page.get_by_test_id("stPopoverButton").filter(has_text="Delete").click()
-    page.get_by_role("button", name="Delete this run").click()
-    expect(page.get_by_test_id("stDataFrame")).to_have_count(0)
-    assert list(server.runs.glob("*/run.json")) == []
-    assert server.process.poll() is None
 
 
 def test_a_run_is_found_edited_and_deleted(server: Server, open_page: Callable[..., Page]) -> None:

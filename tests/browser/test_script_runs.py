@@ -130,22 +130,6 @@ def test_new_and_expanded_charts_are_complete_and_leave_the_zoom(
     expect(page.get_by_test_id("chart-learning_rate")).to_be_visible()
 
 
-def test_a_recording_of_another_user_shows_the_machine_read_only(
-    open_page: OpenPage, server: Server, begin: Begin
-) -> None:
-    recording = {"kind": "record", "commands": ["mark", "stop"], "script": None}
-    foreign(begin, server, "rec", user="eve", **recording)
-    page = open_page()
-    expect(page.get_by_test_id("chart-host_memory")).to_be_visible()
-    expect(page.get_by_test_id("axis-switch")).to_be_hidden()
-    for absent in ("chart-loss", "chart-step_time", "chart-throughput", "kpi-step", "kpi-eta"):
-        expect(page.get_by_test_id(absent)).to_have_count(0)
-    assert number(page, "host_memory") > 0
-    for name in ("Stop", "Mark"):
-        expect(button(page, name)).to_have_count(0)
-    wait_until(lambda: "eve@" in shown(page), page)
-
-
 def test_a_script_under_watch_executes_commands_and_stops(
     open_page: OpenPage, server: Server, begin: Begin
 ) -> None:

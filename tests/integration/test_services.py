@@ -86,7 +86,10 @@ def test_the_end_of_a_busy_run_is_written_with_the_servers(
     assert read_run(folder).status is RunStatus.STOPPED
 
 
-def test_a_run_whose_folder_was_removed_is_stopped(server: Services) -> None:
+def test_a_run_whose_folder_was_removed_is_stopped(
+    server: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "STOP_TIMEOUT_S", 20.0)
     folder = server.start(replace(CONFIG, epochs=100_000))
     wait_until(lambda: read_run(folder).status is RunStatus.RUNNING)
     folder.rename(server.runs.with_name("removed"))
