@@ -318,11 +318,8 @@ class Services:
             found = importlib.import_module("trainer.devices")
             devices = Devices(found.list_devices(), found.cuda_reason())
         except Exception as error:  # a broken torch must not take recorded runs from the page
-            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-                reason = "PyTorch is not installed"
-            else:
-                log.exception("devices could not be listed")
-                reason = f"PyTorch could not be loaded ({error}). Reinstall it, then restart"
+            log.warning("devices could not be listed", exc_info=True)
+            reason = f"PyTorch could not be loaded ({error}). Install it again, then restart"
             total = psutil.virtual_memory().total
             cpu = TrainDevice(id="cpu", name="CPU", memory_total=total, reason=reason)
             devices = Devices([cpu], f"{reason}.")

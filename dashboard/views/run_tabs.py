@@ -149,13 +149,13 @@ def _settings(applied: Sequence[AppliedSetting]) -> None:
             st.code("\n".join(one.lines), language="python", wrap_lines=True)
 
 
-def _properties(values: Mapping[str, Any], hidden: set[str], **options: Any) -> None:
+def _properties(values: Mapping[str, Any], hidden: set[str], *, expanded: bool = True) -> None:
     shown = {name: value for name, value in values.items() if name not in hidden}
     size = len(json.dumps(shown))
     if size > MAX_JSON_BYTES:
         st.caption(f"Too large to show ({format_bytes(size)}): open the file in the run folder.")
     else:
-        st.json(shown, **options)
+        st.json(shown, expanded=expanded)
 
 
 def _export_command(run: RunInfo) -> str:
@@ -242,7 +242,7 @@ def ranks_tab(run: RunInfo) -> None:
         if file is None:
             st.caption("The rank's file cannot be read.")
         else:
-            _properties(file.run_json, {*_HIDDEN, "gpu_processes"}, expanded=1)
+            _properties(file.run_json, {*_HIDDEN, "gpu_processes"}, expanded=False)
 
 
 def rank_label(folder: Path, number: int) -> str:

@@ -14,13 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.conftest import Need
 from tests.support.browser_page import (
-    SMALL,
-    TRAINS_MS,
-    OpenPage,
-    button,
-    start,
     violations,
-    wait_until,
     window,
 )
 from tests.support.server import Server, start_server, stop_server
@@ -96,16 +90,3 @@ def test_every_gpu_has_a_row_and_all_are_seen_at_once(
         processes = page.get_by_test_id("stDataFrame").nth(2).locator("canvas tbody tr")
         expect(processes.first).to_contain_text(str(pid))
         assert violations(page) == []
-
-
-def test_the_run_of_the_page_is_named(open_page: OpenPage, server: Server) -> None:
-    page = open_page(f"/?workload=memory_stress&{SMALL}")
-    start(page)
-    page.get_by_test_id("stHeader").get_by_role("link", name="Hardware").click()
-    working = rows(page).filter(has_text="run memory_stress")
-    expect(working).to_have_count(1, timeout=TRAINS_MS)
-    lines = page.locator(".js-line")
-    wait_until(lambda: lines.count() and "L" in (lines.first.get_attribute("d") or ""), page, 20)
-    page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
-    button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -33,7 +32,6 @@ from tests.support.server import Server, start_server, stop_server
 from trainer.devices import cuda_reason
 
 TOO_LARGE = "width=256&image_size=256&batch_size=512"  # 34 GB for the first layer's output
-SIMULATED = importlib.util.find_spec("cudasim") is not None
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16 AMP", "fp16": "fp16 AMP"}
 MEMORY = {"allocated", "reserved", "peak allocated", "device used", "total"}
 HELD = 256 * 2**20
@@ -190,34 +188,6 @@ def _falls_to(values: list[float], before: float, after: float) -> bool:
     """Return True if a line in MiB fell from `before` to `after`, in bytes, and stays there."""
     highest, last = max(values) * 2**20, values[-1] * 2**20
     return highest >= before * 0.999 and last == pytest.approx(after, rel=1e-3)
-
-
-@pytest.mark.skipif(not SIMULATED, reason="a GPU that is there is not simulated")
-def test_a_simulated_gpu_is_named_and_its_speed_is_not_judged(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page()
-    box = page.get_by_test_id("stSidebar").get_by_role("combobox", name="Device")
-    expect(box).to_have_value("cuda:0 · Simulated GPU", timeout=TRAINS_MS)
-    badge = page.get_by_text("are simulated")
-    start(page)
-    expect(page.get_by_test_id("verdict")).to_have_attribute(
-        "data-kind", "simulated", timeout=90_000
-    )
-    assert [gpu["simulated"] for gpu in run_json(server)["devices"]] == [True]
-    button(page, "Empty cache").click()
-    expect(events(page, "empty_cache")).to_have_count(1)
-    emptied = event(server, "empty_cache").data
-    assert emptied["after"]["memory/reserved"] < 0.9 * emptied["before"]["memory/reserved"]
-    button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
-    for name in ("Runs", "Hardware", "Learn", "Lab"):
-        page.get_by_role("link", name=name, exact=True).first.click()
-        expect(page).to_have_url(re.compile(name.lower()))
-        expect(badge).to_have_count(1)
-    page.get_by_text("pin_memory", exact=True).click()
-    expect(page.get_by_role("checkbox", name="pin_memory", exact=True)).to_be_checked()
-    expect(button(page, "Start sweep")).to_be_disabled()
 
 
 def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: Server) -> None:

@@ -1,11 +1,10 @@
 """A report opens from a file: no request, no error, and axe finds nothing in both themes.
 
-The buttons on Details, Compare and Lab download it, and a chart is saved as SVG.
+The button on Details downloads it, and a chart is saved as SVG.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from stepscope.compare.reports import run_report
 from stepscope.run import read_run
 from tests.support.browser_page import OpenPage, button, open_tab, violations
-from tests.support.fake_sweep import sweep
-from tests.support.server import ROOT, Server
+from tests.support.server import ROOT
 
 
 def test_a_report_opens_offline(browser: Browser, tmp_path: Path) -> None:
@@ -48,19 +46,7 @@ def save(page: Page, name: str, folder: Path) -> Path:
     return path
 
 
-def test_the_buttons_download_reports_and_images(
-    open_page: OpenPage, server: Server, tmp_path: Path
-) -> None:
-    for name in ("cpu-training", "two-simulated-gpus"):
-        shutil.copytree(ROOT / "examples" / name, server.runs / name)
-    folder = server.runs / "lab" / "20261122-061500-digits-mlp-ab12"
-    folder.mkdir(parents=True)
-    content = sweep(combining=[])
-    for variant in content["variants"]:
-        variant["text"] = variant["verdict"]
-        variant["metrics"] = variant["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
-    (folder / "plan.json").write_text(json.dumps(content["plan"]))
-    (folder / "sweep.json").write_text(json.dumps(content))
+def test_the_buttons_download_reports_and_images(open_page: OpenPage, tmp_path: Path) -> None:
     page = open_page("/?run=cpu-training")
     chart = page.get_by_test_id("chart-loss")
     expect(chart.locator(".lines path").first).to_be_visible()
@@ -70,10 +56,6 @@ def test_the_buttons_download_reports_and_images(
     assert b"<svg" in Path(download.value.path()).read_bytes()
     open_tab(page, "Details")
     details = save(page, "Report", tmp_path)
-    address = "/compare?runs=cpu-training,two-simulated-gpus"
-    compared = save(open_page(address, "404"), "Report", tmp_path)
-    lab = save(open_page(f"/lab?sweep={folder.name}", "404"), "Report", tmp_path)
     report = page.context.new_page()
-    for path, text in ((details, "Summary"), (compared, "Comparison"), (lab, "Verdicts")):
-        report.goto(path.as_uri())
-        expect(report.get_by_role("heading", name=text).first).to_be_visible()
+    report.goto(details.as_uri())
+    expect(report.get_by_role("heading", name="Summary").first).to_be_visible()
