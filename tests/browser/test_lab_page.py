@@ -153,38 +153,6 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     expect(plot).to_have_count(0)
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("width", [1400, 400])
-def test_no_state_has_a_violation_or_is_wider_than_the_page(
-    browser: Browser, server: Server, width: int
-) -> None:
-    chart = ".st-key-lab_chart .js-plotly-plot"
-    with window(browser, width) as page:
-        page.goto(f"{server.url}/lab")
-        expect(page.locator(".st-key-lab_empty")).to_be_visible()
-        page.get_by_text("All techniques", exact=True).click()
-        expect(button(page, "Start sweep")).to_be_enabled()
-        settle(page)
-        assert violations(page) == []
-        folder = store(server, best=BEST)
-        (folder / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": BY_HAND}))
-        page.goto(f"{server.url}/lab")
-        expect(button(page, "Copy patch")).to_be_visible()
-        expect(row(page, "precision")).to_contain_text("failed")
-        expect(page.locator(chart)).to_be_visible()
-        settle(page)
-        assert violations(page) == []
-        assert wide(page, ".stMain :is(button, p, h4)", ".st-key-lab_table") == []
-        running(server)
-        page.reload()
-        expect(button(page, "Stop")).to_be_visible()
-        expect(page.locator(chart)).to_be_visible()
-        settle(page)
-        assert violations(page) == []
-
-
-=======
->>>>>>> 2bbdf18e (Browser tests: one walk over all pages by axe; fewer copies of what other levels test)
 @SLOW
 def test_a_script_from_the_form_to_the_copied_patch(
     open_page: OpenPage, server: Server, tmp_path: Path
