@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from stepscope.common.clock import clock
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
 from stepscope.session.command_server import CommandServer
+from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session
 from stepscope.store.cuda_readback import MetricRow
 from stepscope.store.recorder import Recorder
@@ -51,6 +52,7 @@ class TrainContext:
 
     config: RunConfig
     session: Session
+    sampler: Sampler
     devices: Sequence[TrainDevice]  # the first is that of this process; DataParallel uses more
     compute: Accelerator
     stop: threading.Event
@@ -77,7 +79,10 @@ def train(context: TrainContext) -> None:
 
         # Optimizer, learning rate and GradScaler, from the checkpoint if there is one.
         training = TrainState(config, model, compute, ranks, task.train.length)
-        describe_run(session, context.devices[0], task, training, speed)
+        parts = context.sampler.readings.parts  # of the memory breakdown
+        parts.add_model(training.model)
+        parts.add_optimizer(training.optimizer)
+        describe_run(recorder, context.devices[0], task, training, speed)
         if config.resume_from:
             resume(training, recorder)
         count_steps(session, training)
@@ -92,7 +97,11 @@ def train(context: TrainContext) -> None:
         # Commands of the dashboard, then the data loaders.
         handlers = TrainerCommands(recorder, training, context.stop, context.at_boundary)
         commands = session.answer(
-            handlers.handlers, check=handlers.check, step=session.oom.step, closed_here=True
+            context.sampler,
+            handlers.handlers,
+            check=handlers.check,
+            step=session.oom.step,
+            closed_here=True,
         )
         stack.enter_context(closing(commands))
         loading = ranks.seeded(config)

@@ -97,8 +97,10 @@ def record(
         until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
         print(f"Recording {'this host' if host_alone else what} {until}: {folder}", flush=True)
         names = ", ".join(dict.fromkeys(info.name for info in devices))
-        session.sample(source, map(listed, devices), trains_on=names or None, period_s=period_s)
-        commands = session.answer({CommandName.STOP: stop}, training=False)
+        sampler = session.sample(
+            source, map(listed, devices), trains_on=names or None, period_s=period_s
+        )
+        commands = session.answer(sampler, {CommandName.STOP: stop}, training=False)
         session.recorder.set_status(RunStatus.RUNNING)
         took_s = _serve(commands, reasons, seconds)
         outcome = RunOutcome(RunStatus.STOPPED, reasons[0]) if reasons else RunOutcome()

@@ -48,15 +48,6 @@ class Proposal(msgspec.Struct, frozen=True):
     why: str | None = None
 
 
-class RankReport(msgspec.Struct):
-    """State that a rank publishes for rank 0.
-
-    `answers` are the votes by command id: the first steps at which the rank can execute a command.
-    """
-
-    answers: dict[int, int] = {}
-
-
 class Coordinator:
     """Proposals and decisions of rank 0, in the order of the commands. No I/O.
 

@@ -32,7 +32,6 @@ from stepscope.session.consensus import (
     Participant,
     Proposal,
     ProposalState,
-    RankReport,
 )
 from stepscope.store.commands import Command, CommandName
 
@@ -59,7 +58,7 @@ def read_file(path: Path, type_: type[T]) -> T | None:
 
 
 class JobCommands(Participant):
-    """Commands of folder rank `number` of the `ranks` that share a run folder.
+    """Commands of one of the `ranks` that share a run folder.
 
     `on_command` is called with a command when it is proposed. `on_withdrawn` returns True if the
     run executes a withdrawn command without the other ranks. Raises OSError.
@@ -70,32 +69,34 @@ class JobCommands(Participant):
     def __init__(
         self,
         recorder: Recorder,
-        number: int,
         ranks: int,
         *,
         lead: int,
+        step: Callable[[], int],
         on_command: Callable[[Command], None],
+        on_withdrawn: Callable[[Command], bool],
     ) -> None:
-        self.on_withdrawn: Callable[[Command], bool] = lambda _command: False
-        self._recorder, self._folder = recorder, recorder.folder
-        self._on_command = on_command
-        self._number = number
+        self._recorder = recorder
+        self._folder = recorder.folder
+        self._number = number = recorder.number
         self._ranks = ranks
+        self._on_command = on_command
+        self._on_withdrawn = on_withdrawn
         self._notices = self._folder / "agreement" / "notices.json"  # The proposals of rank 0.
-        self._reports = self._notices.parent / "answers"
-        self._reports.mkdir(parents=True, exist_ok=True)
+        self._votes_folder = self._notices.parent / "answers"
+        self._votes_folder.mkdir(parents=True, exist_ok=True)
         # Where others replace the files that this rank reads.
-        watched = self._notices.parent if number else self._reports
+        watched = self._notices.parent if number else self._votes_folder
         network = is_network_filesystem(watched)
         timeout_s = NETWORK_VOTE_TIMEOUT_S if network else VOTE_TIMEOUT_S
         super().__init__(
-            lambda: recorder.step,
+            step,
             lead=lead,
             flag=recorder.request_command,
             vote_timeout_s=timeout_s,
         )
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
-        self._written: RankReport | None = None
+        self._written: dict[int, int] | None = None  # the votes in this rank's file
         self._finished: set[int] = set()  # ids of the commands with a result on this rank
         self._stop_proposed = False
         self._came = threading.Event()
@@ -152,7 +153,7 @@ class JobCommands(Participant):
                     self._handle(read_file(self._notices, list[Proposal]) or [])
                 else:
                     self._coordinate()
-                self._write_report()
+                self._write_votes()
                 busy = bool(self._coordinator.open)
             except Exception:  # the protocol would end with this thread
                 if not self._failed:
@@ -187,7 +188,7 @@ class JobCommands(Participant):
         open_ = {one.command.id for one in self._coordinator.open}
         votes, gone = {0: dict(self.votes)}, {}
         for number in range(1, self._ranks):
-            votes[number] = self._report(number).answers
+            votes[number] = read_file(self._votes_path(number), dict[int, int]) or {}
             rank = None if open_ <= votes[number].keys() else find_rank(self._folder, number)
             status = None if rank is None else rank.status
             if status in (RunStatus.FINISHED, RunStatus.STOPPED):
@@ -222,7 +223,7 @@ class JobCommands(Participant):
 
     def _withdrawn(self, proposal: Proposal) -> None:
         command, why = proposal.command, proposal.why or ""
-        served_alone = self.on_withdrawn(command)
+        served_alone = self._on_withdrawn(command)
         if self._number:
             return
         if served_alone:
@@ -232,18 +233,15 @@ class JobCommands(Participant):
             text = f"{command.label}: withdrawn on all ranks: {why}"
             self._recorder.finish(command, text, ok=False)
 
-    def _report(self, number: int) -> RankReport:
-        return read_file(self._report_path(number), RankReport) or RankReport()
+    def _votes_path(self, number: int) -> Path:
+        return self._votes_folder / f"rank{number}.json"
 
-    def _report_path(self, number: int) -> Path:
-        return self._reports / f"rank{number}.json"
-
-    def _write_report(self) -> None:
-        """Replace this rank's file if the report has changed."""
-        report = RankReport(dict(self.votes))
-        is_new = bool(self._number) and report != self._written
-        if is_new and self._write(self._report_path(self._number), report):
-            self._written = report
+    def _write_votes(self) -> None:
+        """Replace this rank's file if its votes have changed."""
+        votes = dict(self.votes)
+        is_new = self._number > 0 and votes != self._written
+        if is_new and self._write(self._votes_path(self._number), votes):
+            self._written = votes
 
     def _write_notices(self) -> bool:
         return self._write(self._notices, self._coordinator.proposals)

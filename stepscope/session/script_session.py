@@ -18,7 +18,7 @@ from stepscope.run.status import RunOutcome
 from stepscope.session.code_state import CodeStateReader, imported_packages
 from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
 from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopEscalator, keep_stopped
-from stepscope.store.recorder import CommandName
+from stepscope.store.commands import Command, CommandName
 
 log = logging.getLogger(__name__)
 
@@ -41,65 +41,64 @@ class ScriptSession(Session):
         self.world_size = place.world_size
         self.at_boundary: Callable[[], None] | None = None
         """Called at each step boundary of a trial of the lab."""
-        self._stopper = StopEscalator(grace_s=GRACE_S if place.sharing == 1 else JOB_GRACE_S)
+        self._is_set_up = False
+        self._leads_job = place.local_rank == 0 and place.world_size > 1
         super().__init__(
             place.folder,
             name=name,
             kind=kind,
             rank=place.number,
-            on_command=self._stopper.on_command,
             ranks=place.sharing,
             # `Tracker.step` takes commands before it counts a step, the hooks afterwards.
             lead=2 if kind is RunKind.INIT else 1,
         )
-        self._stopper.recorder = self.recorder
+        recorder = self.recorder
+        self._stopper = StopEscalator(recorder, GRACE_S if place.sharing == 1 else JOB_GRACE_S)
         if place.world_size > 1:
             self.open_nccl_pipe()
-        self._take_place(place)
+        recorder.describe(**place.described())
         self.oom.attach()
         try:
             if place.number == 0 and script_folder is not None:
-                recorder = self.recorder
                 code = CodeStateReader(script_folder, recorder.folder, recorder.describe)
                 self._at_close.callback(code.close)
-            self._set_up(sample, first_here=place.local_rank == 0)
+            is_first_here = place.local_rank == 0
+            # Of a GPU in MIG mode the script can only use an instance, known at the first step.
+            source = _source(is_first_here) if sample else NullSource("Sampling is disabled.")
+            whole = [gpu for gpu in source.devices() if not gpu.mig]
+            gpus = map(listed, visible_gpus(whole, os.environ))
+            self._sampler = self.sample(source, gpus, host=is_first_here, start=sample)
+            self.readings = self._sampler.readings
+            self.parts = self.readings.parts
+            self.parts.search()
+            stop = {CommandName.STOP: self._stopper.at_boundary}
+            self._commands = self.answer(self._sampler, stop)
+            self._waiting = recorder.command_waiting
+            self._profiling = self._commands.profiling
+            self._at_close.callback(self._commands.close)
+            self._at_close.callback(self._stopper.close)
+            self._is_set_up = True
         except BaseException:
             self.close(RunStatus.FAILED, "Stepscope could not set up the recording.")
             raise
+
+    def announce(self, command: Command) -> None:
+        """Start the grace period of a Stop, or send the next signal."""
+        self._stopper.on_command(command)
+
+    def runs_alone(self, command: Command) -> bool:
+        """Return True for a Stop, which sends SIGINT without a common step boundary."""
+        return self._stopper.without_boundary(command)
 
     def join_job(self, place: RankContext) -> None:
         """Join a distributed job of the script, before the first step only. Raises OSError."""
         if place.sharing > 1:
             self.share_commands(place.sharing, lead=1)
             self._stopper.grace_s = JOB_GRACE_S
-        self._take_place(place)
-
-    def _take_place(self, place: RankContext) -> None:
         self.world_size = place.world_size
         self._leads_job = place.local_rank == 0 and place.world_size > 1
         self.recorder.describe(**place.described())
-        if self.job is not None:
-            self.job.on_withdrawn = self._stopper.without_boundary
         self._waiting = self.recorder.command_waiting
-
-    def _set_up(self, sample: bool, *, first_here: bool) -> None:
-        if not sample:
-            source: DeviceSource = NullSource("Sampling is disabled.")
-        elif first_here:
-            source = open_source()
-        else:
-            source = NullSource("Rank 0 of this machine samples its GPUs.")
-        # Of a GPU in MIG mode the script can only use an instance, known at the first step.
-        whole = [gpu for gpu in source.devices() if not gpu.mig]
-        gpus = map(listed, visible_gpus(whole, os.environ))
-        self.sample(source, gpus, host=first_here, start=sample)
-        self.readings = self.sampler.readings
-        self.parts = self.readings.parts
-        self.parts.search()
-        self._commands = self.answer({CommandName.STOP: self._stopper.at_boundary})
-        self._profiling = self._commands.profiling
-        self._at_close.callback(self._commands.close)
-        self._at_close.callback(self._stopper.close)
 
     def boundary(self) -> float:
         """Execute the commands of the page between two steps; return their duration in seconds.
@@ -126,13 +125,13 @@ class ScriptSession(Session):
             uuid = None if gpu is None else gpu["uuid"]
             self.recorder.describe(device=uuid or "cpu", packages=imported_packages())
             self.describe_environment(None if gpu is None else gpu["name"])
-            self.sampler.train_on(uuid)
+            self._sampler.train_on(uuid)
             if gpu is not None:
                 # Recorded here because a rank may sample no GPU.
                 self.recorder.describe(device_memory=gpu["memory_total"])
                 if gpu["uuid"].startswith("MIG-") and self._source.reason is None:
                     # NVML lists no instance among its devices, but reads one by its UUID.
-                    self.sampler.sample_only(gpu["uuid"], gpu["name"])
+                    self._sampler.sample_only(gpu["uuid"], gpu["name"])
                     self.recorder.describe(devices=[gpu])
         except Exception as error:  # noqa: BLE001 - an error of torch must not end a training
             log.warning("stepscope: the device could not be described: %s", error)
@@ -141,8 +140,7 @@ class ScriptSession(Session):
     def _describe_untrained(self) -> None:
         """Record the environment and the GPU memory of a script that ends before its first step."""
         torch = sys.modules.get("torch")
-        is_set_up = hasattr(self, "readings")
-        if torch is None or not is_set_up or "device" in self.recorder.run_json:
+        if torch is None or not self._is_set_up or "device" in self.recorder.run_json:
             return
         try:
             index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -180,6 +178,13 @@ class ScriptSession(Session):
                 super().close(status, reason)
             if self._stopper.asked and self._leads_job:
                 keep_stopped(RunInfo(self.recorder.folder, status, reason, 0.0, {}), os.environ)
+
+
+def _source(is_first_here: bool) -> DeviceSource:
+    """Return the source of the GPUs' values: one rank of a machine samples them."""
+    if is_first_here:
+        return open_source()
+    return NullSource("Rank 0 of this machine samples its GPUs.")
 
 
 def visible_gpus(gpus: Sequence[DeviceInfo], environ: Mapping[str, str]) -> list[DeviceInfo]:

@@ -21,7 +21,7 @@ from stepscope.common.stall_detector import StallDetector
 from stepscope.distributed.debug_pipe import open_pipe
 from stepscope.distributed.hangs.watchdog import HangWatchdog
 from stepscope.gpu.device_info import DeviceInfo
-from stepscope.gpu.source import DeviceSource, is_simulated
+from stepscope.gpu.source import DeviceSource, NullSource, is_simulated
 from stepscope.host.environment import environment, torch_versions
 from stepscope.host.usage import first_count
 from stepscope.memory.growth_detector import GrowthMonitor
@@ -57,8 +57,6 @@ class Session:
     see `Participant`). `options` are those of `Recorder`. Raises OSError or StoreError.
     """
 
-    sampler: Sampler  # Set by `sample`.
-
     def __init__(
         self,
         folder: Path,
@@ -67,26 +65,24 @@ class Session:
         ranks: int = 1,
         lead: int = 1,
         code: Path | None = None,
-        on_command: Callable[[Command], None] = lambda _command: None,
         **options: Any,
     ) -> None:
         folder = folder.absolute()  # a script may change its working directory
         try:
             self.recorder = Recorder(
-                folder, rank=rank, ranks=ranks, on_command=on_command, **options
+                folder, rank=rank, ranks=ranks, on_command=self.announce, **options
             )
         except (OSError, StoreError):
             with suppress(OSError):  # the files of another rank, or of an earlier run
                 folder.rmdir()
             raise
-        self._on_command = on_command
-        self.job: JobCommands | None = None  # commands of a job of several ranks
+        self._source: DeviceSource = NullSource("Sampling has not begun.")
+        self._server: Callable[[], CommandServer | None] = lambda: None
         if ranks > 1:
             self.share_commands(ranks, lead)
         self.alerts = AlertMonitor(alert_settings.load(), folder, rank=rank)
         self._stalls = StallDetector()
         self._hangs = HangWatchdog(self.recorder, rank, self._stalls)
-        self._is_busy: Callable[[], bool] = lambda: False  # a command holds the training up
         self.recorder.observe(self.alerts.add, self._check)
         self._code = code
         self._pid = os.getpid()
@@ -102,10 +98,26 @@ class Session:
 
     def share_commands(self, ranks: int, lead: int) -> None:
         """Take commands in step with all `ranks`; only before the first step. Raises OSError."""
-        self.job = JobCommands(
-            self.recorder, self.recorder.number, ranks, lead=lead, on_command=self._on_command
+        job = JobCommands(
+            self.recorder,
+            ranks,
+            lead=lead,
+            step=self._command_step,
+            on_command=self.announce,
+            on_withdrawn=self.runs_alone,
         )
-        self.recorder.take_commands_from(self.job)
+        self.recorder.take_commands_from(job)
+
+    def announce(self, command: Command) -> None:
+        """Prepare for a command that the training will execute. Called by another thread."""
+
+    def runs_alone(self, command: Command) -> bool:
+        """Return True if this rank executes a withdrawn command. Called by another thread."""
+        return False
+
+    def _command_step(self) -> int:
+        server = self._server()
+        return self.recorder.step if server is None else server.step()
 
     def sample(
         self,
@@ -115,7 +127,7 @@ class Session:
         trains_on: str | None = None,
         start: bool = True,
         **options: Any,
-    ) -> None:
+    ) -> Sampler:
         """Sample these GPUs of `source` until `close`, and record the environment.
 
         `trains_on` is the name of the training GPU, if known. `options` are those of `Sampler`.
@@ -123,13 +135,14 @@ class Session:
         """
         gpus, self._source = list(gpus), source
         uuids = [gpu["uuid"] for gpu in gpus]
-        self.sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, **options)
-        self.sampler.observers += [self._growth.observe, self.oom.observe]
+        sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, **options)
+        sampler.observers += [self._growth.observe, self.oom.observe]
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)
-        self._at_close.callback(self.sampler.stop)
+        self._at_close.callback(sampler.stop)
         if start:
-            self.sampler.start()
+            sampler.start()
+        return sampler
 
     def open_nccl_pipe(self) -> None:
         """Open NCCL's debug pipe to read hangs; call before the process group starts."""
@@ -152,6 +165,7 @@ class Session:
 
     def answer(
         self,
+        sampler: Sampler,
         own: Mapping[CommandName, CommandHandler],
         *,
         check: Callable[[], None] = lambda: None,
@@ -159,19 +173,15 @@ class Session:
     ) -> CommandServer:
         """Return a CommandServer that the caller closes; list its commands in run.json."""
 
-        def look() -> None:
+        def check_all() -> None:
             if self.oom.pending:
                 self.oom.settle()
             check()
 
-        server = CommandServer(self.recorder, self.sampler, own, check=look, **options)
+        server = CommandServer(self.recorder, sampler, own, check=check_all, **options)
         self.recorder.describe(commands=server.supported_commands())
         # A weak reference: the handlers hold the model, which is freed before the session.
-        alive = weakref.ref(server)
-        recorder = self.recorder
-        if self.job is not None:
-            self.job.step = lambda: recorder.step if (found := alive()) is None else found.step()
-        self._is_busy = lambda: (found := alive()) is not None and found.busy
+        self._server = weakref.ref(server)
         return server
 
     def record_memory_failure(
@@ -227,11 +237,10 @@ class Session:
         """Return the events of hangs and alerts; called about once a second."""
         total_steps = run_json.get("total_steps") or math.inf
         is_training = run_json.get("status") == RunStatus.RUNNING and step < total_steps
+        server = self._server()
+        is_busy = server is not None and server.busy
         gap = self._stalls.update(
-            time.monotonic(),
-            step,
-            due=is_training and not self._is_busy(),
-            work=self.recorder.activity,
+            time.monotonic(), step, due=is_training and not is_busy, work=self.recorder.activity
         )
         hang_events = self._hangs.check(run_json, step, gap)
         hang = self._hangs.hang

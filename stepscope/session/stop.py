@@ -82,7 +82,7 @@ def end_job(run: RunInfo) -> str:
 
 def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
     """Terminate a launcher that would restart the stopped ranks, after at most OTHERS_S."""
-    left, used = (environ.get(name, "") for name in (MAX_RESTARTS, RESTARTS))
+    left, used = environ.get(MAX_RESTARTS, ""), environ.get(RESTARTS, "")
     if not (left.isdecimal() and used.isdecimal() and int(left) > int(used)):
         return
     launcher = _launcher(psutil.Process())
@@ -135,10 +135,9 @@ WRITTEN_S = 2.0
 class StopEscalator:
     """Sends the signals to this process."""
 
-    recorder: Recorder  # Set by the owner, before the first command.
-
-    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, recorder: Recorder, grace_s: float = GRACE_S) -> None:
         self.grace_s = grace_s
+        self._recorder = recorder
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
         self._sent = 0
@@ -194,9 +193,9 @@ class StopEscalator:
                 self._sent = min(which + 1, len(SIGNALS) - 1)
         number = SIGNALS[which]
         self.asked = self.asked or not _ignored(number)
-        text = _text(number, self.recorder.step)
+        text = _text(number, self._recorder.step)
         for one in answered:
-            self.recorder.finish(one, text, signal=number.name)
+            self._recorder.finish(one, text, signal=number.name)
         if not late:
             self._announce(number)
             if self._closed:  # during the announcement
@@ -208,7 +207,7 @@ class StopEscalator:
 
     def _announce(self, number: signal.Signals) -> None:
         """Write the reason, and the final status if the signal certainly ends the process."""
-        recorder = self.recorder
+        recorder = self._recorder
         if number is signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL:
             reason = f"Stopped from the page ({number.name})."
             recorder.set_status(RunStatus.STOPPED, reason)

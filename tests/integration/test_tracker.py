@@ -280,7 +280,7 @@ stop, Sampler.stop = Sampler.stop, interrupted
 try:
     rec.close()
 except KeyboardInterrupt:
-    stop(rec.session.sampler)
+    stop(rec.session._sampler)
 import time
 time.sleep(0.1)
 import sys

@@ -26,6 +26,7 @@ class FakeRecorder:
 
     def __init__(self, folder: Path, number: int) -> None:
         self.folder = folder
+        self.number = number
         self.step = 10 * number
         self.flagged = threading.Event()
         self.over = threading.Event()
@@ -48,7 +49,12 @@ class Rank:
     def __init__(self, folder: Path, number: int) -> None:
         self.recorder = FakeRecorder(folder, number)
         self.commands = JobCommands(
-            cast(Recorder, self.recorder), number, 2, lead=1, on_command=lambda command: None
+            cast(Recorder, self.recorder),
+            2,
+            lead=1,
+            step=lambda: self.recorder.step,
+            on_command=lambda command: None,
+            on_withdrawn=lambda command: False,
         )
 
     def serve(self, command: Command) -> None:

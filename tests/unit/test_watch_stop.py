@@ -42,8 +42,7 @@ class Bench:
         self.recorder = WritingRecorder(folder)
         self.sent: list[tuple[str, str]] = []
         self.came = threading.Semaphore(0)
-        self.stopper = StopEscalator(grace_s=0.0)
-        self.stopper.recorder = cast("Recorder", self.recorder)
+        self.stopper = StopEscalator(cast("Recorder", self.recorder), grace_s=0.0)
         monkeypatch.setattr(os, "kill", lambda _pid, number: self.note("process", number))
         monkeypatch.setattr(signal, "raise_signal", lambda number: self.note("here", number))
 

@@ -22,6 +22,7 @@ from stepscope.common.stack_phases import INPUT
 from stepscope.host.environment import granted_cores
 from stepscope.run import RunKind, RunStatus
 from stepscope.run.status import RunOutcome
+from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session, traceback_text
 from stepscope.store.cuda_readback import keep_for_good
 from stepscope.store.recorder import Recorder
@@ -106,7 +107,7 @@ def _run(
         index = device.cuda_index
         compute = CpuAccelerator() if index is None else CudaAccelerator(index)
         compute.reset_peaks()  # a former run of this process has left its peaks
-        _sample(session, devices, ranks)
+        sampler = _sample(session, devices, ranks)
         init_process_group(config, ranks, compute.device)
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         outcome = describe_failure(
@@ -114,10 +115,12 @@ def _run(
         )
         session.note_failure(outcome, _traceback(error))
         return outcome
-    return _train(TrainContext(config, session, devices, compute, stop, ranks, at_boundary))
+    return _train(
+        TrainContext(config, session, sampler, devices, compute, stop, ranks, at_boundary)
+    )
 
 
-def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> None:
+def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> Sampler:
     """Start sampling before the status becomes running, as the dashboard's layout depends on it."""
     device, source = devices[0], sampled_by(ranks)
     if ranks.several:
@@ -127,7 +130,7 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank
         )
         if device.cuda_index is not None:  # not every rank samples a GPU
             session.recorder.describe(device_memory=device.memory_total)
-    session.sample(
+    sampler = session.sample(
         source,
         sampled(devices, source),
         trains_on=None if device.cuda_index is None else device.name,
@@ -136,6 +139,7 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank
     )
     session.oom.own_parts = DATA_FILES
     session.oom.attach()
+    return sampler
 
 
 def _train(context: TrainContext) -> RunOutcome:

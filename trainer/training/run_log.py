@@ -27,13 +27,10 @@ LAST_EVERY_S = 10.0  # interval of `last.pt`: epochs of small models take a frac
 
 
 def describe_run(
-    session: Session, device: TrainDevice, task: Task, training: TrainState, speed: FlopsMeter
+    recorder: Recorder, device: TrainDevice, task: Task, training: TrainState, speed: FlopsMeter
 ) -> None:
-    """Record properties of the model in run.json and in the memory breakdown."""
-    parts = session.sampler.readings.parts
-    parts.add_model(training.model)
-    parts.add_optimizer(training.optimizer)
-    session.recorder.describe(
+    """Record properties of the model in run.json."""
+    recorder.describe(
         parameters=sum(weights.numel() for weights in task.model.parameters()),
         compute_capability=device.compute_capability,
         data_in_memory=isinstance(task.train, TensorSplit),
