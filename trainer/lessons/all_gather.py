@@ -1,6 +1,7 @@
 """all_gather: every rank gets the tensors of all ranks."""
 
 import os
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,15 +12,7 @@ if gpus:
     torch.cuda.set_device(device)  # all_gather_object() sends over the current GPU
 dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
-
-
-def show(text: str) -> None:
-    """Print in the order of the ranks: each waits for its turn."""
-    for turn in range(ranks):
-        if turn == rank:
-            print(f"rank {rank}: {text}", flush=True)
-        dist.barrier()
-
+show = partial(print, f"rank {rank}:", flush=True)
 
 mine = torch.tensor([rank + 0.5, rank + 0.25], device=device)
 show(f"gives {mine.tolist()}")

@@ -1,6 +1,7 @@
 """all_to_all: every rank sends another part to each rank: a transpose."""
 
 import os
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -9,15 +10,7 @@ gpus = torch.cuda.device_count() > 1
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
 dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
-
-
-def show(text: str) -> None:
-    """Print in the order of the ranks: each waits for its turn."""
-    for turn in range(ranks):
-        if turn == rank:
-            print(f"rank {rank}: {text}", flush=True)
-        dist.barrier()
-
+show = partial(print, f"rank {rank}:", flush=True)
 
 mine = torch.arange(float(ranks), device=device) + 10 * rank
 show(f"gives {mine.tolist()}: element k is for rank k")

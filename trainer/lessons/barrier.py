@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,17 +11,10 @@ gpus = torch.cuda.device_count() > 1
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
 dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
-
-
-def show(text: str) -> None:
-    """Print in the order of the ranks: each waits for its turn."""
-    for turn in range(ranks):
-        if turn == rank:
-            print(f"rank {rank}: {text}", flush=True)
-        dist.barrier()
-
+show = partial(print, f"rank {rank}:", flush=True)
 
 show(f"is process {os.getpid()}, one of {ranks}")
+dist.barrier()  # all begin together
 began = time.perf_counter()
 time.sleep(0.3 * rank)  # rank 1 is late, as by a slow disk
 arrived = time.perf_counter()
