@@ -30,7 +30,12 @@ from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.error_messages import RunFailedError, describe_failure
 from trainer.train import TrainContext, train
-from trainer.training.accelerator import CpuAccelerator, CudaAccelerator, lost_device_reason
+from trainer.training.accelerator import (
+    Accelerator,
+    CpuAccelerator,
+    CudaAccelerator,
+    lost_device_reason,
+)
 from trainer.training.commands import RunStoppedError
 from trainer.training.precision import set_cublas_workspace_config
 from trainer.training.rank_info import (
@@ -97,27 +102,51 @@ def _run(
     ranks: TrainerRank,
     at_boundary: Callable[[TrainState], None],
 ) -> RunOutcome:
-    """Find the device, start sampling, connect the ranks, and train."""
+    """Find the device, start sampling, connect the ranks, train, and free all memory of the run."""
     device: TrainDevice | None = None
+    compute: Accelerator = CpuAccelerator()
+    at_failure: Mapping[str, float] = {}
+    trace: str | None = None
+    outcome = RunOutcome()
     try:
         devices = assigned_devices(config, ranks)
         device = devices[0]
         config = replace(config, device=device.id)
         set_cublas_workspace_config(config)
-        index = device.cuda_index
-        compute = CpuAccelerator() if index is None else CudaAccelerator(index)
+        if device.cuda_index is not None:
+            compute = CudaAccelerator(device.cuda_index)
         compute.reset_peaks()  # a former run of this process has left its peaks
         sampler = _sample(session, devices, ranks)
         init_process_group(config, ranks, compute.device)
-    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-        outcome = describe_failure(
-            error, config, device, lost_device_reason(device.cuda_index if device else None)
+        train(
+            TrainContext(config, session, sampler, devices, compute, stop, ranks, at_boundary)
         )
-        session.note_failure(outcome, _traceback(error))
-        return outcome
-    return _train(
-        TrainContext(config, session, sampler, devices, compute, stop, ranks, at_boundary)
-    )
+    except RunStoppedError as stopped:
+        outcome = RunOutcome(RunStatus.STOPPED, str(stopped))
+    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
+        used = [] if device is None else [device]
+        lost = lost_device_reason(used[0].cuda_index if used else None)
+        outcome = describe_failure(error, config, device, lost)
+        if not isinstance(error, RunFailedError):
+            trace = traceback_text(error)
+        at_failure = compute.memory()
+        if outcome.fatal:
+            keep_for_good(error)  # freeing the last pinned batch would abort the process
+        else:
+            settings = config
+            outcome = session.record_memory_failure(
+                outcome,
+                error,
+                lambda field, value: choice_problem(field, value, settings, used) is None,
+            )
+            _clear_frames(error)
+    # After the except block: a live exception holds its frames and so every tensor of the run.
+    if not outcome.fatal:
+        gc.collect()
+        compute.release()
+    if outcome.failure is not None:
+        session.note_failure(outcome, trace, before=at_failure, after=compute.memory())
+    return outcome
 
 
 def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> Sampler:
@@ -142,40 +171,6 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank
     return sampler
 
 
-def _train(context: TrainContext) -> RunOutcome:
-    """Train, return the outcome, and free all memory of the run."""
-    compute, device = context.compute, context.devices[0]
-    at_failure: Mapping[str, float] = {}
-    trace: str | None = None
-    outcome = RunOutcome()
-    try:
-        train(context)
-    except RunStoppedError as stopped:
-        outcome = RunOutcome(RunStatus.STOPPED, str(stopped))
-    except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-        lost = lost_device_reason(device.cuda_index)
-        outcome = describe_failure(error, context.config, device, lost)
-        if not outcome.fatal:
-            outcome = context.session.record_memory_failure(
-                outcome,
-                error,
-                lambda field, value: choice_problem(field, value, context.config, [device]) is None,
-            )
-        trace, at_failure = _traceback(error), compute.memory()
-        if outcome.fatal:
-            keep_for_good(error)  # freeing the last pinned batch would abort the process
-        else:
-            _clear_frames(error)
-    # After the except block: a live exception holds its frames and so every tensor of the run.
-    if not outcome.fatal:
-        gc.collect()
-        compute.release()
-    if outcome.failure is not None:
-        after = compute.memory()
-        context.session.note_failure(outcome, trace, before=at_failure, after=after)
-    return outcome
-
-
 @contextmanager
 def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
     """Set the intra-op threads; by default the ranks of a machine share half the cores."""
@@ -185,11 +180,6 @@ def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(former)
-
-
-def _traceback(error: BaseException) -> str | None:
-    """Return the traceback as text; None for an expected failure."""
-    return None if isinstance(error, RunFailedError) else traceback_text(error)
 
 
 def _clear_frames(error: BaseException) -> None:
