@@ -19,7 +19,6 @@ from pathlib import Path
 
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from trainer.config import SETTINGS, RunConfig, Workload, issue
-from trainer.setting import either
 
 VARIABLE = "STEPSCOPE_DATA"
 IMAGE_SUFFIXES = frozenset(
@@ -72,7 +71,7 @@ def data_path(root: Path, name: str) -> Path:
         return path
     reason = f"no labeled images at {root / name}" if name else "no data set is chosen"
     if others := data_sets(root):
-        raise ConfigError(issue("dataset", reason, f"Choose {either(others[:3])}"))
+        raise ConfigError(issue("dataset", reason, f"Choose {' or '.join(others[:3])}"))
     # An absolute path, as the user may run the command in another folder.
     command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
     remedy = f"Create sample data (real digits as image files) with `{command}`"

@@ -8,10 +8,8 @@ import torch
 
 from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
-from trainer.config import SETTINGS, Precision, RunConfig, Runner, Workload, limits_of, reads
-from trainer.config_validation import TrainDevice, choice_problem
+from trainer.config import Precision, RunConfig, Runner, Workload
 from trainer.custom_workload import place_in_user_code
-from trainer.setting import either
 
 
 class RunFailedError(Exception):
@@ -29,19 +27,16 @@ SHARED_MEMORY_REASON = (
 _NO_WORKSPACE = "unable to find an engine"  # cuDNN, if no convolution's workspace fits
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
-_SIZES = ("batch_size", "image_size", "context_length", "num_layers", "width")
-_TAKES = {
-    MemoryShortage.GPU: _SIZES,
-    MemoryShortage.HOST: (*_SIZES, "num_workers"),
-    MemoryShortage.PINNED: ("batch_size", "image_size"),
+_REMEDIES = {
+    MemoryShortage.GPU: "Lower the batch size or the sizes of the model, or choose bf16.",
+    MemoryShortage.HOST: "Lower the batch size, the sizes of the model or num_workers.",
+    MemoryShortage.PINNED: "Lower the batch size, or switch off pin_memory and non_blocking.",
 }
+"""The Memory tab has what fits this run."""
 
 
 def describe_failure(
-    error: BaseException,
-    config: RunConfig,
-    device: TrainDevice | None = None,
-    lost: str | None = None,
+    error: BaseException, config: RunConfig, lost: str | None = None
 ) -> RunOutcome:
     """Return the outcome of a run for an exception; `lost` is the error of an unusable GPU."""
     if lost is not None:
@@ -63,7 +58,7 @@ def describe_failure(
                 "check host memory."
             )
     if short is not None:
-        return out_of_memory(short, error, f"{_less_memory(short, config, device)}.")
+        return out_of_memory(short, error, _REMEDIES[short])
     if isinstance(error, torch.AcceleratorError) or any(word in first for word in _GPU_CALL):
         return failed(
             f"A GPU call failed: {first[:300]}. The GPU still responds: start again, and check "
@@ -75,32 +70,7 @@ def describe_failure(
 
 
 def nan_remedy(config: RunConfig) -> str:
-    """Return settings to change for a finite loss, as a clause."""
-    ways = ["lower the learning rate"]
-    if not config.max_grad_norm:
-        ways.append("set a max gradient norm")
+    """Return what to change for a finite loss, as a clause."""
     if config.precision in (Precision.FP16, Precision.PURE_FP16):
-        ways.append(f"choose fp32 instead of {config.precision}")
-    return either(ways).capitalize()
-
-
-def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice | None) -> str:
-    """Return settings to change for less memory of this kind, as a clause."""
-    lower = [
-        SETTINGS[name].label.lower()
-        for name in _TAKES[short]
-        if getattr(config, name) > limits_of(name)[0] and reads(config.workload, name)
-    ]
-    ways = [f"lower {either(lower)}"] if lower else []
-    if short is MemoryShortage.PINNED:
-        ways.append("switch off pin_memory, non_blocking copies and the side stream")
-    elif short is MemoryShortage.GPU or config.device == "cpu":
-        if device is not None and config.precision in (Precision.FP32, Precision.TF32):
-            for shorter in (Precision.BF16, Precision.FP16):
-                if not choice_problem("precision", shorter, config, [device]):
-                    ways.append(f"choose {shorter}")
-                    break
-        if config.dataset_on_device:
-            ways.append("switch off the dataset on the device")
-    text = ", or ".join(ways) or "Choose a device with more memory"
-    return text[0].upper() + text[1:]
+        return f"Choose fp32 or bf16 instead of {config.precision}, or lower the learning rate"
+    return "Lower the learning rate or set a max gradient norm"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -105,12 +105,3 @@ def _constraint(kind: type, about: SettingInfo) -> str:
         number = "an integer" if kind is int else "a number"
         return f"{number} from {low:,.15g} to {high:,.15g}"
     return "on or off" if kind is bool else "a text"
-
-
-def either(names: Sequence[str]) -> str:
-    """Return names as alternatives.
-
-    >>> either(["a", "b", "c"])
-    'a, b or c'
-    """
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

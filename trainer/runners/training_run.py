@@ -126,7 +126,7 @@ def _run(
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         used = [] if device is None else [device]
         lost = lost_device_reason(used[0].cuda_index if used else None)
-        outcome = describe_failure(error, config, device, lost)
+        outcome = describe_failure(error, config, lost)
         if not isinstance(error, RunFailedError):
             trace = traceback_text(error)
         at_failure = compute.memory()
