@@ -283,15 +283,3 @@ def test_flags_follow_the_configuration_and_are_put_back(
     with pytest.raises(ZeroDivisionError), run_flags(replace(RunConfig(), **changes)):
         raise ZeroDivisionError
     assert flags() == before
-
-
-def test_the_flags_of_a_user_come_back() -> None:
-    cudnn.benchmark = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with run_flags(RunConfig()):
-            assert flags()[2:] == (False, False, False, False)
-        assert flags()[2:] == (True, False, True, True)
-    finally:
-        cudnn.benchmark = False
-        torch.use_deterministic_algorithms(False)
