@@ -118,9 +118,7 @@ def _run(
         compute.reset_peaks()  # a former run of this process has left its peaks
         sampler = _sample(session, devices, ranks)
         init_process_group(config, ranks, compute.device)
-        train(
-            TrainContext(config, session, sampler, devices, compute, stop, ranks, at_boundary)
-        )
+        train(TrainContext(config, session, sampler, devices, compute, stop, ranks, at_boundary))
     except RunStoppedError as stopped:
         outcome = RunOutcome(RunStatus.STOPPED, str(stopped))
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
