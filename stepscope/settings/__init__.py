@@ -1,4 +1,4 @@
-"""Acceleration techniques for a script that is not changed.
+"""Settings that make a script faster without a change of its code.
 
 `parse` reads the words of `stepscope watch --with`; `stepscope.watch` applies the settings at its
 hooks. Each `Setting` checks the live script, shows evidence that it took effect, and has the lines
@@ -23,9 +23,7 @@ SETTINGS: Mapping[str, type[Setting]] = {
         checkpoint.Checkpoint,  # refused for a compiled model; before the hooks of autocast
         model.ChannelsLast,
         autocast.Bf16,
-        process.Sdpa,
         optimizer.Fused,
-        optimizer.Foreach,
         optimizer.SetToNone,
         loader.NumWorkers,  # before the settings that need workers
         loader.PinMemory,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
 from importlib import import_module
-from itertools import islice, zip_longest
-from types import FunctionType, MethodType, ModuleType
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,7 @@ from stepscope.settings.model import Call, ModelSetting, ReplacedCall
 from stepscope.settings.setting import Training
 
 MIN_BLOCKS = 3
-MAX_STATE = 100_000  # Number of values of a block that are compared, about 0.1 s.
 IN_PLACE = "An input or buffer of {} changes in place (BatchNorm)."
-_OPAQUE = (type, FunctionType, MethodType, ModuleType)
 _PLAIN = (bool, bytes, complex, float, int, str)
 
 
@@ -138,24 +134,12 @@ def _state(block: Any) -> list[tuple[str, Any]]:
     ]
     for module in block.modules():
         for name, value in {**module._buffers, **module._parameters, **vars(module)}.items():
-            found += islice(_values(f"changes {name}", value), MAX_STATE - len(found))
+            found.append((f"changes {name}", value))
+            if isinstance(value, sys.modules["torch"].Tensor):
+                found.append((f"changes {name}", _version(value)))
+            elif isinstance(value, (dict, list, set, deque)):
+                found.append((f"changes {name}", len(value)))
     return found
-
-
-def _values(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield a value with its version, or the values in a container or object."""
-    nn = sys.modules["torch"].nn
-    if isinstance(value, sys.modules["torch"].Tensor):
-        yield name, value
-        yield name, _version(value)
-    elif depth and isinstance(value, (dict, list, tuple, set, deque)):
-        yield name, len(value)
-        for one in list(value.values() if isinstance(value, dict) else value):
-            yield from _values(name, one, depth - 1)
-    elif depth and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, *_OPAQUE)):
-        yield from _values(name, vars(value), depth - 1)
-    else:
-        yield name, bytes(value) if isinstance(value, (bytearray, np.ndarray)) else value
 
 
 def _changed(before: list[tuple[str, Any]], after: list[tuple[str, Any]]) -> str | None:

@@ -85,8 +85,6 @@ class NumWorkers(LoaderSetting):
         method = method or multiprocessing.get_all_start_methods()[0]  # the default, not yet fixed
         if method != "fork":
             return f"Workers start by {method}, which imports the script again."
-        if multiprocessing.current_process().daemon:
-            return "The process is a daemon, which cannot start workers."
         if (found := _gpu_problem(subject)) is not None:
             return found
         if any(map(_is_open_file, _held(dataset))):

@@ -72,73 +72,91 @@ class ChannelsLast(ModelSetting):
 
     def problem(self, subject: Training) -> str | None:
         self._torch = torch = sys.modules["torch"]
-        convolutions = [m for m in subject.model.modules() if isinstance(m, torch.nn.Conv2d)]
-        self._weights = [convolution.weight for convolution in convolutions]
+        name = type(subject.model).__name__
+        self._weights = [
+            module.weight
+            for module in subject.model.modules()
+            if isinstance(module, torch.nn.Conv2d)
+        ]
         if not self._weights:
-            return f"{type(subject.model).__name__} has no Conv2d."
+            return f"{name} has no Conv2d."
         tensors = (*subject.model.parameters(), *subject.model.buffers())
         if any(one.dim() == 5 for one in tensors):  # which Module.to() would convert too, and raise
-            return f"{type(subject.model).__name__} has parameters or buffers of five dimensions."
-        if self._count():
+            return f"{name} has parameters or buffers of five dimensions."
+        if self._converted_weights():
             return "The script already uses channels_last."
         if all(weight.size(1) == 1 or weight[0, 0].numel() == 1 for weight in self._weights):
             return "With one channel or 1x1 kernels both formats are the same."
         return super().problem(subject)
 
     def replaced(self, subject: Training, call: Call) -> Call:
-        torch, layout, model = self._torch, self._torch.channels_last, subject.model
-
-        def convert(one: Any) -> Any:
-            if not isinstance(one, torch.Tensor) or one.dim() != 4:
-                return one
-            self._inputs += 1
-            return one.to(memory_format=layout)
-
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self.failed is not None:
                 return call(*args, **kwargs)
-            is_first, self._is_tried = not self._is_tried, True
-            if is_first:
-                self._store_in(layout, subject)
-                buffers = [(one, one.clone()) for one in model.buffers()]
-                devices = [subject.device] if subject.device.type == "cuda" else []
-                states = torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)
-            named = {name: convert(value) for name, value in kwargs.items()}
-            try:
-                return call(*map(convert, args), **named)
-            except RuntimeError as error:
-                if not is_first or "view size is not compatible" not in str(error):
-                    raise
-                self.failed = f"The model needs contiguous outputs: {error}"[:300]
-            # Repeat the call, with the random numbers and running statistics of before.
-            self._store_in(torch.contiguous_format, subject)
-            with torch.no_grad():
-                for one, value in buffers:
-                    one.copy_(value)
-            torch.set_rng_state(states[0])
-            for device, state in zip(devices, states[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            return call(*args, **kwargs)
+            if not self._is_tried:
+                self._is_tried = True
+                return self._first_call(subject, call, args, kwargs)
+            return self._converted_call(call, args, kwargs)
 
         return forward
+
+    def _converted_call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = {name: self._convert(value) for name, value in kwargs.items()}
+        return call(*map(self._convert, args), **named)
+
+    def _convert(self, value: Any) -> Any:
+        """Return an input in NHWC order if it is a batch of images."""
+        if not isinstance(value, self._torch.Tensor) or value.dim() != 4:
+            return value
+        self._inputs += 1
+        return value.to(memory_format=self._torch.channels_last)
+
+    def _first_call(
+        self, subject: Training, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the converted model; repeat the call without the setting if the model views."""
+        torch = self._torch
+        self._store_in(torch.channels_last, subject)
+        buffers = [(buffer, buffer.clone()) for buffer in subject.model.buffers()]
+        devices = [subject.device] if subject.device.type == "cuda" else []
+        cpu_state = torch.get_rng_state()
+        gpu_states = [torch.cuda.get_rng_state(device) for device in devices]
+        try:
+            return self._converted_call(call, args, kwargs)
+        except RuntimeError as error:
+            if "view size is not compatible" not in str(error):
+                raise
+            self.failed = f"The model needs contiguous outputs: {error}"[:300]
+        # The random numbers and running statistics are those of before.
+        self._store_in(torch.contiguous_format, subject)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        torch.set_rng_state(cpu_state)
+        for device, state in zip(devices, gpu_states, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        return call(*args, **kwargs)
 
     def _store_in(self, layout: Any, subject: Training) -> None:
         """Store the weights, and what optimizers keep for each, in a memory format."""
         subject.model.to(memory_format=layout)
-        weights = [one for one in subject.model.parameters() if one.dim() == 4]
-        for state in (o.state.get(one, {}) for o in subject.optimizers for one in weights):
-            for name, one in state.items():
-                if isinstance(one, self._torch.Tensor) and one.dim() == 4:
-                    state[name] = one.to(memory_format=layout)
+        for optimizer in subject.optimizers:
+            for weight in subject.model.parameters():
+                state = optimizer.state.get(weight, {}) if weight.dim() == 4 else {}
+                for name, value in state.items():
+                    if isinstance(value, self._torch.Tensor) and value.dim() == 4:
+                        state[name] = value.to(memory_format=layout)
 
-    def _count(self) -> int:
+    def _converted_weights(self) -> int:
         """Return the number of weights in NHWC order only."""
         layout = self._torch.channels_last
-        nhwc = [one for one in self._weights if one.is_contiguous(memory_format=layout)]
-        return sum(not weight.is_contiguous() for weight in nhwc)
+        return sum(
+            weight.is_contiguous(memory_format=layout) and not weight.is_contiguous()
+            for weight in self._weights
+        )
 
     def evidence(self) -> tuple[bool, str]:
-        kept = self._count()
+        kept = self._converted_weights()
         text = f"{kept} of {len(self._weights)} Conv2d weights and {self._inputs} inputs are NHWC."
         return kept > 0 and self._inputs > 0, text
 
@@ -148,12 +166,13 @@ class Compile(ModelSetting):
 
     name = "compile"
     code = "model = torch.compile(model)"
-    _calls = _plain_calls = _training_calls = 0
-    _is_limited = False
+    _compiled_calls = 0
+    _plain_calls = 0
+    _batch_size: int | None = None
     _error: str | None = None
 
     def replaced(self, subject: Training, call: Call) -> Call:
-        torch, full = sys.modules["torch"], None
+        torch = sys.modules["torch"]
 
         def inlined(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs)
@@ -162,27 +181,23 @@ class Compile(ModelSetting):
         compiled = torch.compile(inlined)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            nonlocal full
-            is_training = torch.is_grad_enabled()
-            self._training_calls += is_training
             size = next(_sizes(torch, (*args, *kwargs.values())), None)
-            full = size if full is None and is_training else full
-            if self._error is not None or size != full or not is_training:
-                self._plain_calls += 1
+            is_training = torch.is_grad_enabled()
+            if self._batch_size is None and is_training:
+                self._batch_size = size
+            if self._error is not None or size != self._batch_size or not is_training:
+                self._plain_calls += is_training
                 return call(*args, **kwargs)
-            limits = _recompile_limits()
             try:
                 result = compiled(*args, **kwargs)
             except Exception as error:
                 # By name, because torch imports its compiler late.
-                if self._calls or "TorchDynamoException" not in bases_of(type(error)):
+                if self._compiled_calls or "TorchDynamoException" not in bases_of(type(error)):
                     raise
                 cause = getattr(error, "inner_exception", error)
                 self._error = f"{type(cause).__name__}: {cause}".split("\n")[0][:300]
                 return call(*args, **kwargs)
-            self._is_limited |= _recompile_limits() > limits  # later calls may run uncompiled
-            self._calls += not self._is_limited
-            self._plain_calls += self._is_limited
+            self._compiled_calls += 1
             return result
 
         return forward
@@ -190,21 +205,16 @@ class Compile(ModelSetting):
     def evidence(self) -> tuple[bool, str]:
         if self._error is not None:
             return False, f"The model could not be compiled: {self._error}"
-        if not self._calls:
+        if not self._compiled_calls:
             return False, "The script called its model only once, or without gradients."
         counters = sys.modules["torch._dynamo.utils"].counters
         graphs = counters["stats"]["unique_graphs"]
         breaks = sum(counters["graph_break"].values())
-        text = f"{self._calls} compiled calls, {self._plain_calls} uncompiled; {graphs} graphs, "
-        text += f"{breaks} graph breaks{', recompile limit exceeded' * self._is_limited}."
-        return graphs > 0 and 2 * self._calls >= self._training_calls, text
-
-
-def _recompile_limits() -> int:
-    """Return how often torch.compile has reached its limit of recompilations."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    causes = utils.counters["unimplemented"] if utils is not None else {}
-    return sum(n for cause, n in causes.items() if "limit" in cause.split("\n")[0])
+        text = (
+            f"{self._compiled_calls} compiled calls, {self._plain_calls} uncompiled; {graphs} "
+            f"graphs, {breaks} graph breaks."
+        )
+        return graphs > 0 and self._compiled_calls >= self._plain_calls, text
 
 
 def bases_of(kind: type) -> set[str]:

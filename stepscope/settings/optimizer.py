@@ -9,92 +9,39 @@ from typing import Any, ClassVar
 from stepscope.settings.setting import Moment, Setting
 
 
-class Implementation(Setting):
+class Fused(Setting):
     """Set in the parameter groups at the construction, which torch reads at each step."""
 
+    name = "fused"
     moment = Moment.OPTIMIZER
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text)
         self._names: list[str] = []
-        self._steps = self._kept = 0
+        self._steps = 0
+        self._fused_steps = 0
 
     def problem(self, subject: Any) -> str | None:
-        kind = type(subject)
+        torch, kind = sys.modules["torch"], type(subject)
         arguments = inspect.signature(kind.__init__).parameters
-        if self.name not in arguments and "kwargs" not in arguments:
-            return f"{kind.__name__} has no argument {self.name}."
+        if "fused" not in arguments and "kwargs" not in arguments:
+            return f"{kind.__name__} has no argument fused."
         if not f"{kind.__module__}.".startswith("torch.optim."):
             return f"{kind.__name__} is not a class of torch.optim, and may have another step."
         for group in subject.param_groups:
             for other in ("fused", "foreach", "capturable", "differentiable"):
                 if group.get(other):
                     return f"The optimizer already has {other}=True."
-            if any(hasattr(one, "device_mesh") for one in group["params"]):
-                return f"{self.name} is not applied to DTensor parameters."
-        return None
-
-    def enter(self, subject: Any) -> None:
-        self._names.append(type(subject).__name__)
-        former = {n: subject.defaults[n] for n in ("fused", "foreach") if n in subject.defaults}
-        for values in (subject.defaults, *subject.param_groups):
-            values |= {**dict.fromkeys(former, False), self.name: True}
-        if self.name == "fused":
-            subject._step_supports_amp_scaling = True  # as the constructor does
-
-        def undo_amp(optimizer: Any) -> None:
-            if not all(group.get("fused") for group in optimizer.param_groups):
-                vars(optimizer).pop("_step_supports_amp_scaling", None)  # read by GradScaler
-
-        def first_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            handle.remove()
-            gradients = [one.grad for one in _parameters(optimizer)]
-            if any(one is not None and one.is_sparse for one in gradients):
-                for values in (optimizer.defaults, *optimizer.param_groups):
-                    values |= former
-                undo_amp(optimizer)
-                self.refusals[f"{self.name} is not applied to sparse gradients."] = None
-                self.refused_places[None] = None
-
-        handle = subject.register_step_pre_hook(first_step)
-        subject.register_load_state_dict_post_hook(undo_amp)
-
-        def saved(optimizer: Any, state: dict[str, Any]) -> None:
-            for group in state["param_groups"]:
-                if group.get(self.name) is True:
-                    group |= former
-
-        subject.register_state_dict_post_hook(saved)
-
-    def after_step(self, optimizer: Any) -> None:
-        self._steps += 1
-        self._kept += all(group.get(self.name) is True for group in optimizer.param_groups)
-
-    def evidence(self) -> tuple[bool, str]:
-        named = ", ".join(dict.fromkeys(self._names))
-        text = f"{self.name}=True in all groups at {self._kept} of {self._steps} steps of {named}."
-        return self._kept > 0, text if self._steps else f"{named} made no step."
-
-    def lines(self) -> list[str]:
-        names = dict.fromkeys(self._names or ["AdamW"])
-        return [f"{name}(..., {self.name}=True)" for name in names]
-
-
-class Fused(Implementation):
-    name = "fused"
-
-    def problem(self, subject: Any) -> str | None:
-        if (found := super().problem(subject)) is not None:
-            return found
-        torch = sys.modules["torch"]
-        supported = sys.modules["torch.optim.optimizer"]._get_fused_kernels_supported_devices()
-        if type(subject).__name__ == "Adagrad" and torch.cuda.is_initialized():
+            # torch 2.13 leaves the buffers of a first step that GradScaler skips uninitialized, and
+            # raises for a parameter whose first gradient comes later than others'.
+            if group.get("momentum"):
+                return "Fused SGD with momentum may train on uninitialized memory."
+        if kind.__name__ == "Adagrad" and torch.cuda.is_initialized():
             return "The fused implementation of Adagrad supports CPUs only."
-        # torch 2.13 leaves the buffers of a first step that GradScaler skips uninitialized, and
-        # raises for a parameter whose first gradient comes later than others'.
-        if any(group.get("momentum") for group in subject.param_groups):
-            return "Fused SGD with momentum may train on uninitialized memory."
+        supported = sys.modules["torch.optim.optimizer"]._get_fused_kernels_supported_devices()
         for one in _parameters(subject):
+            if hasattr(one, "device_mesh"):
+                return "fused is not applied to DTensor parameters."
             if one.device.type not in supported or not torch.is_floating_point(one):
                 return f"fused does not support {one.dtype} on {one.device.type}."
             # torch 2.13 leaves all but the last elements unchanged.
@@ -102,25 +49,51 @@ class Fused(Implementation):
                 return "Fused SGD does not update 16-bit parameters on a CPU."
         return None
 
+    def enter(self, subject: Any) -> None:
+        self._names.append(type(subject).__name__)
+        names = [name for name in ("fused", "foreach") if name in subject.defaults]
+        former = {name: subject.defaults[name] for name in names}
+        for values in (subject.defaults, *subject.param_groups):
+            values |= {**dict.fromkeys(former, False), "fused": True}
+        subject._step_supports_amp_scaling = True  # as the constructor does; GradScaler reads it
 
-class Foreach(Implementation):
-    name = "foreach"
+        def loaded(optimizer: Any) -> None:
+            if not _is_fused(optimizer):
+                vars(optimizer).pop("_step_supports_amp_scaling", None)
 
-    def problem(self, subject: Any) -> str | None:
-        default = sys.modules["torch.optim.optimizer"]._default_to_fused_or_foreach
-        is_unset = subject.defaults.get("foreach", True) is None
-        if (
-            is_unset
-            and type(subject).__name__ != "Adafactor"
-            and default(_parameters(subject), False)[1]
-        ):
-            return "foreach is torch's default for these parameters."
-        if (found := super().problem(subject)) is not None:
-            return found
-        options = [o for g in subject.param_groups for o in (g.get("lr"), *g.get("betas", ()))]
-        if any(map(sys.modules["torch"].is_tensor, options)):
-            return "foreach is not applied to tensors as lr or betas."
-        return None
+        def first_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            handle.remove()
+            gradients = [one.grad for one in _parameters(optimizer)]
+            if any(one is not None and one.is_sparse for one in gradients):
+                for values in (optimizer.defaults, *optimizer.param_groups):
+                    values |= former
+                loaded(optimizer)
+                self.refusals[None] = "fused is not applied to sparse gradients."
+
+        def saved(optimizer: Any, state: dict[str, Any]) -> None:
+            for group in state["param_groups"]:
+                if group.get("fused"):
+                    group |= former
+
+        handle = subject.register_step_pre_hook(first_step)
+        subject.register_load_state_dict_post_hook(loaded)
+        subject.register_state_dict_post_hook(saved)
+
+    def after_step(self, optimizer: Any) -> None:
+        self._steps += 1
+        self._fused_steps += _is_fused(optimizer)
+
+    def evidence(self) -> tuple[bool, str]:
+        named, count = ", ".join(dict.fromkeys(self._names)), self._fused_steps
+        text = f"fused=True in all groups at {count} of {self._steps} steps of {named}."
+        return count > 0, text if self._steps else f"{named} made no step."
+
+    def lines(self) -> list[str]:
+        return [f"{name}(..., fused=True)" for name in dict.fromkeys(self._names or ["AdamW"])]
+
+
+def _is_fused(optimizer: Any) -> bool:
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def _parameters(optimizer: Any) -> list[Any]:
@@ -143,7 +116,8 @@ class SetToNone(Setting):
         self._calls += 1
         self._changed += self._active and not given
         if self.is_probe and given:
-            self._applies, self.refusals = False, {self.ALREADY: None}
+            self._applies = False
+            self.refusals = {None: self.ALREADY}
         return given or self._active
 
     def evidence(self) -> tuple[bool, str]:

@@ -9,8 +9,6 @@ from typing import Any
 from stepscope.settings.setting import Moment, Setting, Training
 
 TF32_CAPABILITY = (8, 0)  # Ampere
-SDPA = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
-ATTENTION_CALLS = 64  # Number of calls whose backend is read, about 5 us each.
 
 
 class Tf32(Setting):
@@ -70,60 +68,6 @@ class CudnnBenchmark(Setting):
 
     def evidence(self) -> tuple[bool, str]:
         return self._cudnn.benchmark, f"torch.backends.cudnn.benchmark is {self._cudnn.benchmark}."
-
-
-class Sdpa(Setting):
-    """Disables the other backends except math, which computes what the chosen one does not."""
-
-    name = "sdpa"
-    moment = Moment.ATTENTION
-    choices = ("flash", "efficient", "math")
-    _calls = _kept = 0
-
-    def problem(self, subject: Any) -> str | None:
-        cuda = sys.modules["torch"].backends.cuda
-        if not all(getattr(cuda, f"{one}_enabled")() for one in (*SDPA.values(), "math_sdp")):
-            return "The script chooses the backends of scaled_dot_product_attention itself."
-        if self._is_chosen(*subject):
-            return f"torch already chooses {self.value} for these inputs."
-        return None
-
-    def enter(self, subject: Any) -> None:
-        self._enable(False)
-
-    def _enable(self, enabled: bool) -> None:
-        for name, flag in SDPA.items():
-            if name != self.value:
-                getattr(sys.modules["torch"].backends.cuda, f"enable_{flag}")(enabled)
-
-    def _is_chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        chosen: int = sys.modules["torch"]._fused_sdp_choice(*args, **kwargs)
-        return chosen == {"math": 0, "flash": 1, "efficient": 2}[self.value]  # SDPBackend
-
-    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Apply the setting at the first call, and read the backend of some calls."""
-        torch = sys.modules["torch"]
-        if self.failed is not None or any(
-            type(one) not in (torch.Tensor, torch.nn.Parameter) for one in args[:3]
-        ):
-            return  # a tracer's input
-        if not self.places and not self.refusals:
-            self.apply((args, kwargs))
-            if self.places and not self._is_chosen(args, kwargs):
-                self._enable(True)
-                self.places.clear()
-                self.refusals[f"{self.value} does not support these inputs."] = None
-        if self.places and self._calls < ATTENTION_CALLS:
-            self._calls += 1
-            self._kept += self._is_chosen(args, kwargs)
-
-    def evidence(self) -> tuple[bool, str]:
-        text = f"{self.value} in {self._kept} of the first {self._calls} calls"
-        return self._kept > 0, f"{text}{'' if self._kept else ': it does not suit the inputs'}."
-
-    def lines(self) -> list[str]:
-        others = [flag for name, flag in SDPA.items() if name != self.value]
-        return [f"torch.backends.cuda.enable_{flag}(False)" for flag in others]
 
 
 class Threads(Setting):

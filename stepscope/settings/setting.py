@@ -16,7 +16,7 @@ from stepscope.settings.applied import AppliedSetting, CallPlace, SettingState
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _OWN_FOLDER = str(Path(stepscope.__file__).parent)
-_MAX_REFUSALS = 3  # Maximum number of refused places in one text.
+MAX_TEXT = 1000  # Characters of a text with the reasons of all refusals.
 
 
 class SettingError(ValueError):
@@ -27,7 +27,6 @@ class Moment(StrEnum):
     """When a setting acts; the value is the reason for a setting that was never reached."""
 
     IMPORT = "The script did not import torch."
-    ATTENTION = "No uncompiled training code of the script called scaled_dot_product_attention."
     LOADER = "The script did not construct a DataLoader."
     OPTIMIZER = "The script did not construct an optimizer of torch."
     TRAINING = "The script did not call a model or backward() with gradients enabled."
@@ -46,10 +45,10 @@ class Training(NamedTuple):
 
 
 class Setting:
-    """One technique with its value, and what happened to it in this process.
+    """One setting with its value, and what happened to it in this process.
 
     The subject of `problem` and `enter` depends on `moment`: torch at IMPORT, the arguments of the
-    call at LOADER and ATTENTION, the optimizer at OPTIMIZER, otherwise `Training`.
+    call at LOADER, the optimizer at OPTIMIZER, otherwise `Training`.
     """
 
     name: ClassVar[str]
@@ -58,38 +57,35 @@ class Setting:
     moment: ClassVar[Moment]
     bounds: ClassVar[tuple[int, int] | None] = None
     """The least and the largest value; None for a setting without a value."""
-    choices: ClassVar[tuple[str, ...]] = ()
-    """The values of a setting whose value is no number."""
     default: ClassVar[int | None] = None
     """The value without a `=`; None if the setting needs one."""
 
     def __init__(self, text: str | None = None) -> None:
         """Parse the value. Raises SettingError."""
-        self.value: Any = True if self.bounds is None else self.default
+        self.value = self._parsed(text)
         self.places: list[CallPlace | None] = []
         """Where the setting was entered."""
-        self.refusals: dict[str, CallPlace | None] = {}
-        self.refused_places: dict[CallPlace | None, None] = {}
-        """The places of all refusals in order, None for an unknown one."""
+        self.refusals: dict[CallPlace | None, str] = {}
+        """The reasons by place, None for an unknown one."""
         self.failed: str | None = None
         self.is_probe = False
         """True if `problem` is asked, but the setting is not entered."""
         self._applies = False
-        if self.choices:
-            if text not in self.choices:
-                known = ", ".join(self.choices)
-                raise SettingError(f"{self.name}: Use one of {known}, got {text!r:.80}.")
-            self.value = text
-        elif self.bounds is None and text is not None:
+
+    def _parsed(self, text: str | None) -> Any:
+        if self.bounds is None:
+            if text is None:
+                return True
             raise SettingError(f"{self.name}: takes no value, got {text!r:.80}. Remove it.")
-        if self.bounds is not None and (text is not None or self.default is None):
-            least, most = self.bounds
-            if not (text or "").isdecimal() or not least <= int(str(text)[:9]) <= most:
-                raise SettingError(
-                    f"{self.name}: must be an integer from {least} to {most}, got {text!r:.80}. "
-                    f"Use {self.name}={max(least, 4)}."
-                )
-            self.value = int(str(text))
+        if text is None and self.default is not None:
+            return self.default
+        least, most = self.bounds
+        if text is None or not text.isdecimal() or not least <= int(text[:9]) <= most:
+            raise SettingError(
+                f"{self.name}: must be an integer from {least} to {most}, got {text!r:.80}. "
+                f"Use {self.name}={max(least, 4)}."
+            )
+        return int(text)
 
     def problem(self, subject: Any) -> str | None:
         """Return the reason why the setting does not apply to the subject, or None."""
@@ -112,15 +108,13 @@ class Setting:
     def apply(self, subject: Any, place: CallPlace | None = None) -> None:
         """Enter the setting, or keep the reason and the place of its refusal."""
         reason = self.problem(subject)
-        if reason is None and self.is_probe:
+        if reason is not None:
+            self.refusals[place] = reason
+        elif self.is_probe:
             self._applies = True
-        elif reason is None:
+        else:
             self.enter(subject)
             self.places.append(place)
-        else:
-            self.refused_places[place] = None
-            if len(self.refusals) < _MAX_REFUSALS:
-                self.refusals.setdefault(reason, place)
 
     def guard(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function; its exception becomes the reason of the refusal."""
@@ -131,34 +125,41 @@ class Setting:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry in run.json."""
-        found: list[tuple[bool, str]] = []
-        if self.places:
-            self.guard(lambda: found.append(self.evidence()))
-        state: SettingState = "not reached"
-        text: str = self.moment.value
-        at = next((place for place in self.places if place is not None), None)
-        if self.failed is not None:
-            state, text = "refused", self.failed
-        elif self._applies:
-            state, text = "applies", ""
-        elif found:
-            state, text = "in effect" if found[0][0] else "refused", found[0][1]
-            for reason, place in self.refusals.items():
-                text += f" Not applied{f' at line {place.line}' if place else ''}: {reason}"
-        elif self.refusals:
-            state, (text, at) = "refused", next(iter(self.refusals.items()))
+        state, text = self._outcome()
+        known = [*self.places, *self.refusals]
         entry = AppliedSetting(
             name=self.name,
             value=self.value,
             state=state,
             text=text,
             lines=self.lines(),
-            at=at,
+            at=next((place for place in known if place is not None), None),
             places=[place for place in dict.fromkeys(self.places) if place],
-            refused_places=list(self.refused_places),
+            refused_places=list(self.refusals),
         )
         values: dict[str, Any] = msgspec.to_builtins(entry)
         return values
+
+    def _outcome(self) -> tuple[SettingState, str]:
+        """Return the state, and its evidence or reason."""
+        evidence: list[tuple[bool, str]] = []
+        if self.places:
+            self.guard(lambda: evidence.append(self.evidence()))
+        if self.failed is not None:
+            return "refused", self.failed
+        if self._applies:
+            return "applies", ""
+        first_places = {reason: place for place, reason in reversed(self.refusals.items())}
+        if evidence:
+            is_in_effect, text = evidence[0]
+            for reason in dict.fromkeys(self.refusals.values()):
+                place = first_places[reason]
+                at_line = f" at line {place.line}" if place else ""
+                text += f" Not applied{at_line}: {reason}"
+            return "in effect" if is_in_effect else "refused", text[:MAX_TEXT]
+        if self.refusals:
+            return "refused", next(iter(self.refusals.values()))
+        return "not reached", self.moment.value
 
 
 def script_place() -> CallPlace | None:

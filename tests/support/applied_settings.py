@@ -10,7 +10,6 @@ import torch
 
 from stepscope.settings import parse
 from stepscope.settings.autocast import Bf16
-from stepscope.settings.process import SDPA
 from stepscope.watch.hooks.settings import SettingHooks
 from tests.support.fake_live import FakeLive
 from tests.support.installed_hooks import installed
@@ -34,15 +33,9 @@ class Applied:
         return {setting.name: self[setting.name]["state"] for setting in self.hooks.settings}
 
 
-def _all_backends() -> None:
-    for flag in SDPA.values():
-        getattr(torch.backends.cuda, f"enable_{flag}")(True)
-
-
 RESTORE: dict[str, Callable[[], None]] = {
     "tf32": lambda: torch.set_float32_matmul_precision("highest"),
     "cudnn_benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
-    "sdpa": _all_backends,
 }
 
 

@@ -1,7 +1,7 @@
 """Apply the settings of `stepscope watch --with` from wrappers of torch.
 
 Wrapped are the construction and iteration of DataLoaders, the construction and `step` of
-optimizers, for some settings copies and attention, and until the model is known the calls of all
+optimizers, for some settings copies, and until the model is known the calls of all
 modules. The wrappers of `backward` and `zero_grad` are those of `loss.py`.
 """
 
@@ -21,13 +21,11 @@ from stepscope.settings.autocast import Bf16
 from stepscope.settings.loader import LoaderSetting, NonBlocking
 from stepscope.settings.model import ModelSetting
 from stepscope.settings.optimizer import SetToNone
-from stepscope.settings.process import Sdpa
 from stepscope.settings.setting import Moment, Training, script_place
 from stepscope.watch.hooks.patching import (
     Function,
     HookGuard,
     opaque,
-    replace,
     replace_bound,
     replace_call,
 )
@@ -75,15 +73,7 @@ class SettingHooks:
             replace_call(torch.autocast, "__enter__", self._enter_autocast)
             replace_call(torch.autograd, "grad", self._grad)
         for setting in self.settings:
-            if isinstance(setting, Sdpa):
-                attention = partial(self._around_attention, setting)
-                name = "scaled_dot_product_attention"
-                replace(torch.nn.functional, name, attention, traced=True)
-                wrapper = getattr(torch.nn.functional, name)
-                # TorchScript finds operators by the id of the function.
-                operators = import_module("torch.jit._builtins")._get_builtin_table()
-                operators[id(wrapper)] = f"aten::{name}"
-            elif isinstance(setting, NonBlocking) and setting.places:
+            if isinstance(setting, NonBlocking) and setting.places:
                 for name in ("to", "cuda"):
                     around = partial(self._around_copy, setting)
                     replace_bound(torch.Tensor, name, around)
@@ -167,16 +157,6 @@ class SettingHooks:
             setting.autocast_entered(context)
         return original(context)
 
-    def _around_attention(self, sdpa: Sdpa, original: Function) -> Function:
-        """Wrap `torch.nn.functional.scaled_dot_product_attention`."""
-
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_compiling() and self._torch.is_grad_enabled() and self.is_active:
-                sdpa.guard(sdpa.called, args, kwargs)
-            return original(*args, **kwargs)
-
-        return scaled_dot_product_attention
-
     def _around_copy(self, setting: NonBlocking, original: Function) -> Callable[..., Any]:
         """Return a function that binds `Tensor.to` or `Tensor.cuda`."""
 
@@ -227,7 +207,7 @@ class SettingHooks:
     def _refuse_models(self, reason: str) -> None:
         for setting in self.settings:
             if isinstance(setting, ModelSetting):
-                setting.refusals[reason] = None
+                setting.refusals.setdefault(None, reason)
 
     def _end_pass(self) -> None:
         for setting in self.settings:
