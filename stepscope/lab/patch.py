@@ -68,15 +68,6 @@ class Patch:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
-    """Bytes that replace `start:end`."""
-
-    start: int
-    end: int
-    new: bytes
-
-
 def make_patch(source: str, path: str, name: str, settings: Sequence[AppliedSetting]) -> Patch:
     """Return the change of the script at `path`; `name` is its name in the diff.
 
@@ -117,8 +108,7 @@ def make_patch(source: str, path: str, name: str, settings: Sequence[AppliedSett
             where = "; ".join(sorted(calls)) or "at the call that has this argument"
         by_hand.append(ManualChange(setting.name, setting.lines, where))
     before, after = (re.findall(r"[^\n]*\n|[^\n]+", one) for one in (source, text))
-    tab = "\t" * (" " in name)  # as GNU diff ends a name with spaces
-    lines = difflib.unified_diff(before, after, f"a/{name}{tab}", f"b/{name}{tab}")
+    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
     missing_end = "\n\\ No newline at end of file\n"
     ended = (line if line.endswith("\n") else line + missing_end for line in lines)
     return Patch("".join(ended), by_hand, text)
@@ -138,53 +128,38 @@ def _with_keyword(text: str, setting: AppliedSetting, place: CallPlace) -> str |
     tree = _parsed(text)
     if tree is None or setting.name not in (*LOADER, "fused"):
         return None
-    named = ["DataLoader"]
+    names = ["DataLoader"]
     if setting.name == "fused":
-        named = [line.partition("(")[0] for line in setting.lines]
-    calls = [one for one in _calls(tree, named) if one.lineno <= place.line <= _end(one)]
+        names = [line.partition("(")[0] for line in setting.lines]
+    calls = [one for one in _calls(tree, names) if one.lineno <= place.line <= _end(one)]
     if len(calls) != 1:
         return None
     call = calls[0]
-    found = next((one for one in call.keywords if one.arg == setting.name), None)
-    if found is not None and not isinstance(found.value, ast.Constant):
-        return None  # such as args.workers, an option that would have no effect
-    if found is None and any(one.arg is None for one in call.keywords):
-        return None  # **kwargs may have it
-    if any(isinstance(one, ast.Starred) for one in call.args):
-        return None
-    if setting.name in LOADER and len(call.args) > LOADER[setting.name]:
-        return None
-    if not call.args and not call.keywords:
-        return None
-    value = repr(setting.value)
-    edit = _keyword_edit(text, call, found, f"{setting.name}={value}", value)
-    new = ast.Constant(setting.value)
-    if found is not None:
-        found.value = new
-    else:
-        call.keywords.append(ast.keyword(setting.name, new))
-    return _edited(text, edit, tree)
-
-
-def _keyword_edit(
-    text: str, call: ast.Call, found: ast.keyword | None, argument: str, value: str
-) -> _Edit:
-    data, starts = _lines(text)
-    if found is not None:
-        start = starts[found.value.lineno - 1] + found.value.col_offset
-        end = starts[_end(found.value) - 1] + (found.value.end_col_offset or 0)
-        return _Edit(start, end, value.encode())
     arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    last = max(arguments, key=lambda one: (_end(one), one.end_col_offset or 0))
-    first = starts[last.lineno - 1]
-    end = starts[_end(last) - 1] + (last.end_col_offset or 0)
-    indent = data[first : first + last.col_offset]
-    rest = re.split(rb"[\r\n]", data[end:], maxsplit=1)[0].strip()
-    separator = b", "
-    if not indent.strip() and rest in (b"", b","):
-        ending = b"\r\n" if b"\r\n" in data else b"\n"
-        separator = b"," + ending + indent
-    return _Edit(end, end, separator + argument.encode())
+    if not arguments or any(isinstance(one, ast.Starred) for one in call.args):
+        return None
+    if len(call.args) > LOADER.get(setting.name, len(call.args)):
+        return None
+    data, starts = _lines(text)
+
+    def position(line: int, column: int | None) -> int:
+        return starts[line - 1] + (column or 0)
+
+    new = ast.Constant(setting.value)
+    found = next((one for one in call.keywords if one.arg == setting.name), None)
+    if found is not None:
+        former = found.value
+        if not isinstance(former, ast.Constant):
+            return None  # such as args.workers, an option that would have no effect
+        start = position(former.lineno, former.col_offset)
+        end = position(_end(former), former.end_col_offset)
+        found.value = new
+        return _edited(data, start, end, repr(setting.value), tree)
+    if any(one.arg is None for one in call.keywords):
+        return None  # **kwargs may have it
+    last = max(position(_end(one), one.end_col_offset) for one in arguments)
+    call.keywords.append(ast.keyword(setting.name, new))
+    return _edited(data, last, last, f", {setting.name}={setting.value!r}", tree)
 
 
 def _with_line(text: str, lines: Sequence[str]) -> str | None:
@@ -192,7 +167,6 @@ def _with_line(text: str, lines: Sequence[str]) -> str | None:
     tree = _parsed(text)
     if tree is None:
         return None
-    kinds = (ast.Import, ast.ImportFrom)
     names = [
         (at, name.asname or "torch")
         for at, one in enumerate(tree.body)
@@ -203,27 +177,20 @@ def _with_line(text: str, lines: Sequence[str]) -> str | None:
     if not names:
         return None
     at, alias = names[0]
-    while at + 1 < len(tree.body) and isinstance(tree.body[at + 1], kinds):
+    while at + 1 < len(tree.body) and isinstance(tree.body[at + 1], (ast.Import, ast.ImportFrom)):
         at += 1
     data, starts = _lines(text)
     line = _end(tree.body[at])
-    start = starts[line] if line < len(starts) else len(data)
-    ending = b"\r\n" if b"\r\n" in data else b"\n"
-    added = [re.sub(r"^torch\.", f"{alias}.", one) for one in lines]
-    new = b"".join(one.encode() + ending for one in added)
-    if start and data[start - 1 : start] not in (b"\n", b"\r"):
-        new = ending + new
-    body = _parsed("\n".join(added))
-    if body is None:
+    if line >= len(starts):  # nothing follows the imports
         return None
-    tree.body[at + 1 : at + 1] = body.body
-    return _edited(text, _Edit(start, start, new), tree)
+    new = "".join(re.sub(r"^torch\.", f"{alias}.", one) + "\n" for one in lines)
+    tree.body[at + 1 : at + 1] = ast.parse(new).body
+    return _edited(data, starts[line], starts[line], new, tree)
 
 
-def _edited(text: str, edit: _Edit, expected: ast.Module) -> str | None:
-    """Return the edited source if it parses to the expected tree."""
-    data = text.encode()
-    result = (data[: edit.start] + edit.new + data[edit.end :]).decode(errors="replace")
+def _edited(data: bytes, start: int, end: int, new: str, expected: ast.Module) -> str | None:
+    """Return the source with `new` in place of `start:end` if it parses to the expected tree."""
+    result = (data[:start] + new.encode() + data[end:]).decode(errors="replace")
     tree = _parsed(result)
     same = tree is not None and ast.dump(tree) == ast.dump(expected)
     return result if same else None

@@ -107,11 +107,6 @@ class SweepPlan:
         """Return the plan without variants that do not apply, and why it cannot be measured."""
         return self, None
 
-    @property
-    def device_name(self) -> str | None:
-        """The name of the device; None if unknown before the first trial."""
-        return None
-
     def subject(self) -> dict[str, Any]:
         """Return what is measured, as JSON values for plan.json and for the process of a trial."""
         raise NotImplementedError

@@ -178,7 +178,7 @@ class SweepRunner:
                 "updated": time.time(),
                 **process_identity(),
                 **content(plan, self._trials, state, over=status != "running"),
-                "machine": {"device": plan.device_name, **self._machine},
+                "machine": self._machine,
             }
         )
         write_json(self._folder / SWEEP_JSON, sweep)

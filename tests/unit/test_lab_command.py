@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import lab, tune
-from stepscope.lab.command import FAILED, FINISHED, STOPPED, USAGE
+from stepscope.lab.command import STOPPED, USAGE
 from stepscope.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep
 from stepscope.lab.plan import Variant, write_plan
 from tests.support.train_devices import SIMULATED
@@ -31,35 +31,30 @@ def handlers() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return the folder of a sweep whose workload, a user's own file, is not given here."""
+    """Return the folder of a sweep that has not begun."""
     variants = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
-    write_plan(tmp_path, WorkloadPlan(config=defaults(Workload.CUSTOM), variants=variants))
+    write_plan(tmp_path, WorkloadPlan(config=defaults(Workload.LINEAR), variants=variants))
     return tmp_path
 
 
-def test_a_finished_sweep_stays_finished(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = {**read_sweep(folder), "status": "finished", "reason": "as it was"}
-    (folder / SWEEP_JSON).write_text(json.dumps(sweep))
-    assert main(["--folder", str(folder)]) == FINISHED
-    assert read_sweep(folder) == sweep
-    assert "as it was" in capsys.readouterr().err
-
-
-def test_a_sweep_that_cannot_run_is_failed(folder: Path) -> None:
-    assert main(["--folder", str(folder)]) == FAILED
-    assert read_sweep(folder)["status"] == "failed"
-    assert read_sweep(folder)["reason"].startswith("The baseline cannot run here: ")
-
-
-def test_the_speed_of_a_simulated_gpu_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("workload", "reason"), [(Workload.CUSTOM, "workload"), (Workload.LINEAR, "simulated")]
+)
+def test_a_baseline_that_cannot_run_is_refused(
+    workload: Workload,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A custom workload that is not given, and a simulated GPU, whose speed is not measured."""
     monkeypatch.setattr("trainer.devices.list_devices", lambda: [SIMULATED])
-    variants = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
-    config = defaults(Workload.LINEAR, SIMULATED.id)
-    write_plan(tmp_path, WorkloadPlan(config=config, variants=variants))
-    assert main(["--folder", str(tmp_path)]) == FAILED
-    assert "the GPU is simulated" in read_sweep(tmp_path)["reason"]
+    write_plan(tmp_path, WorkloadPlan(config=defaults(workload, SIMULATED.id), variants=()))
+    assert main(["--folder", str(tmp_path)]) == USAGE
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("The baseline cannot run here: ")
+    assert reason in error
+    assert read_sweep(tmp_path)["status"] == "pending"
 
 
 def test_a_running_sweep_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

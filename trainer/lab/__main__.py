@@ -6,11 +6,9 @@ import argparse
 import importlib
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stepscope.lab.command import (
     FINISHED,
@@ -23,24 +21,20 @@ from stepscope.lab.command import (
 )
 from stepscope.lab.folder import (
     PLAN_JSON,
-    SWEEP_JSON,
     SweepError,
     new_sweep_folder,
-    only_one,
     read_plan,
-    read_sweep,
-    write_json,
 )
 from stepscope.lab.plan import write_plan
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
-from stepscope.run import process_identity, runs_root
+from stepscope.run import runs_root
 from trainer.config import Workload
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import choose, user_problem, user_workload
 from trainer.datasets import data_problem
 from trainer.lab.options import PLANNING, is_file, parser, plan_of
-from trainer.lab.plan import WorkloadPlan, all_variants, speed_problem, with_devices
+from trainer.lab.plan import WorkloadPlan, all_variants, speed_problem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +60,8 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     refused = next(iter(validate(config, devices)), None) or data_problem(config)
     refused = refused or user_problem(config) or speed_problem(config.device)
     if refused is not None:
-        sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
-    else:
-        sweep = SweepRunner(folder, plan, process, shown(options)).run()
+        raise SweepError(f"The baseline cannot run here: {refused}")
+    sweep = SweepRunner(folder, plan, process, shown(options)).run()
     given = user_workload() if sweep["workload"] == Workload.CUSTOM else None
     custom = f" --workload {shlex.quote(f'{given.path}:{given.function}')}" if given else ""
     return close(options, sweep, f"stepscope lab --folder {shlex.quote(str(folder))}{custom}")
@@ -90,7 +83,7 @@ def _folder_and_plan(
                 "Give --folder alone to resume it, or another folder."
             )
         try:
-            return folder, with_devices(WorkloadPlan.from_dict(read_plan(folder)), devices)
+            return folder, WorkloadPlan.from_dict(read_plan(folder), devices)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
     if folder is not None and not given:
@@ -100,17 +93,6 @@ def _folder_and_plan(
         folder = new_sweep_folder(runs_root(), plan.config.workload)
     write_plan(folder, plan)
     return folder, plan
-
-
-def _refuse(folder: Path, reason: str) -> dict[str, Any]:
-    """Write to sweep.json why the sweep cannot run, unless it is finished. Raises SweepError."""
-    with only_one(folder):
-        sweep = read_sweep(folder)
-        if sweep["status"] == "finished":
-            return sweep
-        now = {"status": "failed", "reason": reason, "updated": time.time(), **process_identity()}
-        write_json(folder / SWEEP_JSON, sweep | now)
-        return sweep | now
 
 
 if __name__ == "__main__":

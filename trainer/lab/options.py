@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,8 @@ from trainer.lab.plan import (
     FIXED,
     WorkloadPlan,
     all_variants,
+    custom_variants,
     make_variant,
-    own_settings,
-    own_with,
     suggested,
 )
 from trainer.lab.presets import PRESETS
@@ -104,13 +103,12 @@ def plan_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> Work
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
     """Return the baseline fields that the options set, as texts. Raises UsageError."""
-    named: dict[str, str] = {}
+    given: dict[str, str] = {}
     for text in options.set:
         field, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--set: must be FIELD=VALUE, got {text!r}. Give a value.")
-        named[field] = value
-    given = {_known(field, "--set"): value for field, value in named.items()}
+        given[_known(field, "--set")] = value
     for field in ("precision", "batch_size"):
         if getattr(options, field) is not None:
             given[field] = getattr(options, field)
@@ -152,10 +150,11 @@ def value_of(field: str, text: str) -> Any:
     return check_setting(field, text, from_text=True)
 
 
-def _known(field: str, option: str, custom: Iterable[str] = ()) -> str:
-    known = [*custom, *SETTINGS]
-    if field in known:
+def _known(field: str, option: str, others: Iterable[str] = ()) -> str:
+    """Return the name of a field. Raises UsageError, which names like ones, of `others` too."""
+    if field in SETTINGS:
         return field
+    known = [*others, *SETTINGS]
     near = difflib.get_close_matches(field, known, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(known)}."
     raise UsageError(f"{option}: {field[:60]!r} is no setting. {hint}")
@@ -163,10 +162,13 @@ def _known(field: str, option: str, custom: Iterable[str] = ()) -> str:
 
 def _variants(text: str, config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
     """Return the variants of `--variants`. Raises UsageError for one that equals the baseline."""
-    tokens = [token.strip() for token in text.split(",") if token.strip()]
+    custom = {variant.name: variant for variant in custom_variants(config, devices)}
     found: dict[str, Variant] = {}
-    for token in tokens:
-        changes = list(_changes(token, config, devices))
+    for token in filter(None, map(str.strip, text.split(","))):
+        if token in custom:
+            found[token] = custom[token]
+            continue
+        changes = _changes(token, config, devices, custom)
         for change in changes:
             name = token if len(changes) == 1 else None
             variant = make_variant(change, config, devices, name=name)
@@ -181,43 +183,28 @@ def _variants(text: str, config: RunConfig, devices: Sequence[TrainDevice]) -> l
 
 
 def _changes(
-    token: str, config: RunConfig, devices: Sequence[TrainDevice]
-) -> Iterator[dict[str, Any]]:
-    """Yield a variant's changes, several for a field without a value. Raises UsageError."""
-    custom = [name for name in own_settings(config) if name not in SETTINGS]
-    switched: dict[str, bool] = {}
-    texts: dict[str, Any] = {}
+    token: str, config: RunConfig, devices: Sequence[TrainDevice], custom: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Return a variant's changes, several for a field without a value. Raises UsageError."""
     parts = re.split(r"\+(?=[a-z_])", token)
+    change: dict[str, Any] = {}
     for part in parts:
         field, equals, text = part.partition("=")
-        if field in custom:
-            switched[field] = _on(field, equals + text)
-        else:
-            texts[field] = text if equals else True
-    if len(switched) + len(texts) < len(parts):
-        raise UsageError(f"--variants: {token!r} has a setting twice. Remove one of them.")
-    for field in texts:
         if _known(field, "--variants", custom) in FIXED:
             raise UsageError(f"--variants: {field} must be the same for all. Set it with --set.")
-    base = RunConfig()
-    bare = [f for f, v in texts.items() if v is True and not isinstance(getattr(base, f), bool)]
-    if bare and len(parts) > 1:
-        raise UsageError(f"--variants: {bare[0]} in {token!r} has no value. Give {bare[0]}=….")
-    if bare:
-        several = list(suggested(bare[0], config, devices))
-        if not several:
-            raise UsageError(f"--variants: {bare[0]} has no value to suggest. Give {bare[0]}=….")
-        yield from ({bare[0]: value} for value in several)
-        return
-    change = {"custom_options": own_with(config, switched)} if switched else {}
-    try:
-        yield change | {f: v if v is True else value_of(f, v) for f, v in texts.items()}
-    except ConfigError as error:
-        raise UsageError(f"--variants: {error}") from error
-
-
-def _on(name: str, text: str) -> bool:
-    known = {"": True, "=true": True, "=1": True, "=false": False, "=0": False}
-    if text in known:
-        return known[text]
-    raise UsageError(f"--variants: {name} can be on or off, got {text[1:60]!r}. Use {name}=false.")
+        if field in change:
+            raise UsageError(f"--variants: {token!r} has {field} twice. Remove one of them.")
+        if equals:
+            try:
+                change[field] = value_of(field, text)
+            except ConfigError as error:
+                raise UsageError(f"--variants: {error}") from error
+        elif isinstance(getattr(config, field), bool):
+            change[field] = True
+        elif len(parts) > 1:
+            raise UsageError(f"--variants: {field} in {token!r} has no value. Give {field}=….")
+        elif values := list(suggested(field, config, devices)):
+            return [{field: value} for value in values]
+        else:
+            raise UsageError(f"--variants: {field} has no value to suggest. Give {field}=….")
+    return [change]

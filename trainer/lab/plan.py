@@ -23,7 +23,6 @@ from trainer.config import (
     Strategy,
     Workload,
     issue,
-    limits_of,
 )
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import user_workload_settings
@@ -42,18 +41,26 @@ NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 
 def all_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
     """Return every useful variant of a baseline, unsupported ones with their `problem`."""
-    custom = []
-    for name in own_settings(config):
-        on = not config.has(name)
-        changes = {"custom_options": own_with(config, {name: on})}
-        text = name if on else f"{name}=false"
-        custom.append(make_variant(changes, config, devices, name=text))
-    return custom + [
+    return custom_variants(config, devices) + [
         make_variant({field: value}, config, devices)
         for field in (*LAB_SETTINGS, "batch_size", "num_threads", "device")
         if field not in NOT_TIMED
         for value in suggested(field, config, devices)
     ]
+
+
+def custom_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
+    """Return a variant that toggles each setting of a custom workload."""
+    variants = []
+    before = [name for name in config.custom_options.split(",") if name]
+    for name in own_settings(config):
+        is_on = name in before
+        options = [one for one in before if one != name] if is_on else [*before, name]
+        changes = {"custom_options": ",".join(options)}
+        text = f"{name}=false" if is_on else name
+        variant = make_variant(changes, config, devices, name=text)
+        variants.append(replace(variant, label=f"{name} {'off' if is_on else 'on'}"))
+    return variants
 
 
 def own_settings(config: RunConfig) -> Mapping[str, str]:
@@ -64,21 +71,6 @@ def own_settings(config: RunConfig) -> Mapping[str, str]:
         return user_workload_settings()
     except ConfigError:
         return {}
-
-
-def own_with(config: RunConfig, switched: Mapping[str, bool]) -> str:
-    """Return the baseline's `custom_options` with these settings turned on or off."""
-    names = [name for name in config.custom_options.split(",") if name and switched.get(name, True)]
-    added = [name for name, on in switched.items() if on and name not in names]
-    return ",".join([*names, *added])
-
-
-def own_changes(config: RunConfig, options: str) -> dict[str, bool]:
-    """Return which settings `options`, a value of `custom_options`, turns on or off."""
-    before, after = (
-        set(filter(None, text.split(","))) for text in (config.custom_options, options)
-    )
-    return {name: name in after for name in sorted(before ^ after)}
 
 
 def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Iterator[Any]:
@@ -98,13 +90,11 @@ def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> 
 
 def _numbers(field: str, config: RunConfig) -> Sequence[float]:
     cores = granted_cores()
-    double = 2 * config.batch_size
-    # A GPU run uses the host's threads very little. 0 threads are half of the cores.
-    threads = {1, cores} - {config.num_threads or max(1, cores // 2)}
     numbers: dict[str, Sequence[float]] = {
         "num_workers": sorted({0, 2, min(8, max(2, cores))}),
-        "num_threads": sorted(threads) if config.device == "cpu" else (),
-        "batch_size": [double] if double <= limits_of("batch_size")[1] else (),
+        # A GPU run uses the host's threads very little.
+        "num_threads": (1, cores) if config.device == "cpu" else (),
+        "batch_size": (2 * config.batch_size,),
         "prefetch_factor": (4,),
         "gradient_accumulation_steps": (4,),
         "max_grad_norm": (1.0,),
@@ -131,29 +121,23 @@ def make_variant(
     whole = {**changes, **_companions(changes, config)}
     problem = None
     try:
-        found = validate(changed(config, whole), devices)
-        # Problems of the variant's fields first: others follow from them or from the baseline.
-        problem = next((one for one in found if one.field in changes), next(iter(found), None))
+        problem = next(iter(validate(changed(config, whole), devices)), None)
     except ConfigError as error:
         problem = error.problem
     problem = problem or speed_problem(str(whole.get("device", "")))
-    samples = config.batch_size * config.gradient_accumulation_steps
-    parts = changes.get("gradient_accumulation_steps", 1)
-    if problem is None and "batch_size" not in changes and samples % parts:
-        reason = f"{samples} samples per step are not divisible by {parts}"
-        problem = issue("gradient_accumulation_steps", reason, "Give a batch size too")
-    shown = (item for item in whole.items() if item[0] != "runner")  # follows from the strategy
-    label = ", ".join(_label(field, value, config) for field, value in shown)
+    shown = {field: value for field, value in whole.items() if field != "runner"}
+    label = ", ".join(f"{field} {_words(value)}" for field, value in shown.items())
     return Variant(name=name or variant_name(changes), label=label, changes=whole, problem=problem)
 
 
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """Return the baseline with a variant's changes. Raises ConfigError."""
-    unknown = next((field for field in changes if field not in SETTINGS), None)
-    if unknown is not None:
-        raise ConfigError(
-            ConfigIssue(unknown, "is no setting", "Choose one of the sidebar's settings")
-        )
+    """Return the baseline with a variant's changes. Raises ConfigError, TypeError if unknown."""
     return replace(config, **changes)
 
 
@@ -191,29 +175,18 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
         if name in changes and changes[name] == value:
             needed |= more
     if "strategy" in changes:
-        several = changes["strategy"] in (Strategy.DDP, Strategy.FSDP)
-        needed["runner"] = Runner.TORCHRUN if several else Runner.THREAD
-        fused_sgd = (config.optimizer, config.optimizer_impl) == ("sgd", "fused")
-        if changes["strategy"] == Strategy.FSDP and fused_sgd:  # supports no sharded weights
-            needed["optimizer_impl"] = "for-loop"
+        is_job = changes["strategy"] in (Strategy.DDP, Strategy.FSDP)
+        needed["runner"] = Runner.TORCHRUN if is_job else Runner.THREAD
     # The number of samples per step stays: accumulation saves memory.
-    parts = changes.get("gradient_accumulation_steps")
+    parts = changes.get("gradient_accumulation_steps", 1)
     samples = config.batch_size * config.gradient_accumulation_steps
-    if isinstance(parts, int) and parts > 1 and samples % parts == 0:
+    if parts > 1 and samples % parts == 0:
         needed["batch_size"] = samples // parts
     return {
         field: value
         for field, value in needed.items()
         if field not in changes and getattr(config, field) != value
     }
-
-
-def _label(field: str, value: Any, config: RunConfig) -> str:
-    switched = own_changes(config, value) if field == "custom_options" else {field: value}
-    return ", ".join(
-        f"{name} {('off', 'on')[on] if isinstance(on, bool) else on}"
-        for name, on in switched.items()
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +205,6 @@ class WorkloadPlan(SweepPlan):
         config, device = self.config, "CPU" if self.config.device == "cpu" else "GPU"
         return f"{config.workload} on {device}, {config.precision}, batch_size {config.batch_size}"
 
-    @property
-    def device_name(self) -> str | None:
-        """The name of the baseline's device; None if it is not in this machine."""
-        return next((one.name for one in self.devices if one.id == self.config.device), None)
-
     def subject(self) -> dict[str, Any]:
         return {"config": self.config.to_dict()}
 
@@ -244,15 +212,9 @@ class WorkloadPlan(SweepPlan):
         self, first: Mapping[str, Any], second: Mapping[str, Any]
     ) -> tuple[dict[str, Any], str | None]:
         """Return both changes together, and why no device of this machine can run them."""
-        together = {**first, **second}
-        if "custom_options" in together:
-            config, switched = self.config, dict[str, bool]()
-            for change in (first, second):
-                switched |= own_changes(config, change.get("custom_options", config.custom_options))
-            together["custom_options"] = own_with(config, switched)
-        for name, value in second.items():
-            if name != "custom_options" and name in first and first[name] != value:
-                return together, f"{name} is {first[name]} in the combination already"
+        together, refused = SweepPlan.combine(self, first, second)
+        if refused is not None:
+            return together, refused
         try:
             problem = next(iter(validate(changed(self.config, together), self.devices)), None)
         except ConfigError as error:
@@ -260,21 +222,13 @@ class WorkloadPlan(SweepPlan):
         return together, None if problem is None else f"{problem.field}: {problem.reason}"
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> WorkloadPlan:
+    def from_dict(
+        cls, values: Mapping[str, Any], devices: Sequence[TrainDevice] = ()
+    ) -> WorkloadPlan:
         """Return the plan of plan.json. Raises ConfigError, KeyError, TypeError and ValueError."""
         return cls(
             config=RunConfig.from_dict(values["config"]),
             variants=msgspec.convert(values["variants"], tuple[Variant, ...]),
+            devices=devices,
             **numbers_of(values),
         )
-
-
-def with_devices(plan: WorkloadPlan, devices: Sequence[TrainDevice]) -> WorkloadPlan:
-    """Return the plan for these devices, with its variants validated on them."""
-    variants = (
-        make_variant(variant.changes, plan.config, devices, name=variant.name)
-        if variant.changes
-        else variant
-        for variant in plan.variants
-    )
-    return replace(plan, variants=tuple(variants), devices=tuple(devices))

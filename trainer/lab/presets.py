@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import Variant
-from trainer.config import OptimizerImpl, Precision, RunConfig, Runner, Strategy, issue, limits_of
+from trainer.config import OptimizerImpl, Precision, RunConfig, Runner, Strategy, issue
 from trainer.config_validation import TrainDevice
 from trainer.lab.plan import GPU_OFF, LAB_SETTINGS, NOT_TIMED, make_variant, suggested
 
@@ -20,32 +20,29 @@ _LOADING = (
 
 _OFF = RunConfig(optimizer_impl=OptimizerImpl.FOR_LOOP, channels_last=False)
 PLAIN: dict[str, Any] = {name: getattr(_OFF, name) for name in LAB_SETTINGS}
-"""Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
-
-
-Choice = tuple[RunConfig, list[Variant]]  # A baseline and its variants.
+"""Every setting off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named choice; `build` returns its baseline and variants for a configuration."""
+    """A ready-made sweep; `build` returns its baseline and variants for a configuration."""
 
     label: str
     help: str
-    build: Callable[[RunConfig, Devices], Choice]
+    build: Callable[[RunConfig, Devices], tuple[RunConfig, list[Variant]]]
 
 
 _NO_SPEED = NOT_TIMED | {"set_to_none", "deterministic", "persistent_workers"}
 """Settings of PLAIN that are not for speed."""
 
 
-def _tutorials(config: RunConfig, devices: Devices) -> Choice:
+def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     baseline = replace(config, **PLAIN)
     fields = [field for field in PLAIN if field not in _NO_SPEED]
     return baseline, _variants(fields, baseline, devices)
 
 
-def _loading(config: RunConfig, devices: Devices) -> Choice:
+def _loading(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     baseline = replace(config, **{field: PLAIN[field] for field in _LOADING})
     found = _variants(_LOADING, baseline, devices)
     workers = min(4, max(2, granted_cores()))
@@ -54,23 +51,23 @@ def _loading(config: RunConfig, devices: Devices) -> Choice:
     return baseline, found
 
 
-def _precision(config: RunConfig, devices: Devices) -> Choice:
+def _precision(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     baseline = replace(config, precision=Precision.FP32)
     return baseline, _variants(("precision",), baseline, devices)
 
 
-def _cpu_gpu(config: RunConfig, devices: Devices) -> Choice:
+def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     baseline = replace(config, device="cpu", precision=Precision.FP32, **GPU_OFF)
     found = _variants(("device",), baseline, devices)
-    if not found:
-        reasons = filter(None, (device.reason for device in devices))
-        reason = next(reasons, "torch finds no GPU in this machine")
-        problem = issue("device", reason, "Run this sweep on a machine with a GPU")
-        found = [Variant(name="device=gpu", label="device GPU", changes={}, problem=problem)]
-    return baseline, found
+    if found:
+        return baseline, found
+    reasons = (device.reason for device in devices if device.reason is not None)
+    reason = next(reasons, "torch finds no GPU in this machine")
+    problem = issue("device", reason, "Run this sweep on a machine with a GPU")
+    return baseline, [Variant(name="device=gpu", label="device GPU", changes={}, problem=problem)]
 
 
-def _scaling(config: RunConfig, devices: Devices) -> Choice:
+def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     """Compare one device with several, each with the same batch size, on a CPU with one thread."""
     on_cpu = config.device == "cpu"
     gpus = sum(device.cuda_index is not None and device.reason is None for device in devices)
@@ -101,8 +98,7 @@ def _ranks(most: int) -> list[int]:
     [2, 4, 6]
     """
     powers = [2**power for power in range(1, 7) if 2**power <= most]
-    highest = min(most, int(limits_of("devices_per_node")[1]))
-    return sorted({*powers, highest} - {1})
+    return sorted({*powers, most} - {1})
 
 
 def _variants(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Variant]:
@@ -115,8 +111,8 @@ def _variants(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> l
 
 PRESETS: dict[str, Preset] = {
     "tutorials": Preset(
-        "All techniques",
-        "Baseline: a plain tutorial loop with every technique off. Each setting turns one on.",
+        "All settings",
+        "Baseline: a plain tutorial loop with every setting off. Each variant turns one on.",
         _tutorials,
     ),
     "cpu_gpu": Preset(

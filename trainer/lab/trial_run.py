@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,29 +32,23 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     the run ends `seconds` after its warm-up. `stops`: the folder cannot be written.
     """
     folder, warmup, seconds = Path(job["folder"]), int(job["warmup"]), float(job["seconds"])
-    timed = not job["steps"]
+    if job["steps"]:
+        seconds = math.inf
+    expected = {RunStatus.FINISHED} if job["steps"] else {RunStatus.FINISHED, RunStatus.STOPPED}
     try:
         config = _config(job)
         if config.distributed:
             write_pending(folder, config, "Starting the ranks.")
             ranks = TorchrunRun(config, folder)
-            limit_s = seconds if timed else float("inf")
-            _wait(lambda: last_step(ranks.folder), lambda: not ranks.alive(), warmup, limit_s)
+            _wait(lambda: last_step(ranks.folder), lambda: not ranks.alive(), warmup, seconds)
             while ranks.alive():
                 ranks.stop(STOP_S)
         else:
-            _run_here(config, folder, warmup, seconds, timed=timed)
+            _run_here(config, folder, warmup, seconds)
         ended = read_run(folder)
-        if ended.status is not RunStatus.FINISHED and not (
-            timed and ended.status is RunStatus.STOPPED
-        ):
+        if ended.status not in expected:
             return {"reason": ended.reason or f"The run is {ended.status}."}
-        try:
-            metrics = measured(folder, warmup, config.world_size)
-        except StoreError as error:
-            if not config.distributed:
-                raise
-            return {"reason": str(error)}  # a rank's store is unreadable: the trial failed
+        metrics = measured(folder, warmup, config.world_size)
         return {"metrics": metrics, "machine": ended.run_json.get("environment") or {}}
     except (ConfigError, RunTooShortError, RunError) as error:
         return {"reason": str(error)}
@@ -77,14 +72,15 @@ def _config(job: Mapping[str, Any]) -> RunConfig:
     )
 
 
-def _run_here(config: RunConfig, folder: Path, warmup: int, seconds: float, *, timed: bool) -> None:
-    stop, recorders = threading.Event(), list[Recorder]()
+def _run_here(config: RunConfig, folder: Path, warmup: int, seconds: float) -> None:
+    stop = threading.Event()
+    recorders: list[Recorder] = []
 
     def watch() -> None:
         _wait(lambda: recorders[0].step if recorders else 0, stop.is_set, warmup, seconds)
         stop.set()
 
-    if timed:
+    if seconds < math.inf:
         threading.Thread(target=watch, name="lab-clock", daemon=True).start()
     try:
         run(config, folder, stop=stop, opened=recorders.append)
