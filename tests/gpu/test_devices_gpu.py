@@ -102,7 +102,7 @@ def test_a_run_records_its_share_of_the_memory_and_its_neighbors(
     folder = record(tmp_path / "run", 2.5, lambda: time.sleep(0.05))
     listed = run_json(folder).get("gpu_processes", {}).get(gpu_uuid(0), [])
     both_listed(other.pid, {one["pid"] for one in listed})
-    assert set(listed[0]) == {*("pid", "user", "name", "command", "memory", "sm", "yours", "state")}
+    assert set(listed[0]) == {*("pid", "user", "name", "command", "memory", "yours", "state")}
     _, own = device_values(folder, OWN, Stream.SAMPLES)
     assert len(own) >= 2
     assert own[-1] >= torch.cuda.memory_reserved()

@@ -29,9 +29,9 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
 from stepscope.run import rank_info
 from stepscope.store import SeriesBlock, StoreWriter, store_name
-from tests.support.fake_machine import BUSY, GIB, FakeClock, FakeSource, Gpu, divided, gpus, machine
+from tests.support.fake_machine import BUSY, GIB, FakeSource, Gpu, divided, gpus, machine
 from tests.support.fake_machine import facts as facts_of
-from tests.support.fake_nvml import FakeNvml, install
+from tests.support.fake_nvml import FakeClock, FakeNvml, install
 from tests.support.prometheus_text import Samples, get, scrape, serving
 from tests.support.run_folders import Row, make_run, make_store
 from tests.support.waiting import wait_until

@@ -17,6 +17,7 @@ from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource
 from stepscope.gpu.xid import NO_INSTANCE, xid_event
+from tests.support.fake_nvml import FakeClock
 
 GIB = 2**30
 
@@ -63,19 +64,6 @@ BUSY = {key: value for values in TIERS.values() for key, value in values.items()
 """Readings of a GPU at work that has no trouble."""
 
 IDLE = BUSY | {"gpu/util": 0.0, "gpu/power": 72.0, "gpu/sm_clock": 345.0, "gpu/temp": 34.0}
-
-
-class FakeClock:
-    """Moves only when told; `wall` is the same moment in epoch seconds."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1.7e9 + self.now
 
 
 def info(index: int = 0, name: str = "NVIDIA H100 80GB HBM3", **changes: Any) -> DeviceInfo:

@@ -37,13 +37,16 @@ FIELDS = {
 
 
 class FakeClock:
-    """A clock that moves only when told."""
+    """Moves only when told; `wall` is the same moment in epoch seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     def __call__(self) -> float:
         return self.now
+
+    def wall(self) -> float:
+        return 1.7e9 + self.now
 
 
 @dataclass

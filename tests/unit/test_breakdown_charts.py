@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts import memory_breakdown
 from dashboard.charts.memory_breakdown import (
     COLORS,
     MAX_READINGS,
@@ -107,13 +106,6 @@ def test_a_split_that_torch_does_not_count_is_missing_and_not_zero(tmp_path: Pat
         "Cached memory is not split into reclaimable and fragmented memory: torch does not count "
         "the split of expandable segments (expandable_segments:True)."
     ) in found.notes
-
-
-@pytest.mark.parametrize("capabilities", [[], {"missing": []}, {"missing": {GPU: {"x": 1}}}])
-def test_capabilities_in_another_form_give_no_reason(tmp_path: Path, capabilities: Any) -> None:
-    run = cuda_run(tmp_path, capabilities=capabilities)
-    assert memory_breakdown.missing_reasons(run) == {}
-    assert read(run).notes
 
 
 def test_a_run_without_samples_has_no_breakdown(tmp_path: Path) -> None:

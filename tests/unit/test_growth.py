@@ -149,17 +149,6 @@ def test_any_even_leak_is_seen(n: int, rate: float, level: float, seed: int) -> 
     assert trend.bytes_per_step == pytest.approx(rate, rel=1e-3)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1e12), min_size=MIN_SAMPLES, max_size=N), st.floats(1, 1e3))
-def test_what_is_found_holds_for_any_readings(values: list[float], width: float) -> None:
-    steps, data = width * np.arange(len(values)), np.array(values)
-    trend = find_trend(steps, data)
-    if trend is not None:
-        assert 0 < trend.low <= trend.bytes_per_step <= trend.high
-    # Memory that fell to its start at the end never grew.
-    assert find_trend(steps, np.append(data[:-1], data.min())) is None
-
-
 def trend_of(rate: float, level: float = 1000 * MIB) -> GrowthTrend:
     return GrowthTrend(
         bytes_per_step=rate, low=rate, high=rate, first_step=100, last_step=500, level=level

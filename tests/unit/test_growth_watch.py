@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.memory.growth_detector import MAX_GROUPS, GrowthMonitor, MemorySample, MinimumWindow
+from stepscope.memory.growth_detector import GrowthMonitor
 from stepscope.run import RunStatus, read_run
 from stepscope.store.recorder import Recorder
 from tests.support.fake_nvml import FakeClock
@@ -156,13 +156,6 @@ def test_growth_since_an_event_counts_until_it_ends(bench: Bench) -> None:
     assert found.grown > 150 * MIB, "also before the newest samples, and after the event"
     bench.run(range(1900, 2900), allocated=lambda step: rise(1900))
     assert bench.monitor.allocated_growth() is None
-
-
-def test_the_number_of_groups_is_bounded() -> None:
-    scale = MinimumWindow(1.0)
-    for step in range(10_000):
-        scale.add(MemorySample(float(step), step, 1.0))
-    assert len(scale.groups) == MAX_GROUPS
 
 
 # --- no growth ------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from tests.support.fake_machine import (
     BUSY,
     GIB,
-    FakeClock,
     FakeSource,
     divided,
     facts,
@@ -35,6 +34,7 @@ from tests.support.fake_machine import (
     machine,
     process,
 )
+from tests.support.fake_nvml import FakeClock
 
 
 def looks(

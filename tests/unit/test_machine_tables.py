@@ -14,7 +14,6 @@ from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from tests.support.fake_machine import (
     GIB,
-    FakeClock,
     FakeSource,
     Gpu,
     divided,
@@ -23,6 +22,7 @@ from tests.support.fake_machine import (
     machine,
     process,
 )
+from tests.support.fake_nvml import FakeClock
 
 
 def seen(*found: Gpu, looks: int = 1) -> MachineState:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
-import io
 import os
 import pickle
 import resource
@@ -82,24 +80,16 @@ HOSTILE = {
     "inst": b"(S'true'\nios\nsystem\n.",
     "stack global": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
     "persistent": b"Pabc\n.",
-    "binary persistent": b"\x80\x04K\x01Q.",
     "extension": b"\x80\x02\x82\x01.",
-    "reduce of a text": b"\x80\x02U\x01a)R.",
-    "new object": b"\x80\x02U\x01a)\x81.",
     "build": b"\x80\x02]}b.",
-    "next buffer": b"\x80\x05\x97.",
-    "unknown protocol": b"\x80\x7f}.",
     "unknown opcode": b"\x80\x04\xff.",
     "empty": b"",
     "no stop": b"\x80\x04}",
     "stack underflow": b"\x80\x04a.",
-    "bad text": b"\x80\x04\x8c\x01\xff.",
     "long number": b"\x80\x02\x8b\xff\xff\xff\xffabc.",
-    "text number": b"I" + b"9" * 5000 + b"\n.",
     "a number": b"\x80\x04K\x01.",
     "other keys": pickle.dumps({"model": 1, (): 2}),
     "segments are no list": pickle.dumps({"segments": {}, "device_traces": []}),
-    "a history alone": pickle.dumps({"device_traces": [[]]}),
     "an archive": b"PK\x03\x04" + bytes(100),
 }
 
@@ -115,21 +105,10 @@ def test_a_file_that_is_no_snapshot_is_refused_with_its_name_and_a_remedy(
             assert "torch.cuda.memory._dump_snapshot" in said
 
 
-def test_a_registered_extension_is_refused_too(path: Path) -> None:
-    copyreg.add_extension("os", "system", 200)
-    try:
-        assert "os.system" in refused(path, b"\x80\x02\x82\xc8.")
-    finally:
-        copyreg.remove_extension("os", "system", 200)
-
-
 BOMBS = {
     "memo": b"\x80\x04}r\xff\xff\xff\x7f.",
     "bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"x.",
-    "text": b"\x80\x04\x8d" + struct.pack("<Q", 2**40) + b"x.",
-    "bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"x.",
     "frame": b"\x80\x04\x95" + struct.pack("<Q", 2**40) + b"}.",
-    "frame beyond all": b"\x80\x04\x95" + struct.pack("<Q", 2**63 - 1) + b"}.",
 }
 
 
@@ -262,22 +241,3 @@ def test_a_broken_file_is_summarized_or_refused(path: Path, data: st.DataObject)
         else:
             del broken[at:]
     outcome(path, bytes(broken))
-
-
-@pytest.mark.usefixtures("little_memory")
-@RELAXED
-@given(
-    parts=st.lists(
-        st.sampled_from([bytes([opcode]) for opcode in range(256)]) | st.binary(max_size=9),
-        max_size=60,
-    )
-)
-def test_any_opcodes_are_summarized_or_refused(path: Path, parts: list[bytes]) -> None:
-    outcome(path, b"\x80\x04" + b"".join(parts) + b".")
-
-
-def test_reading_looks_only_at_the_pickle_itself(path: Path) -> None:
-    """What follows the end of the pickle is not read as one more."""
-    path.write_bytes(pickle.dumps(snapshot([live_block(8)])) + HOSTILE["global"])
-    assert load(path).stacks[0].size == 8
-    assert pickle.load(io.BytesIO(path.read_bytes())).keys() == {"segments", "device_traces"}
