@@ -126,7 +126,6 @@ class FakeNvml:
         self.gpus = list(gpus)
         self.asked_fields: list[int] = []
         self.gpm_buffers = 0
-        self.gpm_freed: list[int] = []
         self.sampled: list[tuple[int, int | None]] = []
         self.compared: list[tuple[int | None, int | None]] = []
         self.registered: list[str] = []
@@ -290,9 +289,6 @@ class FakeNvml:
     def _nvmlGpmSampleAlloc(self, sample: Any) -> None:
         self.gpm_buffers += 1
         ctypes.c_void_p.from_buffer(sample._obj).value = self.gpm_buffers
-
-    def _nvmlGpmSampleFree(self, sample: Any) -> None:
-        self.gpm_freed.append(ctypes.cast(sample, ctypes.c_void_p).value or 0)
 
     def _nvmlGpmSampleGet(self, gpu: FakeGpu, sample: Any) -> None:
         self.sampled.append((ctypes.cast(sample, ctypes.c_void_p).value or 0, None))

@@ -137,22 +137,6 @@ def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) 
     assert len(device.events) == 5  # two pairs, and that of the loss
 
 
-def test_the_events_of_a_failed_run_are_used_again(device: Device) -> None:
-    steps = Steps(device)
-    for _ in range(2):
-        steps.batch()
-        steps.close(1)  # under way when the run ends
-        steps.batch()
-        steps.times.begin_step()  # out of memory here
-        steps.reader.discard()
-        made = len(device.events)
-        steps = Steps(device)  # the next run of this process
-    assert steps.rows == []
-    assert made == 11  # five pairs and that of a slot, used by both runs
-    assert cuda_readback._free is not None
-    assert len(cuda_readback._free) == cuda_readback.SLOTS
-
-
 def test_times_beyond_limits_are_missing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "PAIRS_LIMIT", 3)
     steps = Steps(device)
@@ -164,17 +148,3 @@ def test_times_beyond_limits_are_missing(device: Device, monkeypatch: pytest.Mon
     steps.batch()
     device.broken = True
     assert steps.row(3) == {}
-
-
-def test_a_row_without_a_copy_frees_its_pairs(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: True)  # the loss is not copied
-    steps = Steps(device)
-    steps.batch()
-    steps.close(1)
-    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
-    steps.reader.poll()
-    assert steps.rows == [(1, {})]
-    steps.batch()
-    assert len(device.events) == 4

@@ -99,13 +99,6 @@ def test_a_driver_that_does_not_answer_is_not_waited_for(
     assert "did not answer within 0.01 s" in capsys.readouterr().err
 
 
-def test_an_error_of_a_driver_call_is_raised() -> None:
-    source = FakeSource(gpus(1))
-    source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
-    with pytest.raises(ZeroDivisionError):
-        devices.show(machine(source), sleep=lambda _: None)
-
-
 @pytest.mark.parametrize("columns", [40, 120])
 def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
     found = [*gpus(2), divided(2)]

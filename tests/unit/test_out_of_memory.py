@@ -264,16 +264,11 @@ def test_a_report_is_the_same_after_it_was_a_file() -> None:
     [
         ({"schema": 9}, "schema 1"),
         ({"last": None}, "report.last"),
-        ({"last": {}}, "missing"),
         ({"seen": "many"}, "report.seen"),
-        ({"seen": 10**80}, "64 bits"),
         ({"last": {"ts": 1.0, "free": "x"}}, "report.last.free"),
-        ({"last": {"ts": 1.0, "free": True}}, "report.last.free"),
         ({"last": {"ts": 1.0, "memory": "tape"}}, "report.last.memory"),
-        ({"last": {"ts": 1.0, "stack": "abc"}}, "report.last.stack"),
         ({"last": {"ts": 1.0, "stack": ["a"] * 3000}}, "list of at most"),
         ({"last": {"ts": 1.0, "processes": [{"name": "a"}]}}, "missing.*report.last.processes"),
-        ({"last": {"ts": 1.0, "growth": {"steps": 1}}}, "missing.*report.last.growth"),
     ],
 )
 def test_a_malformed_file_is_rejected_with_its_field(changes: dict[str, Any], words: str) -> None:
@@ -286,22 +281,6 @@ def test_a_malformed_file_is_rejected_with_its_field(changes: dict[str, Any], wo
 def test_other_content_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="must be|not a finite number"):
         parse(text)
-
-
-json_values = st.sampled_from(
-    [None, True, -1, 2**63, 0.5, float("nan"), "", "x", [], ["x"], [None], {}, {"x": []}]
-)
-COMPLETE = OomReport(last=FULL).to_json()["last"]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(COMPLETE)), json_values, min_size=1, max_size=3))
-def test_any_json_is_a_record_or_an_error(changes: dict[str, Any]) -> None:
-    try:
-        report = parse(json.dumps({"schema": 1, "last": COMPLETE | changes}))
-    except ValueError:
-        return
-    assert diagnose(report.last).text
 
 
 FIGURES = ("requested", "total", "allowed", "free", "allocated", "reserved", "others")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from stepscope.memory import allocator
-from stepscope.memory.model_states import ModelStateTracker
 from stepscope.session.sampler import REPEATED_S, BoundarySampler
 from tests.support.fake_nvml import FakeClock
 
@@ -130,10 +129,10 @@ def test_without_a_device_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert bench.taken[-1]
 
 
-def cuda(stats: Callable[[int], dict[str, Any]], *, started: bool = True) -> SimpleNamespace:
+def cuda(stats: Callable[[int], dict[str, Any]]) -> SimpleNamespace:
     return SimpleNamespace(
         cuda=SimpleNamespace(
-            is_initialized=lambda: started,
+            is_initialized=lambda: True,
             device_count=lambda: 2,
             memory_stats_as_nested_dict=stats,
         )
@@ -160,26 +159,3 @@ def test_counters_that_the_script_sets_back_count_from_there(
     assert readings.read() == {"memory/ooms": 0.0, "memory/alloc_retries": 0.0}
     stats |= {"num_ooms": 6, "num_alloc_retries": 8}
     assert readings.read() == {"memory/ooms": 6.0, "memory/alloc_retries": 1.0}
-
-
-def test_before_cuda_is_started_there_is_nothing_to_take_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: {}, started=False))
-    readings = BoundarySampler(0)
-    monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: {"num_ooms": 3}))
-    assert readings.read() == {"memory/ooms": 3.0}
-
-
-@pytest.mark.parametrize("error", [OSError(9, "Bad file descriptor"), IndexError()])
-def test_a_script_that_closes_the_file_of_its_memory_trains_on(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def closed() -> float:
-        raise error
-
-    monkeypatch.setattr(ModelStateTracker, "is_due", lambda *_: True)
-    monkeypatch.setattr(ModelStateTracker, "read", lambda *_: {"memory/parameters": 4.0})
-    readings = BoundarySampler(resident=closed)
-    readings.serve()
-    assert readings.take() == {"memory/parameters": 4.0}

@@ -118,9 +118,3 @@ def test_a_poll_loads_an_old_run_and_shows_it_once_it_is_there(
     assert loaded["page_token"] != waiting["page_token"], "the page draws the rest of the tab"
     (old,) = server.run_list.rows()
     assert (old.cells["Best loss"], old.cells["Size"]) == (1.0, None)
-
-
-def test_a_poll_of_a_local_run_has_no_connection(server: Services, source: FakeSource) -> None:
-    record(server.runs, "here")
-    assert "source" not in poll("here")
-    assert source.wanted == []
