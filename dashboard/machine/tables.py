@@ -187,7 +187,7 @@ def value_rows(device: DeviceState, since: float, torch_name: str) -> list[Row]:
         pcie = f"{now}, at most {link(facts.pcie_max_gen, facts.pcie_max_width)}"
         about = "An idle GPU slows its link to save power; under load it should be at its maximum."
         rows.append(_row("Links", "PCIe link", pcie, about))
-    lowered = throttle_text(device.throttled, device.throttle_window_s)
+    lowered = throttle_text(device.throttled, device.seconds)
     about = "Time the driver lowered the clocks, by reason; reasons can overlap."
     rows.append(_row("Clocks", "Clocks lowered", lowered, about))
     about = "Whole GPU, all users, since this server first read it."

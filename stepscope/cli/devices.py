@@ -17,9 +17,14 @@ from stepscope.cli.arguments import add_json, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.gpu.device_events import REASONS, throttle_text
-from stepscope.gpu.health import HealthStatus
 from stepscope.gpu.machine_monitor import MachineMonitor
-from stepscope.gpu.machine_state import DeviceState, HostState, MachineState, machine_json
+from stepscope.gpu.machine_state import (
+    DeviceState,
+    HealthStatus,
+    HostState,
+    MachineState,
+    machine_json,
+)
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import open_source
 
@@ -162,11 +167,11 @@ def _device(device: DeviceState) -> Iterator[str]:
     yield f"{device.info.nvml_index}  {device.info.name}  {device.info.short_uuid}  {bus}".rstrip()
     for line in LINES:
         yield INDENT + _values(device, line)
-    if device.throttle_window_s < MIN_WINDOW_S:
+    if device.seconds < MIN_WINDOW_S:
         total = {key: device.values[key] for key in REASONS if key in device.values}
         text = throttle_text(total, None)
     else:
-        text = throttle_text(device.throttled, device.throttle_window_s)
+        text = throttle_text(device.throttled, device.seconds)
     yield f"{INDENT}Clocks {text[:1].lower()}{text[1:]}"
     others = [issue.text for issue in device.health.issues if issue.text not in device.health.text]
     yield f"{INDENT}{MARKS[device.health.level]} {' '.join((device.health.text, *others))}"

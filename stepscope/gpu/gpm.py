@@ -10,8 +10,7 @@ from typing import Any
 import pynvml
 
 from stepscope.gpu.nvml_device import NOT_BY_GPU, PERMISSION, NvmlDevice
-from stepscope.gpu.nvml_queries import BYTES_PER_SECOND, PERCENT
-from stepscope.gpu.nvml_reader import ONE_READING
+from stepscope.gpu.nvml_queries import BYTES_PER_SECOND, ONE_READING, PERCENT
 
 MIB = 2**20
 MIN_INTERVAL_S = 0.1  # Between two samples (nvml.h).

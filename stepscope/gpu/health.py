@@ -7,12 +7,15 @@ Thresholds are those of the driver, if available.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from stepscope.common.formatting import format_bytes, format_duration
 from stepscope.gpu.device_info import DeviceProperties
-from stepscope.gpu.processes import GpuProcess
+from stepscope.gpu.machine_state import (
+    DeviceHealth,
+    DeviceState,
+    HealthIssue,
+    HealthStatus,
+)
 
 HOT_MARGIN = 5.0  # °C below the slowdown temperature; fans and load cause a few degrees.
 LOADED = 50.0  # Utilization (%) above which a PCIe link should run at full speed.
@@ -30,115 +33,54 @@ POWER_BRAKE = 0x80
 """Bits of nvmlClocksEventReasons (nvml.h)."""
 
 
-class HealthStatus(StrEnum):
-    """Severity of an issue: CRITICAL endangers results, WARNING costs speed or memory."""
-
-    OK = "ok"
-    NOTICE = "notice"
-    WARNING = "warning"
-    CRITICAL = "critical"
-
-    @property
-    def rank(self) -> int:
-        """Higher is more severe."""
-        return list(HealthStatus).index(self)
-
-
 OK, NOTICE, WARNING, CRITICAL = HealthStatus
 
 
-@dataclass(frozen=True, slots=True)
-class HealthIssue:
-    """One problem or remark, with its severity."""
-
-    level: HealthStatus
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
-    """Status line and severity of a GPU, and all issues, the most severe first."""
-
-    level: HealthStatus
-    text: str
-    issues: tuple[HealthIssue, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class XidEvent:
-    """One Xid event, the driver's error message, of a GPU at `ts` (epoch seconds).
-
-    `gpu_instance` is the id of a MIG instance, None for a whole GPU.
-    """
-
-    uuid: str
-    code: int
-    text: str
-    level: HealthStatus
-    gpu_instance: int | None
-    ts: float = 0.0
-    age_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthInputs:
-    """Newest values, first values and events of a GPU."""
-
-    values: Mapping[str, float] = field(default_factory=dict)
-    first: Mapping[str, float] = field(default_factory=dict)
-    facts: DeviceProperties | None = None
-    processes: tuple[GpuProcess, ...] = ()
-    lost: str | None = None  # A text of the driver, as is `recovery`.
-    recovery: str | None = None
-    xids: tuple[XidEvent, ...] = ()
-    is_link_slow: bool = False  # At the latest reading of the properties.
-
-
-def health(inputs: HealthInputs) -> DeviceHealth:
+def health(state: DeviceState) -> DeviceHealth:
     """Apply all rules to one GPU."""
-    if inputs.lost is not None:
-        text = f"{inputs.lost[:1].upper()}{inputs.lost[1:].rstrip('.')}. Retrying."
+    if state.lost is not None:
+        text = f"{state.lost[:1].upper()}{state.lost[1:].rstrip('.')}. Retrying."
         return DeviceHealth(CRITICAL, text, (HealthIssue(CRITICAL, text),))
-    found = [issue for rule in RULES for issue in rule(inputs)]
+    found = [issue for rule in RULES for issue in rule(state)]
     issues = tuple(sorted(found, key=lambda issue: -issue.level.rank))
     if issues and issues[0].level is not OK:
         return DeviceHealth(issues[0].level, issues[0].text, issues)
-    return DeviceHealth(OK, _ok_text(inputs, issues), issues)
+    return DeviceHealth(OK, _ok_text(state, issues), issues)
 
 
-def _ok_text(inputs: HealthInputs, issues: Sequence[HealthIssue]) -> str:
+def _ok_text(state: DeviceState, issues: Sequence[HealthIssue]) -> str:
     """Return the status line of a GPU without problems."""
-    load = inputs.values.get("gpu/util")
+    load = state.values.get("gpu/util")
     activity = "No problems found."
     if load is not None:
         activity = "Idle." if load < IDLE else "Working."
     return " ".join([activity, *(issue.text for issue in issues)])
 
 
-def _errors(inputs: HealthInputs) -> Iterator[HealthIssue]:
-    if inputs.recovery is not None:
-        yield HealthIssue(CRITICAL, f"Driver: {inputs.recovery}.")
-    count = inputs.values.get("gpu/ecc_uncorrected", 0)
-    new = count - inputs.first.get("gpu/ecc_uncorrected", count)
+def _errors(state: DeviceState) -> Iterator[HealthIssue]:
+    if state.recovery is not None:
+        yield HealthIssue(CRITICAL, f"Driver: {state.recovery}.")
+    count = state.values.get("gpu/ecc_uncorrected", 0)
+    new = count - state.first.get("gpu/ecc_uncorrected", count)
     if new > 0:
         text = "while being watched: results may be wrong. Restart the program."
         yield HealthIssue(CRITICAL, f"{_number(new, 'uncorrected memory error')} {text}")
     elif count > 0:
         text = "since the driver was loaded, none while being watched."
         yield HealthIssue(WARNING, f"{_number(count, 'uncorrected memory error')} {text}")
-    if inputs.xids:
-        recent = [xid for xid in inputs.xids if xid.age_s < XID_NEW_S]
-        shown = min(recent or inputs.xids, key=lambda xid: (-xid.level.rank, xid.age_s))
-        total = f" ({len(inputs.xids)} in all)" if len(inputs.xids) > 1 else ""
+    if state.xids:
+        recent = [xid for xid in state.xids if xid.age_s < XID_NEW_S]
+        shown = min(recent or state.xids, key=lambda xid: (-xid.level.rank, xid.age_s))
+        total = f" ({len(state.xids)} in all)" if len(state.xids) > 1 else ""
         text = f"{shown.text}, {format_duration(shown.age_s)} ago{total}. See {XID_PAGE}"
         yield HealthIssue(shown.level if recent else NOTICE, text)
 
 
-def _heat(inputs: HealthInputs) -> Iterator[HealthIssue]:
-    mask = int(inputs.values.get("gpu/throttle_reasons", 0))
-    temperature = inputs.values.get("gpu/temp")
-    margin = inputs.values.get("gpu/temp_margin")
-    slowdown = None if inputs.facts is None else inputs.facts.temp_slowdown
+def _heat(state: DeviceState) -> Iterator[HealthIssue]:
+    mask = int(state.values.get("gpu/throttle_reasons", 0))
+    temperature = state.values.get("gpu/temp")
+    margin = state.values.get("gpu/temp_margin")
+    slowdown = None if state.facts is None else state.facts.temp_slowdown
     degrees = "" if temperature is None else f": {temperature:.0f} °C"
     limit = "" if slowdown is None else f", slowdown at {slowdown:.0f} °C"
     if margin is None and temperature is not None and slowdown is not None:
@@ -157,9 +99,9 @@ def _heat(inputs: HealthInputs) -> Iterator[HealthIssue]:
         yield HealthIssue(WARNING, text)
 
 
-def _link(inputs: HealthInputs) -> Iterator[HealthIssue]:
-    facts = inputs.facts
-    if facts is not None and inputs.is_link_slow:
+def _link(state: DeviceState) -> Iterator[HealthIssue]:
+    facts = state.facts
+    if facts is not None and state.is_link_slow:
         now = link(facts.pcie_gen, facts.pcie_width)
         most = link(facts.pcie_max_gen, facts.pcie_max_width)
         text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."
@@ -182,16 +124,16 @@ def link(generation: int | None, width: int | None) -> str:
     return f"gen {generation or '?'} ×{width or '?'}"
 
 
-def _processes(inputs: HealthInputs) -> Iterator[HealthIssue]:
-    dead = [process for process in inputs.processes if process.state == "zombie"]
+def _processes(state: DeviceState) -> Iterator[HealthIssue]:
+    dead = [process for process in state.processes or () if process.state == "zombie"]
     if dead:
         pids = ", ".join(f"{process.pid} ({process.name})" for process in dead[:3])
         text = f"{_number(len(dead), 'dead process', 'es')} still on the GPU: {pids}."
         yield HealthIssue(WARNING, f"{text} Kill the parent.")
 
 
-def _memory(inputs: HealthInputs) -> Iterator[HealthIssue]:
-    values = inputs.values
+def _memory(state: DeviceState) -> Iterator[HealthIssue]:
+    values = state.values
     total = values.get("gpu/mem_total", 0)
     usable = total - values.get("gpu/mem_reserved", 0)
     used = values.get("gpu/mem_used", 0)
@@ -206,16 +148,16 @@ def _memory(inputs: HealthInputs) -> Iterator[HealthIssue]:
         yield HealthIssue(WARNING, text)
 
 
-def _power(inputs: HealthInputs) -> Iterator[HealthIssue]:
-    if not int(inputs.values.get("gpu/throttle_reasons", 0)) & POWER_CAP:
+def _power(state: DeviceState) -> Iterator[HealthIssue]:
+    if not int(state.values.get("gpu/throttle_reasons", 0)) & POWER_CAP:
         return
-    limit = inputs.values.get("gpu/power_limit")
-    default = None if inputs.facts is None else inputs.facts.power_limit_default
+    limit = state.values.get("gpu/power_limit")
+    default = None if state.facts is None else state.facts.power_limit_default
     at = "" if limit is None else f" of {limit:.0f} W"
     if limit is not None and default is not None and limit < default - 1:
         text = f"Capped by a power limit{at} below its default {default:.0f} W."
         yield HealthIssue(NOTICE, text)
-    elif inputs.values.get("gpu/util", 100.0) < FULL_LOAD:
+    elif state.values.get("gpu/util", 100.0) < FULL_LOAD:
         yield HealthIssue(OK, f"Clocks are capped by the power limit{at}.")
     else:
         yield HealthIssue(OK, f"At its power limit{at}: normal at full load.")

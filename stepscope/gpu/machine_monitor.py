@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from stepscope.gpu.device_events import throttle_times
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
-from stepscope.gpu.health import HealthInputs, XidEvent, health, is_link_slow
-from stepscope.gpu.machine_state import DeviceState, HostState, MachineState
+from stepscope.gpu.health import health, is_link_slow
+from stepscope.gpu.machine_state import DeviceState, HostState, MachineState, XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource
 from stepscope.gpu.xid import XidWatcher
@@ -117,35 +116,21 @@ class DeviceMonitor:
             missing["xid"] = xid_reason
         processes = source.processes(uuid)
         xids = tuple(replace(xid, age_s=max(0.0, ts - xid.ts)) for xid in tuple(self.xids))
-        inputs = HealthInputs(
-            values=values,
-            first=self._first,
-            facts=self._facts,
-            processes=processes or (),
-            lost=lost,
-            recovery=self._recovery,
-            xids=xids,
-            is_link_slow=self._is_link_slow,
-        )
-        return DeviceState(
+        state = DeviceState(
             info=self.info,
             facts=self._facts,
             values=values,
             missing=missing,
-            health=health(inputs),
+            first=self._first,
+            seconds=ts - self._first_ts,
             processes=processes,
             lost=lost,
-            throttled=throttle_times(self._first, values),
-            throttle_window_s=ts - self._first_ts,
-            energy=self._energy(),
+            recovery=self._recovery,
             xids=xids,
+            is_link_slow=self._is_link_slow,
             instances=tuple(one.poll(source, now, ts) for one in self.instances.values()),
         )
-
-    def _energy(self) -> float | None:
-        """Return the joules since the first poll; None without a counter, or if it was reset."""
-        now, first = self._values.get("gpu/energy"), self._first.get("gpu/energy")
-        return None if now is None or first is None or now < first else now - first
+        return replace(state, health=health(state))
 
     def _poll_rare(self, source: DeviceSource) -> None:
         uuid = self.info.uuid

@@ -4,34 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from stepscope.gpu.device_events import throttle_text
+from stepscope.gpu.device_events import throttle_text, throttle_times
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
-from stepscope.gpu.health import DeviceHealth, XidEvent
 from stepscope.gpu.processes import GpuProcess
+
+
+class HealthStatus(StrEnum):
+    """Severity of an issue: CRITICAL endangers results, WARNING costs speed or memory."""
+
+    OK = "ok"
+    NOTICE = "notice"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+    @property
+    def rank(self) -> int:
+        """Higher is more severe."""
+        return list(HealthStatus).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthIssue:
+    """One problem or remark, with its severity."""
+
+    level: HealthStatus
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """Status line and severity of a GPU, and all issues, the most severe first."""
+
+    level: HealthStatus
+    text: str
+    issues: tuple[HealthIssue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """One Xid event, the driver's error message, of a GPU at `ts` (epoch seconds).
+
+    `gpu_instance` is the id of a MIG instance, None for a whole GPU.
+    """
+
+    uuid: str
+    code: int
+    text: str
+    level: HealthStatus
+    gpu_instance: int | None
+    ts: float = 0.0
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
     """State of one GPU or MIG instance; metrics by key, in stored units.
 
-    `missing` has the reasons for missing metrics, also "processes" and "xid". The seconds in
-    `throttled` and the joules of `energy` begin at the first poll, `throttle_window_s` before.
+    `missing` has the reasons for missing metrics, also "processes" and "xid". `first` has each
+    metric's value of the first poll, `seconds` before. `is_link_slow`: at the latest reading of the
+    properties.
     """
 
     info: DeviceInfo
     facts: DeviceProperties | None
-    values: Mapping[str, float]
-    missing: Mapping[str, str]
-    health: DeviceHealth
+    values: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    first: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
     processes: tuple[GpuProcess, ...] | None = None
-    lost: str | None = None
-    throttled: Mapping[str, float] = field(default_factory=dict)
-    throttle_window_s: float = 0.0
-    energy: float | None = None
+    lost: str | None = None  # A text of the driver, as is `recovery`.
+    recovery: str | None = None
     xids: tuple[XidEvent, ...] = ()
+    is_link_slow: bool = False
+    health: DeviceHealth = DeviceHealth(HealthStatus.OK, "")
     instances: tuple[DeviceState, ...] = ()
+
+    @property
+    def throttled(self) -> dict[str, float]:
+        """The seconds of each throttle reason since the first poll."""
+        return throttle_times(self.first, self.values)
+
+    @property
+    def energy(self) -> float | None:
+        """The joules since the first poll; None without a counter, or after its reset."""
+        now, first = self.values.get("gpu/energy"), self.first.get("gpu/energy")
+        return None if now is None or first is None or now < first else now - first
 
     @property
     def own_processes(self) -> tuple[GpuProcess, ...] | None:
@@ -98,8 +158,8 @@ def device_json(device: DeviceState) -> Json:
         "lost": device.lost,
         "health": asdict(device.health),
         "throttled": {
-            "window_s": device.throttle_window_s,
-            "text": throttle_text(device.throttled, device.throttle_window_s),
+            "window_s": device.seconds,
+            "text": throttle_text(device.throttled, device.seconds),
             "seconds": dict(device.throttled),
         },
         "energy": device.energy,

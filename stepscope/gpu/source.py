@@ -20,8 +20,7 @@ from stepscope.gpu.device_info import (
 )
 from stepscope.gpu.gpm import GpmReader
 from stepscope.gpu.nvml_device import Clock, NvmlDevice, NvmlLibrary, call_or_none, nvml_call
-from stepscope.gpu.nvml_queries import SamplingTier, field_call, memory_total
-from stepscope.gpu.nvml_reader import NvmlReader
+from stepscope.gpu.nvml_queries import NvmlReader, SamplingTier, field_call, memory_total
 from stepscope.gpu.processes import GpuProcess, GpuProcessList, ProcessInfoCache
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 
 from stepscope.gpu import nvml_device
-from stepscope.gpu.health import HealthStatus, XidEvent
+from stepscope.gpu.machine_state import HealthStatus, XidEvent
 from stepscope.gpu.nvml_device import PERMANENT, NvmlDevice, NvmlLibrary
 from stepscope.gpu.source import DeviceSource
 

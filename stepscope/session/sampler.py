@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from stepscope.distributed.collective_metrics import CollectiveMetrics
 from stepscope.gpu.device_events import DeviceEventDetector
-from stepscope.gpu.health import XID_PAGE, XidEvent
+from stepscope.gpu.health import XID_PAGE
+from stepscope.gpu.machine_state import XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.process_memory import ProcessMemoryTracker
 from stepscope.gpu.source import DeviceSource, open_source

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
-from stepscope.gpu.health import XidEvent
 from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.machine_state import XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource

@@ -9,25 +9,22 @@ import pytest
 
 from stepscope.gpu.device_events import REASONS, throttle_text, throttle_times
 from stepscope.gpu.device_info import DeviceProperties
-from stepscope.gpu.health import (
-    XID_NEW_S,
-    DeviceHealth,
-    HealthInputs,
-    HealthStatus,
-    XidEvent,
-    health,
-    is_link_slow,
-)
+from stepscope.gpu.health import XID_NEW_S, health, is_link_slow
+from stepscope.gpu.machine_state import DeviceHealth, DeviceState, HealthStatus, XidEvent
 from tests.support.fake_machine import BUSY, GIB, IDLE, facts, info, process, without
 
 FACTS = facts(info())
 OK, NOTICE, WARNING, CRITICAL = HealthStatus
 
 
+def of(**known: Any) -> DeviceState:
+    return DeviceState(**{"info": info(), "facts": None, **known})
+
+
 def judged(values: dict[str, Any] | None = None, **evidence: Any) -> DeviceHealth:
     """The health of a GPU at work, with these readings in place of its own."""
     known = {key: value for key, value in (BUSY | (values or {})).items() if value is not None}
-    return health(HealthInputs(values=known, **{"facts": FACTS, **evidence}))
+    return health(of(values=known, **{"facts": FACTS, **evidence}))
 
 
 def xid(code: int, level: HealthStatus, age_s: float) -> XidEvent:
@@ -106,13 +103,13 @@ def test_a_link_is_slow_below_its_maximum_under_load(
 
 
 def test_missing_readings_and_thresholds() -> None:
-    assert health(HealthInputs(values=IDLE, facts=FACTS)).text == "Idle."
-    assert health(HealthInputs()) == DeviceHealth(OK, "No problems found.")
+    assert health(of(values=IDLE, facts=FACTS)).text == "Idle."
+    assert health(of()) == DeviceHealth(OK, "No problems found.")
     no_margin = without(BUSY, "gpu/temp_margin")
-    assert health(HealthInputs(values=no_margin | {"gpu/temp": 91.0})).level is OK
+    assert health(of(values=no_margin | {"gpu/temp": 91.0})).level is OK
     hot = without(no_margin, "gpu/temp") | {"gpu/throttle_reasons": 0x20}
-    assert health(HealthInputs(values=hot)).text == "Thermal throttling now, by the driver."
-    assert health(HealthInputs(values=without(BUSY, "gpu/mem_total"))).level is OK
+    assert health(of(values=hot)).text == "Thermal throttling now, by the driver."
+    assert health(of(values=without(BUSY, "gpu/mem_total"))).level is OK
 
 
 def test_the_worst_sign_is_the_line_and_of_a_lost_gpu_the_only_one() -> None:

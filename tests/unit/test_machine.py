@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.gpu.health import HealthStatus
 from stepscope.gpu.machine_monitor import (
     KEPT_READINGS,
     MAX_XIDS,
@@ -17,6 +16,7 @@ from stepscope.gpu.machine_monitor import (
 )
 from stepscope.gpu.machine_state import (
     DeviceState,
+    HealthStatus,
     MachineState,
     machine_json,
 )
@@ -176,7 +176,7 @@ def test_energy_and_throttled_time_begin_at_the_first_poll() -> None:
     assert only(looks(found, clock, 1)).energy == 0.0
     gpu.values |= {"gpu/energy": 1500.0, "gpu/throttle_power": 9.0}
     device = only(looks(found, clock, 10))
-    assert (device.energy, device.throttle_window_s) == (500.0, 10.0)
+    assert (device.energy, device.seconds) == (500.0, 10.0)
     assert device.throttled["gpu/throttle_power"] == 4.0
     gpu.values |= {"gpu/energy": 7.0}  # the driver was loaded again
     assert only(looks(found, clock, 1)).energy is None

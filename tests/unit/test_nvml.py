@@ -18,8 +18,14 @@ from stepscope.gpu.nvml_device import (
     PERMISSION,
     RETRY_S,
 )
-from stepscope.gpu.nvml_queries import KEYS, QUERIES, SamplingTier
-from stepscope.gpu.nvml_reader import IMPLAUSIBLE, MAY_WRAP, ONE_READING
+from stepscope.gpu.nvml_queries import (
+    IMPLAUSIBLE,
+    KEYS,
+    MAY_WRAP,
+    ONE_READING,
+    QUERIES,
+    SamplingTier,
+)
 from stepscope.gpu.process_memory import OTHERS
 from stepscope.gpu.source import NullSource, NvmlSource, open_source
 from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, install

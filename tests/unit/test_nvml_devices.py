@@ -13,8 +13,7 @@ from stepscope.gpu.device_info import DeviceProperties
 from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, PERMISSION, RETRY_S
-from stepscope.gpu.nvml_queries import KEYS, SamplingTier
-from stepscope.gpu.nvml_reader import ONE_READING
+from stepscope.gpu.nvml_queries import KEYS, ONE_READING, SamplingTier
 from stepscope.gpu.processes import GRAPHICS_S, NOT_LISTED, GpuProcess
 from stepscope.gpu.source import NvmlSource
 from tests.support.fake_nvml import (

@@ -13,7 +13,7 @@ import pytest
 from stepscope.common.metrics import BY_KEY
 from stepscope.gpu.device_events import BACK_S, CALM_S, DeviceEventDetector
 from stepscope.gpu.device_info import DeviceInfo
-from stepscope.gpu.health import XidEvent
+from stepscope.gpu.machine_state import XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import NullSource

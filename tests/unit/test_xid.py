@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from stepscope.gpu import nvml_device
-from stepscope.gpu.health import HealthStatus, XidEvent
+from stepscope.gpu.machine_state import HealthStatus, XidEvent
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, PERMISSION
 from stepscope.gpu.source import NvmlSource
 from stepscope.gpu.xid import NO_INSTANCE, XidWatcher, xid_event
