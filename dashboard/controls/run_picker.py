@@ -44,7 +44,7 @@ def choices(
     picked: str | None, listing: Listing, roots: Mapping[Path, str | None] = _NO_ROOTS
 ) -> list[tuple[str, str]]:
     """Return ids and labels: live runs first, then the newest; an unlisted `picked` before all."""
-    names = labels(listing.runs, roots=roots)
+    names = labels(listing.runs, roots)
     unlisted = [(picked, picked)] if picked and picked not in names else []
     return [*unlisted, *names.items()]
 
@@ -63,17 +63,12 @@ def newest_live(runs: Sequence[RunInfo]) -> str | None:
     return None if newest is None else newest.id
 
 
-def labels(
-    runs: Iterable[RunInfo],
-    now: float | None = None,
-    roots: Mapping[Path, str | None] = _NO_ROOTS,
-) -> dict[str, str]:
+def labels(runs: Iterable[RunInfo], roots: Mapping[Path, str | None] = _NO_ROOTS) -> dict[str, str]:
     """Return a different label for each run, by its id: name, kind, status and times.
 
     Runs of a folder with a label in `roots` end in that label, other runs of others in user@host.
     """
-    now = time.time() if now is None else now
-    return distinct({run.id: _label(run, now, roots.get(run.folder.parent)) for run in runs})
+    return distinct({run.id: _label(run, roots.get(run.folder.parent)) for run in runs})
 
 
 def distinct(labels: Mapping[str, str]) -> dict[str, str]:
@@ -84,9 +79,9 @@ def distinct(labels: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _label(run: RunInfo, now: float, source: str | None) -> str:
+def _label(run: RunInfo, source: str | None) -> str:
     live = run.status.live
-    when = _clock(run.created, now)
+    when = time.strftime("%d %b %H:%M", time.localtime(run.created))
     parts = [
         f"● {run_name(run)}" if live else run_name(run),
         KINDS[run_kind(run)],
@@ -101,10 +96,3 @@ def _label(run: RunInfo, now: float, source: str | None) -> str:
         owner = f"{run.run_json.get('user')}@{run.run_json.get('host')}"
         parts.append(printable(owner)[:NAME_LENGTH])
     return " · ".join(parts)
-
-
-def _clock(moment: float, now: float) -> str:
-    then, today = time.localtime(moment), time.localtime(now)
-    if then[:3] == today[:3]:
-        return time.strftime("%H:%M", then)
-    return time.strftime("%d %b %H:%M" if then[0] == today[0] else "%d %b %Y", then)

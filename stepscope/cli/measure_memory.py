@@ -18,7 +18,6 @@ from stepscope.cli.arguments import add_json, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run.status import RunOutcome, outcome
 from stepscope.watch.memory_probe import (
-    HEADROOM,
     MeasurementDone,
     StepMemoryProbe,
     batch_headroom,
@@ -101,14 +100,11 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
             "steps": len(probe.steps),
             "parts": parts,
             "batch_factor": factor,
-            "headroom": HEADROOM,
             "text": text,
             "measured_peak_bytes": None,
             "measured_reserved_bytes": None,
             "free_bytes": None,
             "available_bytes": None,
-            "device": None,
-            "device_name": None,
         }
         if largest is not None:
             values |= {
@@ -116,8 +112,6 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
                 "measured_reserved_bytes": largest.used.peak_reserved,
                 "free_bytes": largest.free,
                 "available_bytes": largest.available,
-                "device": "cpu" if largest.cuda_index is None else "cuda",
-                "device_name": device_name(largest.cuda_index),
             }
         return json.dumps(values, indent=1)
     if largest is None:

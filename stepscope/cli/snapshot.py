@@ -25,7 +25,7 @@ from stepscope.memory.snapshots.summary import (
 EXAMPLES = (
     "stepscope snapshot runs/RUN/snapshot-step-120.pickle",
     "stepscope snapshot before.pickle after.pickle --top 5",
-    "stepscope snapshot FILE --json | jq '.allocations[0]'",
+    "stepscope snapshot FILE --json | jq '.stacks[0]'",
 )
 TOP = 15
 
@@ -84,24 +84,12 @@ def as_json(
     name: str, summary: SnapshotSummary, changes: SnapshotDiff | None, top: int
 ) -> dict[str, Any]:
     """Return the printed values as JSON, with whole stacks; sizes in bytes."""
-    return {
-        "name": name,
-        "reserved": summary.reserved,
-        "allocated": summary.allocated,
-        "blocks": summary.blocks,
-        "stacks": summary.stack_count,
-        "allocations": [asdict(stack) for stack in summary.stacks[:top]],
-        "difference": None if changes is None else _difference_json(changes, top),
-    }
-
-
-def _difference_json(changes: SnapshotDiff, top: int) -> dict[str, Any]:
-    return {
-        "before": changes.before,
-        "after": changes.after,
-        "complete": changes.complete,
-        "changes": [asdict(change) | {"size": change.size} for change in changes.changes[:top]],
-    }
+    content = asdict(summary) | {"name": name, "difference": None}
+    content["stacks"] = content["stacks"][:top]
+    if changes is not None:
+        content["difference"] = difference_json = asdict(changes)
+        difference_json["changes"] = difference_json["changes"][:top]
+    return content
 
 
 def _summary_lines(name: str, summary: SnapshotSummary, top: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ Charts are inline SVG with the colors of the style sheet, so they follow light a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any
@@ -37,7 +37,7 @@ pre{white-space:pre-wrap;border:1px solid var(--rule);padding:.6rem;font-size:12
 figure{margin:1rem 0;break-inside:avoid}figcaption{font-weight:600}
 figure>svg{width:100%;height:auto;display:block}svg text{fill:var(--ink);font-size:12px}
 .note{color:var(--soft)}.verdict{border-left:4px solid var(--c0);padding-left:.8rem}
-.grid,.zero{stroke:var(--rule);fill:none}.zero{stroke:var(--soft)}.dot{fill:var(--c0)}
+.grid{stroke:var(--rule);fill:none}
 .line{fill:none;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}.c0{stroke:var(--c0)}
 .c1{stroke:light-dark(#b04a00,#ffa057);stroke-dasharray:7 3}
 .c2{stroke:light-dark(#1a7a3c,#6cd48d);stroke-dasharray:2 3}
@@ -133,7 +133,12 @@ def _html(text: str, limit: int = MAX_TEXT) -> str:
     return escape(printable(text if len(text) <= limit else f"{text[: limit - 1]}…"))
 
 
-WIDTH, HEIGHT, RIGHT, TOP, BOTTOM = 720, 230, 24, 12, 40
+WIDTH = 720
+HEIGHT = 230
+LEFT = 64
+RIGHT = 24
+TOP = 12
+BOTTOM = 40
 COLORS = 6  # classes c0 to c5
 MAX_VALUE = 1e300  # the range of two larger values is not finite
 Line = tuple[str, Floats, Floats]  # Label, and finite x and y of one length, at least 1.
@@ -152,37 +157,35 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [float(f"{number * step:.6g}") for number in range(first, last + 1)]
 
 
-def line_chart(
-    title: str, x_label: str, lines: Sequence[Line], rows: Mapping[float, str] | None = None
-) -> str:
-    """Return a figure, "" without lines; `rows` are texts at values of y instead of numbers."""
+def line_chart(title: str, x_label: str, lines: Sequence[Line]) -> str:
+    """Return a figure; "" without lines."""
     if not lines:
         return ""
-    left, height = (64, HEIGHT) if rows is None else (210, 60 + 26 * len(rows))
     x0, x1 = _range([x for _, x, _ in lines])
     y0, y1 = _range([[0.0], *(y for _, _, y in lines)])
-    parts, keys = [], ""
-    for value, text in rows.items() if rows else ((y, _number(y)) for y in ticks(y0, y1)):
-        y = _at(value, y0, y1, height - BOTTOM, TOP)
-        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(left - 6, y + 4, text if len(text) < 30 else f"{text[:28]}…", "end"))
+    parts: list[str] = []
+    keys = ""
+    for value in ticks(y0, y1):
+        y = _at(value, y0, y1, HEIGHT - BOTTOM, TOP)
+        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(_text(LEFT - 6, y + 4, _number(value), "end"))
     for value in ticks(x0, x1, 8):
-        x = _at(value, x0, x1, left, WIDTH - RIGHT)
-        parts.append(_text(x, height - BOTTOM + 16, _number(value)))
-    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 6, x_label))
+        x = _at(value, x0, x1, LEFT, WIDTH - RIGHT)
+        parts.append(_text(x, HEIGHT - BOTTOM + 16, _number(value)))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label))
     for number, (label, xs, ys) in enumerate(lines):
-        across = _at(xs, x0, x1, left, WIDTH - RIGHT)
-        down = _at(ys, y0, y1, height - BOTTOM, TOP)
+        across = _at(xs, x0, x1, LEFT, WIDTH - RIGHT)
+        down = _at(ys, y0, y1, HEIGHT - BOTTOM, TOP)
         points = [f"{x:.1f} {y:.1f}" for x, y in zip(across, down, strict=True)]
-        name = f"line c{0 if rows else number % COLORS}"
+        color = f"line c{number % COLORS}"
         # Without length, a single point is drawn as a dot: its ends are round.
-        parts.append(f'<path class="{name}" d="M{points[0]}L{"L".join(points[1:] or points)}"/>')
-        key = f'<svg class="key" viewBox="0 0 24 8" aria-hidden="true"><path class="{name}"'
+        parts.append(f'<path class="{color}" d="M{points[0]}L{"L".join(points[1:] or points)}"/>')
+        key = f'<svg class="key" viewBox="0 0 24 8" aria-hidden="true"><path class="{color}"'
         keys += f'<li>{key} d="M1 4H23"/></svg>{escape(label)}</li>'
-    name, legend = escape(title), "" if rows else f'<ul class="legend">{keys}</ul>'
+    name = escape(title)
     return (
-        f'<figure><figcaption>{name}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{name}">{"".join(parts)}</svg>{legend}</figure>'
+        f'<figure><figcaption>{name}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{name}">{"".join(parts)}</svg><ul class="legend">{keys}</ul></figure>'
     )
 
 

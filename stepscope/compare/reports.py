@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import format_duration, printable
 from stepscope.common.json_values import dict_of
@@ -28,7 +26,7 @@ from stepscope.compare.scrubber import scrubber_of
 from stepscope.diagnosis.classify import BottleneckKind
 from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
 from stepscope.distributed.hangs.record import read_record
-from stepscope.lab.report import HEADINGS, closing, ordered
+from stepscope.lab.report import HEADINGS, closing
 from stepscope.lab.report import rows as verdict_rows
 from stepscope.memory.oom.reader import diagnose_run
 from stepscope.run import RunInfo, rank_file
@@ -272,18 +270,6 @@ def sweep_report(sweep: Mapping[str, Any], *, full: bool = False) -> str:
     report.heading(report.scrub(str(sweep["id"])), 2)
     report.paragraph(f"Status: {sweep['status']}. {sweep['reason'] or ''}")
     report.table("Verdicts", HEADINGS, verdict_rows(sweep))
-    effects: list[Line] = [("", np.zeros(2), np.array([0.0, 1.0]))]
-    names: dict[float, str] = {}
-    for variant in reversed(ordered(sweep)):
-        if None not in (ends := [variant[name] for name in ("low", "effect", "high")]):
-            names[len(effects)] = report.scrub(str(variant["name"]))
-            low, effect, high = np.clip(100 * np.array(ends, float), -100, 1000)
-            mark = len(effects) + np.array([0, 0, 0.2, -0.2, 0, 0])
-            effects.append(("", np.array([low, *4 * [effect], high]), mark))
-    effects[0][2][1] = len(effects)  # from the bottom to the top
-    if names:
-        x_label = "effect on throughput, %; the mark is the estimate, the line its interval"
-        report.parts.append(line_chart("Effect of each variant", x_label, effects, names))
     for line in closing(sweep):
         report.paragraph(line)
     report.table("Machine", ("name", "value"), values_of(sweep["machine"], full))

@@ -30,7 +30,7 @@ EARLY = (CommandName.STOP, CommandName.MARK)
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the folder, which is not there, be of this user."""
-    monkeypatch.setattr("stepscope.run.info.is_own_folder", lambda folder: True)
+    monkeypatch.setattr("stepscope.remote.access.is_own_folder", lambda folder: True)
 
 
 def run(status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:

@@ -204,12 +204,11 @@ def finished_sweep() -> dict[str, Any]:
     return content
 
 
-def test_a_sweep_has_verdicts_and_effects() -> None:
+def test_a_sweep_has_its_verdicts() -> None:
     content = finished_sweep()
     html = sweep_report(content)
     assert is_self_contained(html)
-    count = sum(variant["effect"] is not None for variant in content["variants"])
-    assert html.count('class="grid"') == count > 0
+    assert [one["name"] for one in content["variants"] if one["name"] not in html] == []
 
 
 def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
