@@ -8,6 +8,7 @@ before it is sent. If a hung GPU call keeps the GIL, the page's process calls `k
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -19,7 +20,6 @@ import psutil
 
 from stepscope.common.files import read_json
 from stepscope.distributed.rendezvous import RESTARTS
-from stepscope.gpu.processes import program_of
 from stepscope.host.child_process import signal_all
 from stepscope.run import (
     STALE_S,
@@ -120,7 +120,12 @@ def _launcher(rank: psutil.Process) -> psutil.Process | None:
 
 def starts_ranks(command: str) -> bool:
     """Return True if the program of a command line, not one of its arguments, is a launcher."""
-    return program_of(command).rpartition(" ")[2] in LAUNCHERS
+    program, *arguments = command.split() or [""]
+    if not os.path.basename(program).startswith("python"):
+        return os.path.basename(program) in LAUNCHERS
+    arguments = list(itertools.dropwhile("-u".__eq__, arguments))
+    started = arguments[1:2] if arguments[:1] == ["-m"] else arguments[:1]
+    return any(os.path.basename(name) in LAUNCHERS for name in started)
 
 
 GRACE_S, JOB_GRACE_S = 5.0, 30.0

@@ -141,6 +141,7 @@ LAUNCHERS = """
 /opt/env/bin/python3.11 /opt/env/bin/torchrun --nproc-per-node 2 train.py
 torchrun train.py
 python -u -m torch.distributed.run train.py
+/usr/bin/python3 /usr/bin/accelerate launch train.py
 python -m accelerate.commands.launch train.py
 """
 OTHERS = """
