@@ -7,7 +7,6 @@ It writes only rows of the table `commands` in a run's own store.
 
 import base64
 import json
-import math
 import os
 import re
 import signal
@@ -36,28 +35,24 @@ MAX_WHOLE_BYTES = 4 * 2**20
 MAX_LARGE_BYTES = 256 * 2**20
 MAX_BLOB_BYTES = 8 * 2**20
 MAX_TEXT = 2**20
-MAX_NAME = 100
 CHUNK_BYTES = 256 * 1024
 ANSWER_BYTES = 2**20  # of the list, and of the runs: a part ends after the item that exceeds it
 FRAME_ROWS = 512  # of `stepscope.store.blocks`: smaller frames of a level are merged up to it
 LEVELS = 12
 STALE_S = 10.0
-SETTLED_S = 2.0
-CHECK_SETTLED_S = 30.0  # interval at which ended runs and the list are read again
-CHECK_STALE_S = 5.0  # the same for runs without a heartbeat
+LIST_S = 5.0  # interval at which the list of runs is read, and runs without a heartbeat
+ENDED_S = 30.0  # interval at which ended runs are read
 SILENCE_S = 60  # without a request for this long the connection is lost
 LIVE = ("pending", "running", "paused")
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError),
     sqlite3.Error,
 )
-INT, REAL, NAME, TEXT = (int,), (int, float), ("name",), ("text",)
 TABLES = (
-    ("series", "id, stream, source", (INT, NAME, NAME)),
-    ("layouts", "id, keys", (INT, TEXT)),
-    ("events", "id, ts, step, epoch, kind, text, data", (INT, REAL, INT, INT, NAME, TEXT, TEXT)),
+    ("series", "id, stream, source"),
+    ("layouts", "id, keys"),
+    ("events", "id, ts, step, epoch, kind, text, data"),
 )
-FRAME = (INT, INT, INT, REAL, REAL)
 
 
 class FarReader:
@@ -65,13 +60,11 @@ class FarReader:
 
     def __init__(self, root):
         self.root = os.path.expanduser(root)
-        self.known = {}  # signature of run.json, and the time of the next look, by run id
+        self.known = {}  # signature of run.json, and the time of the next reading, by run id
         self.names = []
-        self.listed = (None, 0.0)
+        self.listed_at = -LIST_S
         self.foreign = {}  # True for a run that another host writes, by run id
         self.live = {}
-        self.beats = {}  # heartbeat, time of its last change, first age, by run id and file
-        self.turn = 0
         self.left = 0
 
     def answer(self, request):
@@ -89,9 +82,6 @@ class FarReader:
         found["more"] = self.left <= 0
         self.left = ANSWER_BYTES
         wanted = [run for run in request.get("follow", {}).items() if RUN_ID.fullmatch(run[0])]
-        self.turn += 1  # another run is first each time
-        first = self.turn % len(wanted) if wanted else 0
-        wanted = wanted[first:] + wanted[:first]
         found["follow"] = {run: self.follow(run, cursor) for run, cursor in wanted}
         for run, cursor in wanted:
             self.follow_files(run, cursor, found["follow"][run])
@@ -109,10 +99,9 @@ class FarReader:
 
     def list_names(self, live):
         """Return the run ids that are `live`, then the newest, by name."""
-        modified, now = os.stat(self.root).st_mtime_ns, time.monotonic()
-        settled = abs(time.time() - modified / 1e9) > SETTLED_S
-        if modified != self.listed[0] or now - self.listed[1] > CHECK_SETTLED_S:
-            self.listed = modified if settled else None, now
+        now = time.monotonic()
+        if now - self.listed_at > LIST_S:
+            self.listed_at = now
             names = filter(RUN_ID.fullmatch, os.listdir(self.root))
             names = sorted(names, key=lambda name: (name in live, name), reverse=True)
             self.names = list(islice(filter(self.exists, names), MAX_RUNS))
@@ -127,13 +116,14 @@ class FarReader:
             signature, until = self.known.get(run, (None, 0.0))
             if self.left <= 0 or now < until:
                 break
-            wait_s = CHECK_SETTLED_S
+            wait_s = ENDED_S
             try:
                 file = self.read_whole(run, "run.json", signature)
                 if file is not None:
                     found[run], signature = file, file["signature"]
                 live = signature[2]
-                wait_s = CHECK_SETTLED_S if live is None else CHECK_STALE_S if live[1] else 0.0
+                if live is not None:
+                    wait_s = LIST_S if live[1] else 0.0
             except UNREADABLE:
                 pass  # another program's run.json, or one that is being removed
             self.known[run] = signature, now + wait_s
@@ -212,13 +202,8 @@ class FarReader:
 
     def facts(self, run, name, content, status):
         """Return what only this host knows of a run or rank: age, process, rights."""
-        beat, now = max(float(content["heartbeat"]), status.st_mtime), time.monotonic()
-        before = self.beats.get((run, name))
-        if before is None:  # by the wall clock, which another host may have set differently
-            before = self.beats[run, name] = beat, now, max(0.0, time.time() - beat)
-        elif before[0] != beat:
-            before = self.beats[run, name] = beat, now, 0.0
-        age_s = min(before[2] + now - before[1], 1e9)
+        beat = max(float(content["heartbeat"]), status.st_mtime)
+        age_s = min(max(0.0, time.time() - beat), 1e9)
         alive = is_alive(content)
         status_live = content["status"] in LIVE
         live = status_live and (age_s < STALE_S if alive is None else alive)
@@ -289,7 +274,7 @@ class FarReader:
             store.execute("BEGIN")
             version = store.execute("PRAGMA user_version").fetchone()[0]
             found = {"version": version, "frames": []}
-            for table, columns, kinds in TABLES:
+            for table, columns in TABLES:
                 found[table] = []
                 rows = store.execute(
                     f"SELECT {columns} FROM {table} WHERE id > ? ORDER BY id",
@@ -298,7 +283,7 @@ class FarReader:
                 for row in rows:
                     if self.left <= 0:
                         break
-                    if fits(row, kinds):
+                    if is_plain(row):
                         found[table].append(row)
                         self.left -= 20 + sum(len(text) for text in row if isinstance(text, str))
             series = [row[0] for row in store.execute("SELECT id FROM series LIMIT 1000")]
@@ -325,19 +310,19 @@ class FarReader:
             if self.left <= 0:
                 break
             data = row[-1]
-            if fits(row[:-1], FRAME) and 0 < row[1] <= FRAME_ROWS and isinstance(data, bytes):
+            if is_plain(row[:-1]) and isinstance(data, bytes):
                 self.left -= len(data) + 60
                 frames.append([series, level, *row[:-1], encode(data)])
         return some
 
 
-def fits(row, kinds):
-    """Return True if a row has values of these kinds: SQLite has no types of columns."""
-    for value, kind in zip(row, kinds):  # noqa: B905 - `strict` is of Python 3.10
-        if kind is NAME or kind is TEXT:
-            if not isinstance(value, str) or len(value) > (MAX_NAME if kind is NAME else MAX_TEXT):
+def is_plain(row):
+    """Return True if JSON has all values of a row: SQLite has no types of columns."""
+    for value in row:
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT:
                 return False
-        elif type(value) not in kind or not math.isfinite(value) or abs(value) > 2**53:
+        elif not isinstance(value, (int, float)) or not abs(value) <= 2**53:
             return False
     return True
 

@@ -61,9 +61,9 @@ class FarStore(msgspec.Struct):
     """New rows of a store, in the order of the columns of its tables."""
 
     version: int
-    series: list[tuple[_Count, _Name, _Name]] = []
+    series: list[tuple[_Count, _Text, _Text]] = []
     layouts: list[tuple[_Count, _Text]] = []
-    events: list[tuple[_Count, float, int, int, _Name, _Text, _Text]] = []
+    events: list[tuple[_Count, float, int, int, _Text, _Text, _Text]] = []
     frames: list[tuple[_Count, _Level, _Count, _Rows, _Count, float, float, _Data]] = []
     signature: Annotated[list[Any], msgspec.Meta(max_length=2)] | None = None
 
