@@ -11,7 +11,6 @@ import pytest
 
 from dashboard import services
 from dashboard.controls import config_widgets, sidebar
-from dashboard.controls.sidebar_groups import PLACES
 from stepscope.common.config_issue import ConfigIssue
 from tests.support.app_page import (
     GPU,
@@ -187,20 +186,6 @@ def test_a_suggested_setting_changes_nothing_else_and_an_invalid_one_nothing(
         trigger(app, "setting", wanted)
         assert header(app)["settings"] == before | {"num_workers": 3}
         assert error in header(app)["error"]["text"]
-
-
-def test_a_setting_is_in_the_group_that_the_diagnosis_names(page: OpenPage) -> None:
-    app = page(
-        workload="digits_cnn", num_workers="1", strategy="ddp", gradient_accumulation_steps="2"
-    )
-    found = {
-        widget.key.removeprefix("config_"): group.label.split(" · ")[0]
-        for group in app.sidebar.expander
-        for kind in ("toggle", "number_input", "selectbox")
-        for widget in group.get(kind)
-    }
-    of_others = {"cpu_offload", "runner"}
-    assert found == {name: group for name, group in PLACES.items() if name not in of_others}
 
 
 @pytest.fixture

