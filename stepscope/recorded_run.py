@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from stepscope.run.rank_info import numbers_with
 from stepscope.store import EventRow, SeriesBlock, StoreReader
 from stepscope.store.blocks import Floats, join
 from stepscope.store.reader import EVERY, StreamRows
-from stepscope.store.ring import RingError, abandoned
+from stepscope.store.ring import RingError, read_ring, rows_after
 from stepscope.store.step_blocks import StepBlockBuilder
 
 MIN_PART = 4  # characters of an id that name a run
@@ -89,9 +88,9 @@ class Run:
     @property
     def metrics(self) -> tuple[str, ...]:
         """All metrics of the run, beginning with metrics of the steps."""
-        with self._in_ring() as left:
-            rows = [self._rows(stream).keys for stream in Stream]
-        return tuple(dict.fromkeys(key for keys in (*rows, left.keys) for key in keys))
+        steps, left = self._steps()
+        samples, devices = self._rows(Stream.SAMPLES), self._rows(Stream.DEVICES)
+        return tuple(dict.fromkeys((*steps.keys, *left.keys, *samples.keys, *devices.keys)))
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -104,12 +103,9 @@ class Run:
         Metrics of a stream share their rows, so the arrays of an ended run have the same length.
         `gpu` is the UUID of the GPU for a metric of `gpu/`; optional if only one GPU was sampled.
         """
-        with self._in_ring() as left:
-            for stream in Stream:
-                rows = self._rows(stream)
-                last = left if stream is Stream.STEPS else left.slice(0, 0)
-                if key not in (*rows.keys, *last.keys):
-                    continue
+        for stream in Stream:
+            rows, last = self._steps() if stream is Stream.STEPS else (self._rows(stream), join([]))
+            if key in (*rows.keys, *last.keys):
                 source = self._source(key, rows.sources, gpu) if stream is Stream.DEVICES else ""
                 blocks = [block for _, block in rows.slices((key,), source)]
                 found = join([*blocks, last.with_keys((key,))]).with_keys((key,))
@@ -137,22 +133,17 @@ class Run:
             return gpus[0]
         raise RunError(f"gpu: {key} of {self.id} is of {', '.join(gpus)}, got {gpu}. Name one.")
 
-    @contextlib.contextmanager
-    def _in_ring(self) -> Iterator[SeriesBlock]:
-        """Yield the steps of a killed process that are only in its ring buffer.
-
-        Within the block no other reader can move them into the store.
-        """
-        path, left = self.folder / f"rank{self.rank}.ring", join([])
-        with contextlib.ExitStack() as stack:
-            if os.path.exists(path) and not self.status.live:
-                # Another reader may be moving the steps; then the next call finds them stored.
-                with contextlib.suppress(RingError, OSError):
-                    remains = stack.enter_context(abandoned(path))
-                    with StoreReader(self.folder, self.rank) as reader:
-                        unstored = remains(reader.stored_slots())
-                    left = StepBlockBuilder().block(unstored.slots, unstored.layouts)
-            yield left
+    def _steps(self) -> tuple[StreamRows, SeriesBlock]:
+        """Return the stored steps, and those of a killed process that only its ring has."""
+        path, ring = self.folder / f"rank{self.rank}.ring", None
+        if os.path.exists(path) and not self.status.live:
+            with contextlib.suppress(RingError, OSError):  # a damaged ring, or stored meanwhile
+                ring = read_ring(path)
+        steps = self._rows(Stream.STEPS)  # after the ring: these may be moved now
+        if ring is None:
+            return steps, join([])
+        left, _ = StepBlockBuilder().block(rows_after(ring, steps.stored_slots))
+        return steps, left
 
 
 def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) -> Run:

@@ -31,7 +31,7 @@ from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
 from stepscope.store.recorder import MAX_NAME_CHARS, Recorder
 from stepscope.store.ring import WIDTH, RowLayout
-from stepscope.store.step_blocks import RATES, SAMPLES
+from stepscope.store.step_blocks import RATES, SAMPLES, STEP_TIME
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -63,9 +63,8 @@ class Tracker:
         self._samples = 0
         self._layouts: dict[tuple[str, ...], RowLayout] = {}
         """Ring layouts by the names given to `step`."""
-        self._tensor: type[Any] | None = None
         # Read in every step, to avoid nested attribute access.
-        self._recorder: Any = session.recorder if session is not None else None
+        self._record_step: Any = session.recorder.record if session is not None else None
         self._pid = os.getpid()
         self._errors_before = _errors()
         self._measuring = False
@@ -99,9 +98,9 @@ class Tracker:
         numbers: Collection[float] = metrics.values()
         for value in numbers:
             if type(value) is not float:
-                numbers = self._host_numbers(numbers)
+                numbers = _host_numbers(numbers)
                 break
-        if not numbers or not self._recorder.record_next_step(layout, numbers):
+        if not numbers or not self._record_step(layout, numbers):
             return self._step(values, metrics)
         return None
 
@@ -241,33 +240,32 @@ class Tracker:
         else:
             session.train_on(None)
 
-    def _host_numbers(self, values: Collection[Any]) -> list[float]:
-        """Return the numbers of floats and CPU tensors; [] if there is another value."""
-        numbers = []
-        try:
-            for value in values:
-                if type(value) is not float:
-                    if type(value) is not self._tensor or not value.is_cpu:
-                        return []
-                    value = float(value.item())
-                numbers.append(value)
-        except (TypeError, ValueError, RuntimeError):  # of a tensor that is not a scalar
-            return []
-        return numbers
-
     def _remember_layout(
         self, recorder: Recorder, names: tuple[str, ...], keys: tuple[str, ...]
     ) -> None:
         """Enable the fast path of `step` for these names."""
         # An epoch also updates the recorder. A name with the value None has no key.
-        if "epoch" in names or not 0 < len(keys) == len(names) <= WIDTH:
+        if "epoch" in names or not 0 < len(keys) == len(names) < WIDTH:
             return
-        if not all(key.isascii() and len(key) <= MAX_NAME_CHARS for key in keys):
-            return  # the recorder changes the name
-        layout = recorder.ring.layout(keys, True)
-        if layout is not None:
-            self._layouts[names] = layout
-            self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        if all(key.isascii() and len(key) <= MAX_NAME_CHARS for key in keys):
+            layout = recorder.ring.layout((STEP_TIME, *keys))
+            if layout is not None:
+                self._layouts[names] = layout
+
+
+def _host_numbers(values: Iterable[Any]) -> list[float]:
+    """Return the numbers of floats and CPU tensors; [] if there is another value."""
+    numbers = []
+    try:
+        for value in values:
+            if type(value) is not float:
+                if not getattr(value, "is_cpu", False):
+                    return []
+                value = float(value.item())
+            numbers.append(value)
+    except Exception:  # noqa: BLE001 - such as of a tensor that is not a scalar
+        return []
+    return numbers
 
 
 def init(

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -21,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_JSON_VALUES = 1_000_000  # 60 MB of Python objects; commas in texts count as well
-MAX_JSON_DEPTH = 50  # `repr` and `json.dumps` recurse, from deep call stacks
+from stepscope.common.json_values import parse_json
 
 
 def is_own_folder(folder: Path) -> bool:
@@ -93,41 +91,15 @@ def read_tail(path: Path, max_bytes: int) -> str:
 
 
 def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
-    """Return the value of a JSON file of at most `max_bytes`.
+    """Return the value of a JSON file of at most `max_bytes`, as `parse_json` does.
 
-    Its texts can be encoded as UTF-8, its ints converted to float. Raises ValueError for a file
-    that is larger, invalid, or deeper than MAX_JSON_DEPTH; OSError as `open_regular_file`.
+    Raises ValueError for a file that is larger or invalid; OSError as `open_regular_file`.
     """
     data = read_regular_file(path, max_bytes, follow_links=follow_links)
-    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
-        raise ValueError(f"{path.name}: must have at most {MAX_JSON_VALUES:,} values, got more")
     try:
-        value = _DECODER.decode(data.decode())
-    except RecursionError:
-        raise ValueError(f"{path.name}: nested too deep") from None
-    if is_deeper(value, MAX_JSON_DEPTH):
-        raise ValueError(f"{path.name}: must have at most {MAX_JSON_DEPTH} levels, got more")
-    if b"\\ud" in data or b"\\uD" in data:  # one half of a surrogate pair cannot be encoded
-        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    return value
-
-
-# Long integers, which overflow in a division, become floats.
-_DECODER = json.JSONDecoder(parse_int=lambda n: int(n) if len(n) < 20 else float(n))
-
-
-def is_deeper(value: Any, levels: int) -> bool:
-    """Return True if a JSON value has more than this many levels."""
-    parents = [value] if type(value) in (dict, list) else []
-    while parents and levels:
-        levels -= 1
-        parents = [
-            child
-            for parent in parents
-            for child in (parent.values() if type(parent) is dict else parent)
-            if type(child) in (dict, list)
-        ]
-    return bool(parents)
+        return parse_json(data.decode())
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
 
 
 @contextlib.contextmanager

@@ -58,6 +58,45 @@ def first_line(error: BaseException) -> str:
     return summary_line(to_text(error))[:LINE_LIMIT] or type(error).__name__
 
 
+MAX_JSON_VALUES = 1_000_000  # 60 MB of Python objects; commas in texts count as well
+MAX_JSON_DEPTH = 50  # `repr` and `json.dumps` recurse, from deep call stacks
+# Long integers, which overflow in a division, become floats.
+_DECODER = json.JSONDecoder(parse_int=lambda n: int(n) if len(n) < 20 else float(n))
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of an untrusted JSON text.
+
+    Its texts can be encoded as UTF-8, its ints converted to float. Raises ValueError for a text
+    that is invalid, deeper than MAX_JSON_DEPTH, or of more than MAX_JSON_VALUES values.
+    """
+    if sum(map(text.count, ",[{")) > MAX_JSON_VALUES:
+        raise ValueError(f"must have at most {MAX_JSON_VALUES:,} values, got more")
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if _is_deeper(value, MAX_JSON_DEPTH):
+        raise ValueError(f"must have at most {MAX_JSON_DEPTH} levels, got more")
+    if "\\ud" in text or "\\uD" in text:  # one half of a surrogate pair cannot be encoded
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return True if a JSON value has more than this many levels."""
+    parents = [value] if type(value) in (dict, list) else []
+    while parents and levels:
+        levels -= 1
+        parents = [
+            child
+            for parent in parents
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) in (dict, list)
+        ]
+    return bool(parents)
+
+
 MAX_TEXT = 2000  # characters of one text
 MAX_ENTRIES = 2000  # entries of one list or object
 
@@ -65,8 +104,8 @@ MAX_ENTRIES = 2000  # entries of one list or object
 def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
     """Decode a JSON object of this schema into a dataclass. Raises ValueError with `where`."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text if isinstance(text, str) else text.decode())
+    except ValueError as error:
         raise ValueError(f"must be JSON ({str(error)[:80]})") from None
     if not isinstance(value, dict) or value.get("schema") != schema:
         raise ValueError(f"must be an object of schema {schema}")

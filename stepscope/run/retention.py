@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.common.files import is_own_folder, open_regular_file, try_lock
-from stepscope.run.folder import RunError, is_here, is_in, user_name
+from stepscope.common.files import is_own_folder
+from stepscope.run.folder import RunError, is_here, is_in, recorder_of, user_name
 from stepscope.run.info import RunInfo, read_run
 from stepscope.run.metadata import read_notes
 from stepscope.run.rank_info import (
@@ -108,7 +108,7 @@ def _protected(run: RunInfo, ranks: list[RankInfo], keep_tagged: bool) -> str | 
         if rank.status is RunStatus.CRASHED and not here:
             return f"may be live on {host}: its process cannot be seen from here"
         # The process, such as a server, may go on after its run.
-        if _is_locked(run.folder / f"rank{rank.number}.ring"):
+        if recorder_of(rank.run_json, run.folder / f"rank{rank.number}.sqlite") is not None:
             return "its last rows are being written. Try again"
     try:
         notes = read_notes(run.folder)
@@ -120,15 +120,6 @@ def _protected(run: RunInfo, ranks: list[RankInfo], keep_tagged: bool) -> str | 
     if tags is None:
         tags = tuple(str(tag) for rank in ranks for tag in rank.run_json.get("tags") or ())
     return f"tagged {', '.join(tags[:5])}" if keep_tagged and tags else None
-
-
-def _is_locked(ring: Path) -> bool:
-    """Return True if the writer of a rank has not ended."""
-    try:
-        with open(open_regular_file(ring, writable=True), "rb") as file:
-            return try_lock(file.fileno()) is False
-    except OSError:
-        return False
 
 
 def folder_size(folder: Path) -> int:

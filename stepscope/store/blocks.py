@@ -8,7 +8,6 @@ non-finite values. In an array NaN is a missing value; a recorded NaN has RECORD
 from __future__ import annotations
 
 import functools
-import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.common.json_values import parse_json
+
 Floats = NDArray[np.float64]
 
 FACTOR = 16  # rows of a level that make one bucket of the next
-FRAME_ROWS = 512  # rows of a full frame; a multiple of FACTOR, so no bucket crosses two frames
+FRAME_ROWS = 256  # rows of a full frame; a multiple of FACTOR, so no bucket crosses two frames
 AXES = 2  # matrix rows before the metrics: time and step
 MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
 """Maximum number of metrics in a frame, and of characters in their list."""
@@ -142,42 +143,35 @@ def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
 
 
 def encode(block: SeriesBlock, level: int) -> bytes:
-    """Return a block's bytes: values at level 0, else four statistics, and `odd` if not 0.
+    """Return a block's bytes: times, steps, and values at level 0, else the five statistics.
 
     Bytes are grouped by their position in the float and deflated: neighbors share exponent bytes.
     """
-    parts = [block.mean] if level == 0 else [block.low, block.high, block.mean, block.count]
-    if level > 0 and block.odd.any():
-        parts.append(block.odd)
-    matrix = np.vstack([block.ts[None], block.step[None], *parts])
+    ts, step, *statistics = block.arrays()
+    parts = [block.mean] if level == 0 else statistics
+    matrix = np.vstack([ts[None], step[None], *parts])
     planes = np.ascontiguousarray(matrix).view(np.uint8).reshape(-1, 8).T
     return zlib.compress(planes.tobytes(), 1)
 
 
 def decode(data: object, keys: Sequence[str], rows: int, level: int) -> SeriesBlock:
     """Return the block that `encode` wrote. Raises ValueError for damaged bytes."""
-    size = len(keys)
-    smaller, larger = (1, 1) if level == 0 else (4, 5)  # matrix rows of a metric
-    max_bytes = 8 * (AXES + larger * size) * rows
+    statistics = 1 if level == 0 else 5
+    height = AXES + statistics * len(keys)
     if not isinstance(data, bytes) or not 0 < rows <= FRAME_ROWS:
         raise ValueError(f"must be bytes of {FRAME_ROWS} rows at most, got {rows} rows")
     try:
-        inflated = np.frombuffer(zlib.decompressobj().decompress(data, max_bytes + 1), np.uint8)
+        inflated = zlib.decompressobj().decompress(data, 8 * height * rows + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    with_odd = level > 0 and len(inflated) == max_bytes
-    height = AXES + (larger if with_odd else smaller) * size
-    planes = inflated.reshape(8, height * rows)
+    planes = np.frombuffer(inflated, np.uint8).reshape(8, height * rows)
     matrix = np.ascontiguousarray(planes.T).view(np.float64).reshape(height, rows)
     ts, step = matrix[0], matrix[1]
     if not (np.abs(matrix[:AXES]) <= _AXIS_LIMITS).all():
         raise ValueError("a time or a step is out of range")
     if level == 0:
         return SeriesBlock.raw(keys, ts, step, matrix[AXES:])
-    statistics = [*matrix[AXES:].reshape(-1, size, rows)]
-    if not with_odd:
-        statistics.append(np.zeros((size, rows)))
-    return SeriesBlock(tuple(keys), ts, step, *statistics)
+    return SeriesBlock(tuple(keys), ts, step, *matrix[AXES:].reshape(5, len(keys), rows))
 
 
 @functools.lru_cache(maxsize=16)  # each frame of a store names its layout
@@ -186,11 +180,7 @@ def decode_keys(text: object) -> tuple[str, ...]:
     if not isinstance(text, str) or len(text) > MAX_KEYS_LENGTH:
         raise ValueError("the metrics of a layout must be a list of names")
     names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_KEYS)]
-    try:  # json: a name may have a lone surrogate, which msgspec refuses
-        keys: tuple[str, ...] = msgspec.convert(json.loads(text), names)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    return keys
+    return msgspec.convert(parse_json(text), names)
 
 
 MetricValues = Mapping[str, float | None]

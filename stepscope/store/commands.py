@@ -43,16 +43,6 @@ class Command(msgspec.Struct, frozen=True):
         return self.name.replace("_", " ").capitalize()
 
 
-def parse_args(args: str) -> dict[str, Any]:
-    """Return a command's arguments. Raises ValueError or TypeError unless a JSON object."""
-    try:
-        value = json.loads(args)
-        # msgspec cannot encode one half of a surrogate pair.
-        return dict(json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
 class CommandQueue(Protocol):
     """Commands of a run, from the writer thread to the training thread."""
 

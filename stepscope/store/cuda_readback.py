@@ -271,6 +271,11 @@ def _take_slot() -> _Slot | None:
     return slot
 
 
+def is_gpu_scalar(value: Any) -> bool:
+    """Return True for a tensor of one element on a GPU."""
+    return getattr(value, "is_cuda", False) and value.numel() == 1
+
+
 def keep_for_good(kept: object) -> None:
     """Never free an object: torch's deleters abort after a fork or a sticky CUDA error."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

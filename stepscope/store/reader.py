@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.common.files import MAX_JSON_DEPTH, is_deeper
+from stepscope.common.json_values import parse_json
 from stepscope.store import schema
 from stepscope.store.blocks import (
     FACTOR,
     FRAME_ROWS,
-    MAX_STEP,
     MAX_TIME_S,
     Event,
     SeriesBlock,
@@ -41,8 +41,13 @@ EVERY = -1  # limit for reading all events
 MAX_ROWS = 2**40
 MAX_HELD_VALUES = 2**20
 """Number of values at which a read merges rows into buckets, before it decodes more."""
-MAX_EVENT_LENGTH, MAX_EVENTS_LENGTH = 2**20, 2**25
-"""Maximum number of characters in one text of an event, and in all events of one call."""
+MAX_EVENT_LENGTH = 2**20  # characters of one text of an event
+MAX_EVENTS_LENGTH = 2**25  # characters of all events of one call
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_EVENT_LENGTH)]
+_Time = Annotated[float, msgspec.Meta(ge=-MAX_TIME_S, le=MAX_TIME_S)]
+_SERIES_ROWS = list[tuple[int, _Name, _Name]]
+_EVENT_ROW = tuple[int, _Time, int, int, _Name, _Text, _Text]
 
 _logged: set[tuple[Path, int, str]] = set()
 
@@ -83,11 +88,11 @@ class StoreReader:
     def series(self) -> list[SeriesInfo]:
         """Return every series of the run with its row count."""
         with self._reading():
-            found = self._connection.execute("SELECT id, stream, source FROM series")
+            query = self._connection.execute("SELECT id, stream, source FROM series")
+            found = msgspec.convert(query.fetchmany(schema.MAX_SERIES), _SERIES_ROWS)
             return [
                 SeriesInfo(number, stream, source, self._rows(number))
-                for number, stream, source in found.fetchmany(schema.MAX_SERIES)
-                if _is_text(stream, 100) and _is_text(source, 100)
+                for number, stream, source in found
             ]
 
     def keys(self, series: int) -> tuple[str, ...]:
@@ -96,14 +101,10 @@ class StoreReader:
             # A frame has all metrics of earlier frames.
             newest = self._connection.execute(
                 "SELECT l.keys FROM frames f JOIN layouts l ON l.id = f.layout "
-                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC",
+                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC LIMIT 1",
                 (series,),
-            )
-            for (keys,) in newest:
-                with suppress(ValueError):
-                    return decode_keys(keys)
-                self._log_omitted("a layout")
-            return ()
+            ).fetchone()
+            return decode_keys(newest[0]) if newest else ()
 
     def read(self, series: int, start: int, stop: int, bucket: int) -> SeriesBlock:
         """Return rows [start, stop) in buckets of `bucket` rows (a power of two), aligned.
@@ -154,21 +155,17 @@ class StoreReader:
         )
         events, left, left_out = list[EventRow](), MAX_EVENTS_LENGTH, f",{','.join(without)},"
         with self._reading():
-            try:
-                for row in self._connection.execute(newest, (after, limit, kind, left_out)):
-                    event = _event(*row)
-                    if event is None:
-                        self._log_omitted("an event")
-                        continue
-                    left -= len(event.text) + len(row[-1])
-                    if left < 0:
-                        self._log_omitted("older events")
-                        break
-                    events.append(event)
-            except (sqlite3.DataError, sqlite3.OperationalError) as error:
-                if error.sqlite_errorcode not in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_INTERRUPT):
-                    raise
-                self._log_omitted("older events")
+            for row in self._connection.execute(newest, (after, limit, kind, left_out)):
+                try:
+                    event = _event(row)
+                except ValueError:
+                    self._log_omitted("an event")
+                    continue
+                left -= len(event.text) + len(row[-1])
+                if left < 0:
+                    self._log_omitted("older events")
+                    break
+                events.append(event)
         return events[::-1]
 
     def stored_slots(self) -> int:
@@ -203,33 +200,26 @@ class StoreReader:
     def _blocks(
         self, series: int, level: int, start: int, stop: int
     ) -> Iterator[tuple[SeriesBlock, int]]:
-        """Yield a level's rows by frame with the first index; damaged values are missing."""
+        """Yield a level's rows by frame with the first index; omits damaged frames."""
         if stop <= start:
             return
         rows = self._connection.execute(
-            "SELECT f.first, f.rows, f.ts_end, f.step_end, l.keys, "
-            "CASE WHEN typeof(f.data) = 'blob' AND length(f.data) <= ? THEN f.data END "
+            "SELECT f.first, f.rows, l.keys, f.data "
             "FROM frames f LEFT JOIN layouts l ON l.id = f.layout "
-            "WHERE f.series = ? AND f.level = ? AND f.first > ? AND f.first < ? "
-            "AND f.first + f.rows > ? "
-            f"AND f.rows BETWEEN 1 AND {FRAME_ROWS} ORDER BY f.first",
-            (schema.MAX_VALUE_BYTES, series, level, start - FRAME_ROWS, stop, start),
+            "WHERE f.series = ? AND f.level = ? AND f.first > ? AND f.first < ? ORDER BY f.first",
+            (series, level, start - FRAME_ROWS, stop),
         )
-        end = 0
-        for first, count, ts, step, keys, data in rows:
-            if not (type(first) is type(count) is int and first >= end and first + count > start):
-                continue
-            end = first + count
+        end = start
+        for first, count, keys, data in rows:
             try:
                 block = decode(data, decode_keys(keys), count, level)
-            except ValueError:
+            except (ValueError, TypeError):
                 self._log_omitted("rows")
-                if not (_is_within(ts, MAX_TIME_S) and _is_within(step, MAX_STEP)):
-                    continue
-                times, steps, none = np.full(count, ts), np.full(count, step), np.empty((0, count))
-                block = SeriesBlock.raw((), times, steps, none)
-            begin = max(start, first)
-            yield block.slice(begin - first, stop - first), begin
+                continue
+            if type(first) is int and end < first + count and end <= max(start, first):
+                end = first + count
+                begin = max(start, first)
+                yield block.slice(begin - first, stop - first), begin
 
     def _log_omitted(self, what: str) -> None:
         """Log once per store that `what` is omitted."""
@@ -263,28 +253,10 @@ def _grouped(
     return merge(join(parts), starts), numbers[starts]
 
 
-def _is_text(value: object, length: int) -> bool:
-    return isinstance(value, str) and len(value) <= length
-
-
-def _is_within(value: object, limit: float) -> bool:
-    return isinstance(value, int | float) and abs(value) <= limit
-
-
-def _event(
-    number: int, ts: Any, step: Any, epoch: Any, kind: Any, text: Any, data: Any
-) -> EventRow | None:
-    """Return an event; None for a damaged row."""
-    texts = _is_text(kind, 100) and _is_text(text, MAX_EVENT_LENGTH)
-    if not (texts and _is_within(ts, MAX_TIME_S) and type(step) is type(epoch) is int):
-        return None
-    try:
-        parsed = json.loads(data) if _is_text(data, MAX_EVENT_LENGTH) else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(parsed, dict) or is_deeper(parsed, MAX_JSON_DEPTH):
-        return None
-    return EventRow(ts, step, epoch, kind, text, parsed, id=number)
+def _event(row: tuple[Any, ...]) -> EventRow:
+    """Return the event of a row. Raises ValueError for a damaged row."""
+    number, ts, step, epoch, kind, text, data = msgspec.convert(row, _EVENT_ROW)
+    return EventRow(ts, step, epoch, kind, text, msgspec.convert(parse_json(data), dict), id=number)
 
 
 def send_command(
@@ -309,7 +281,10 @@ SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21  # maximum rows and values of 
 
 
 class StreamRows:
-    """Present rows of a stream. `keys` are its metrics, `sources` "" or UUIDs of GPUs."""
+    """Present rows of a stream. `keys` are its metrics, `sources` "" or UUIDs of GPUs.
+
+    `stored_slots` is the number of rows of the ring that the store has.
+    """
 
     def __init__(self, folder: Path, stream: str, rank: int) -> None:
         self.folder, self.stream, self._rank = folder, stream, rank
@@ -317,6 +292,7 @@ class StreamRows:
             self._series = [series for series in reader.series() if series.stream == stream]
             keys = (reader.keys(series.id) for series in self._series)
             self.keys = tuple(dict.fromkeys(itertools.chain.from_iterable(keys)))
+            self.stored_slots = reader.stored_slots()
         self.sources = tuple(series.source for series in self._series)
 
     def __len__(self) -> int:
@@ -326,15 +302,12 @@ class StreamRows:
         self, keys: Sequence[str] | None = None, source: str | None = None
     ) -> Iterator[tuple[str, SeriesBlock]]:
         """Yield (source, rows) in slices; None means all keys, or all sources."""
-        rows = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
-        rows -= rows % FRAME_ROWS
+        size = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
+        size -= size % FRAME_ROWS
         for series in self._series:
-            start = 0
-            while source in (None, series.source) and start < series.rows:
+            if source not in (None, series.source):
+                continue
+            for start in range(0, series.rows, size):
                 with StoreReader(self.folder, self._rank) as reader:
-                    block = reader.read(series.id, start, min(start + rows, series.rows), 1)
-                if not len(block):
-                    text = f"the store is damaged (no row {start}). Restore the file from a copy."
-                    raise StoreError(f"{self.folder.name}: {text}")
+                    block = reader.read(series.id, start, min(start + size, series.rows), 1)
                 yield series.source, block.with_keys(self.keys if keys is None else keys)
-                start += len(block)

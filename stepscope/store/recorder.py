@@ -3,33 +3,39 @@
 Rows of steps go into a memory-mapped ring, samples and events into a queue; a writer thread moves
 both into the run folder. Only the constructor raises; only `close` waits for the disk.
 
-The usual step is one call of `record_next_step`, which checks a single set, `boundary_requests`.
+The usual step is one call of `record`, which checks a single set, `boundary_requests`.
 Each thread adds and removes only its own request, so no thread can undo another's.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 from stepscope.common.clock import clock, elapsed
-from stepscope.common.json_values import first_line, to_json, to_text
+from stepscope.common.json_values import first_line, parse_json, to_json, to_text
 from stepscope.common.metrics import Stream
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.run.rank_info import RUN_VERSION
 from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
 from stepscope.store.commands import Command as Command
 from stepscope.store.commands import CommandName as CommandName
-from stepscope.store.commands import CommandQueue, LocalCommandQueue, parse_args
-from stepscope.store.cuda_readback import CudaScalarReadback, MetricRow, keep_for_good
+from stepscope.store.commands import CommandQueue, LocalCommandQueue
+from stepscope.store.cuda_readback import (
+    CudaScalarReadback,
+    MetricRow,
+    is_gpu_scalar,
+    keep_for_good,
+)
 from stepscope.store.ring import WIDTH, RowLayout
-from stepscope.store.step_blocks import RESTART, TimedRow
+from stepscope.store.step_blocks import STEP_TIME
 from stepscope.store.writer_thread import Look, Saw, WriterThread
 
 log = logging.getLogger(__name__)
@@ -93,6 +99,7 @@ class Recorder:
         """Samples and tokens of the current step by key; see `count`."""
         self.also_dropped: Callable[[], int] = int
         """Returns the number of rows with missing values in the owner's own GPU readback."""
+        self._step_began = -math.inf  # the boot time of the last step, or of `restart_clock`
         self._readback: CudaScalarReadback | None = None  # None before the first value on a GPU
         self._readback_lock = threading.RLock()  # a signal handler may come in the middle
         self._refused: set[str] = set()  # metrics whose values are no numbers
@@ -109,19 +116,36 @@ class Recorder:
         self.command_waiting: Collection[object] = commands.waiting
         """Non-empty while `commands` wait for a step boundary."""
 
-    def record_next_step(self, layout: RowLayout, numbers: Collection[float]) -> bool:
-        """Record the next step; return False, without recording, if it needs `log_step`."""
+    def record(self, layout: RowLayout, numbers: Iterable[float]) -> bool:
+        """Record the next step; return False, without recording, if it needs `log_step`.
+
+        The layout has STEP_TIME before the metrics of `numbers`.
+        """
         if self.boundary_requests:
             return False
+        now = elapsed()
+        step_time = now - self._step_began
+        self._step_began = now
         self.step = step = self.step + 1
-        self.ring.put(layout, elapsed() + clock.offset, step, numbers)
+        ring = self.ring
+        if ring.last >= ring.end:
+            ring.dropped += 1
+            return True
+        number, slot = ring.claim()  # as `ring.put`, whose call would add a fifth to the cost
+        ring.last = number
+        ts = now + clock.offset
+        layout.pack(ring.memory, slot, layout.number, ts, step, step_time, *numbers, number + 1)
         return True
 
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Increment the step and record its metrics, with step time and rates."""
+        now = elapsed()
         self.step += 1
+        step_time = now - self._step_began
+        self._step_began = now
         self.boundary_requests.discard(BoundaryRequest.READING)  # the boundary follows
-        self._record(self.step, clock.now(), values, TimedRow())
+        timed = {} if step_time == math.inf else {STEP_TIME: step_time}  # inf: the first step
+        self._record(self.step, now + clock.offset, timed | dict(values))
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
@@ -140,15 +164,14 @@ class Recorder:
             self._refuse("step", error)
             return
         self.step = step
-        self._record(step, now, values, MetricRow())
+        self._record(step, now, values)
 
     def count(self, key: str, number: Any) -> None:
         """Add a number, or a tensor on a GPU, to the samples or tokens of the current step."""
         if number is None:
             return
         try:
-            on_gpu = getattr(number, "is_cuda", False) and number.numel() == 1
-            number = number.detach().double() if on_gpu else float(number)
+            number = number.detach().double() if is_gpu_scalar(number) else float(number)
             self.counts[key] = self.counts.get(key, 0.0) + number
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
             self._refuse(key, error)
@@ -159,8 +182,8 @@ class Recorder:
         return taken
 
     def restart_clock(self) -> None:
-        """Exclude the time since the last `log_step`, such as a pause, from the step time."""
-        self._record(self.step, clock.now(), {RESTART: 0.0}, TimedRow())
+        """Exclude the time since the last step, such as a pause, from the step time."""
+        self._step_began = elapsed()
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait for pending tensors and record their rows; after `timeout_s`, without values."""
@@ -174,10 +197,11 @@ class Recorder:
 
     def sample(self, values: MetricValues) -> None:
         """Record one sample of process, host and allocator."""
-        self._put_sample(Stream.SAMPLES, "", values)
+        self._put(Sample(Stream.SAMPLES, "", clock.now(), self.step, values))
 
     def device(self, uuid: str, values: MetricValues) -> None:
-        self._put_sample(Stream.DEVICES, to_text(uuid), values)
+        """Record one sample of a GPU."""
+        self._put(Sample(Stream.DEVICES, uuid, clock.now(), self.step, values))
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
         """Add an event; `data` is converted to JSON."""
@@ -247,18 +271,11 @@ class Recorder:
     def _describe(self, run_json: Mapping[str, Any]) -> None:
         self._writer.run_json.update({name: to_json(value) for name, value in run_json.items()})
 
-    def _record(self, step: int, ts: float, values: Mapping[str, Any], row: MetricRow) -> None:
+    def _record(self, step: int, ts: float, values: Mapping[str, Any]) -> None:
         """Put a row into the ring, now or when its tensors on a GPU have been copied."""
         if self._closed:
             return
-        try:
-            self._put_values(step, ts, values, row)
-        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._refuse("step", error)
-        if self.boundary_requests:
-            self._remove_requests()
-
-    def _put_values(self, step: int, ts: float, values: Mapping[str, Any], row: MetricRow) -> None:
+        row: MetricRow = {}
         tensors: dict[str, Any] = {}
         for key, value in values.items():
             if type(key) is not str or not key.isascii() or len(key) > MAX_NAME_CHARS:
@@ -266,51 +283,40 @@ class Recorder:
             if type(value) is float:
                 row[key] = value
             elif value is not None:
-                self._add_value(key, value, row, tensors)
+                try:
+                    if is_gpu_scalar(value):
+                        tensors[key] = value
+                    else:
+                        row[key] = float(value.item() if hasattr(value, "item") else value)
+                except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
+                    self._refuse(key, error)
         if tensors or self._readback:
-            with self._readback_lock:
-                self._read_back(step, ts, row, tensors)
+            self._read_back(step, ts, row, tensors)
         else:
             self._put_row(step, ts, row)
+        if self.boundary_requests:
+            self._remove_requests()
 
     def _read_back(self, step: int, ts: float, row: MetricRow, tensors: dict[str, Any]) -> None:
         """Put the rows whose values have arrived, and queue the copies of this row."""
-        if self._readback is None:
-            self._readback = CudaScalarReadback(self._put_row)
-        self._readback.poll()
-        self._readback.put(step, ts, row, tensors)
+        with self._readback_lock:
+            if self._readback is None:
+                self._readback = CudaScalarReadback(self._put_row)
+            self._readback.poll()
+            self._readback.put(step, ts, row, tensors)
         self.boundary_requests.add(BoundaryRequest.READBACK)
 
-    def _add_value(
-        self, key: str, value: Any, row: MetricRow, tensors: dict[str, Any] | None = None
-    ) -> None:
-        """Add a value to the row, or to `tensors` if it is on a GPU."""
-        try:
-            is_scalar_on_gpu = getattr(value, "is_cuda", False) and value.numel() == 1
-            if is_scalar_on_gpu and tensors is not None:
-                tensors[key] = value
-            elif not is_scalar_on_gpu:
-                row[key] = float(value.item() if hasattr(value, "item") else value)
-        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._refuse(key, error)
-
-    def _put_row(self, step: int, ts: float, row: MetricRow) -> None:
+    def _put_row(self, step: int, ts: float, row: Mapping[str, Any]) -> None:
         """Put a row of numbers into the ring: several slots for a wide row."""
-        if not row and not isinstance(row, TimedRow):
-            return
         keys = tuple(row)
-        layout = self.ring.layout(keys, isinstance(row, TimedRow)) if len(keys) <= WIDTH else None
-        if layout is not None:
-            self.ring.put(layout, ts, step, row.values())
-            return
-        # One slot per metric if the header is full of combinations.
-        size = WIDTH if len(keys) > WIDTH else 1
-        if size >= len(keys):
-            self._refuse(", ".join(keys), ValueError("too many different names"))
-            return
-        for start in range(0, len(keys), size):
-            part = {key: row[key] for key in keys[start : start + size]}
-            self._put_row(step, ts, type(row)(part))
+        for start in range(0, len(keys), WIDTH):
+            part = keys[start : start + WIDTH]
+            layout = self.ring.layout(part)
+            if layout is None:
+                self.ring.dropped += 1
+                self._refuse(", ".join(part), ValueError("too many different names"))
+            else:
+                self.ring.put(layout, ts, step, *[row[key] for key in part])
 
     def _refuse(self, key: str, error: Exception) -> None:
         """Log once that values of a metric cannot be recorded."""
@@ -332,18 +338,6 @@ class Recorder:
             if self.command_waiting:  # a command has arrived since the check
                 self.boundary_requests.add(BoundaryRequest.COMMAND)
 
-    def _put_sample(self, stream: str, source: str, values: MetricValues) -> None:
-        row = MetricRow()
-        try:
-            for key, value in values.items():
-                if type(value) is float or value is None:
-                    row[key if type(key) is str and key.isascii() else to_text(key)] = value
-                else:
-                    self._add_value(to_text(key), value, row)
-        except Exception as error:  # noqa: BLE001 - of the caller, which may raise anything
-            self._refuse("sample", error)
-        self._put(Sample(stream, source, clock.now(), self.step, row))
-
     def _put(self, item: QueueItem) -> None:
         if not self._closed:
             self._writer.put(item)
@@ -356,7 +350,7 @@ class Recorder:
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:
-            command = Command(command_id, CommandName(name), parse_args(args))
+            command = Command(command_id, CommandName(name), dict(parse_json(args)))
         except (ValueError, TypeError) as error:
             self._put(CommandResult(command_id, "refused", clock.now(), f"not a command: {error}"))
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sqlite3
 import time
 from collections.abc import Collection
@@ -14,10 +13,10 @@ from pathlib import Path
 from stepscope.common.files import is_own_folder
 from stepscope.common.metrics import Stream
 from stepscope.run import RunInfo, RunStatus, is_own, rank_json, write_run_json
-from stepscope.run.folder import recorder_of
+from stepscope.run.folder import is_here, recorder_of
 from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
-from stepscope.store.ring import RingError, abandoned
+from stepscope.store.ring import RingError, read_ring, rows_after
 from stepscope.store.step_blocks import StepBlockBuilder
 
 log = logging.getLogger(__name__)
@@ -55,30 +54,32 @@ def ranks_with_unstored_rows(run: RunInfo) -> list[int]:
 def recover(folder: Path, rank: int = 0) -> int:
     """Move the ring of a dead process into its store and delete it; return the number of rows.
 
-    Rolls back an incomplete transaction. Raises RingError if another reader has the ring open,
-    StoreError or OSError if the ring or the store cannot be written.
+    Rolls back an incomplete transaction. Raises StoreError, RingError, OSError or sqlite3.Error if
+    the ring or the store cannot be used.
     """
     path = folder / f"rank{rank}.ring"
-    if _may_run(folder, rank):  # not every disk has locks
+    if _may_run(folder, rank):
         return 0
-    if not os.path.lexists(path):
-        if os.path.lexists(folder / f"{store_name(rank)}-journal"):
-            StoreWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
+    data = read_ring(path) if os.path.lexists(path) else None
+    if data is None and not os.path.lexists(folder / f"{store_name(rank)}-journal"):
         return 0
     with (
-        abandoned(path) as read_rows,
         closing(StoreWriter(folder / store_name(rank), reopen=True)) as writer,
+        writer.transaction(),  # SQLite rolls an incomplete one back, and others wait
     ):
-        rows = read_rows(writer.stored_slots())
-        steps = StepBlockBuilder()
-        block = steps.block(rows.slots, rows.layouts)
-        with writer.transaction():
-            if len(block):
-                writer.append(Stream.STEPS, "", block)
-            for broken in steps.broken:
-                writer.add_event(broken)
-            writer.store_slots(rows.end)
-        path.unlink()
+        stored = writer.stored_slots()
+        if data is None:
+            writer.store_slots(stored + 1)  # with a change SQLite deletes the journal
+            writer.store_slots(stored)
+            return 0
+        rows = rows_after(data, stored)
+        block, events = StepBlockBuilder().block(rows)
+        if len(block):
+            writer.append(Stream.STEPS, "", block)
+        for event in events:
+            writer.add_event(event)
+        writer.store_slots(rows.end)
+    path.unlink(missing_ok=True)
     with suppress(*UNREADABLE):
         run_json = read_run_json(folder, rank)
         if run_json.get("problem") is not None:  # rows that did not fit on a full disk
@@ -106,8 +107,8 @@ def note_end(
 
 
 def _may_run(folder: Path, rank: int) -> bool:
-    """Return False if the process of a rank was on this host and has exited."""
+    """Return False if the process of a rank could be seen from here, and has ended the run."""
     info = find_rank(folder, rank)
-    if info is None or info.status.live or info.run_json.get("host") != socket.gethostname():
+    if info is None or info.status.live or not is_here(info.run_json):
         return True
     return recorder_of(info.run_json, folder / store_name(rank)) is not None

@@ -1,14 +1,13 @@
 """Ring buffer in front of the store: a memory-mapped file with one slot of fixed size per row.
 
 The training thread packs a row into the next slot: no lock, no allocation, no system call. The
-kernel keeps the pages of a killed process. The file has a header of 64 KiB (the magic word, then
+kernel keeps the pages of a killed process. The file has a header of 1 MiB (the magic word, then
 one JSON line per layout) and SLOTS slots of 128 bytes: layout, epoch seconds, step, up to 12 values
 and, written last, the row's number plus one. A slot with another number is unwritten or torn.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import mmap
@@ -16,17 +15,17 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.common.files import is_network_filesystem, open_regular_file, try_lock
+from stepscope.common.files import is_network_filesystem, read_regular_file
 
-MAGIC = b"stepscope ring 1\n"
-HEADER_BYTES = 64 * 1024
+MAGIC = b"stepscope ring 2\n"
+HEADER_BYTES = 2**20  # thousands of combinations of metrics
 SLOTS = 1 << 17
 SLOT_BYTES = 128
 FILE_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
@@ -51,11 +50,12 @@ class RowLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRows:
-    """Rows pending for the writer, and the number after them."""
+class RingRows:
+    """Rows of a ring in order, the number after them, and the metrics of each layout."""
 
     slots: Slots
-    upto: int
+    end: int
+    layouts: list[tuple[str, ...]]
 
 
 class RingError(Exception):
@@ -79,29 +79,42 @@ class RingBuffer:
         self._final: int | None = None
         """The exact end after `stop`: `last` may fall in a race of two threads."""
         self._hole_since: float | None = None
-        self._layouts: dict[tuple[tuple[str, ...], bool], RowLayout] = {}
+        self._layouts: dict[tuple[str, ...], RowLayout] = {}
         self._layout_lock = threading.Lock()
         self._header_used = len(MAGIC)
         slots = itertools.repeat(range(HEADER_BYTES, FILE_BYTES, SLOT_BYTES))
         self.claim = zip(itertools.count(), itertools.chain.from_iterable(slots)).__next__
         """Returns the number of the next row and the offset of its slot, atomically."""
-        self._lock: int | None = None
         try:
             if is_network_filesystem(path):
                 raise OSError("the folder is on a network file system")
-            self.memory, self._lock = _create_file(path)
+            self.memory = _create_file(path)
         except OSError as error:
             self.reason = f"no file for the ring: {error.strerror or error}"
             self.memory = mmap.mmap(-1, FILE_BYTES)
         self.memory[: len(MAGIC)] = MAGIC
         self._slots = np.frombuffer(self.memory, SLOT, SLOTS, HEADER_BYTES)
 
-    def layout(self, keys: tuple[str, ...], timed: bool) -> RowLayout | None:
+    def layout(self, keys: tuple[str, ...]) -> RowLayout | None:
         """Return the layout of these keys (WIDTH at most); None if the header is full."""
-        layout = self._layouts.get((keys, timed))
-        return layout if layout is not None else self._new_layout(keys, timed)
+        if keys in self._layouts:
+            return self._layouts[keys]
+        with self._layout_lock:
+            if keys in self._layouts:  # added by another thread meanwhile
+                return self._layouts[keys]
+            line = json.dumps(keys).encode() + b"\n"
+            begin, end = self._header_used, self._header_used + len(line)
+            if end >= HEADER_BYTES:
+                return None
+            # In the file before any row that needs it.
+            self.memory[begin:end] = line
+            self._header_used = end
+            pad = 8 * (WIDTH - len(keys))
+            pack = struct.Struct(f"<qdq{len(keys)}d{pad}xq").pack_into
+            layout = self._layouts[keys] = RowLayout(len(self._layouts), pack)
+            return layout
 
-    def put(self, layout: RowLayout, ts: float, step: int, values: Iterable[float | None]) -> None:
+    def put(self, layout: RowLayout, ts: float, step: int, *values: float) -> None:
         """Write one row; a full ring counts it in `dropped` instead."""
         if self.last >= self.end:
             self.dropped += 1
@@ -114,7 +127,7 @@ class RingBuffer:
         """Return the approximate number of rows pending for the writer."""
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
-    def pending(self, *, everything: bool = False, most: int = SLOTS) -> PendingRows:
+    def pending(self, most: int = SLOTS, *, everything: bool = False) -> RingRows:
         """Return a copy of at most `most` rows before the first unwritten slot.
 
         Skips unwritten slots after HOLE_S, or with `everything` after SETTLE_S.
@@ -128,24 +141,20 @@ class RingBuffer:
             written = taken["number"] == numbers + 1
         if everything or written.all():
             self._hole_since = None
-            return PendingRows(taken[written], self.drained + len(taken))
+            return RingRows(taken[written], self.drained + len(taken), list(self._layouts))
         first, now = int(np.argmin(written)), time.monotonic()
         if first or self._hole_since is None:
             self._hole_since = now
         if now - self._hole_since >= HOLE_S:
-            return self.pending(everything=True)
-        return PendingRows(taken[:first], self.drained + first)
+            return self.pending(most, everything=True)
+        return RingRows(taken[:first], self.drained + first, list(self._layouts))
 
-    def release(self, pending: PendingRows) -> None:
+    def release(self, rows: RingRows) -> None:
         """Free the slots of stored rows."""
-        self.lost += pending.upto - self.drained - len(pending.slots)
-        self.drained = pending.upto
+        self.lost += rows.end - self.drained - len(rows.slots)
+        self.drained = rows.end
         if self._final is None:
-            self.end = pending.upto + SLOTS - MARGIN
-
-    def layouts(self) -> list[tuple[tuple[str, ...], bool]]:
-        """Return keys and `timed` of every layout by its number."""
-        return list(self._layouts)
+            self.end = rows.end + SLOTS - MARGIN
 
     def stop(self) -> None:
         """Accept no more rows; all claimed ones are `pending` now."""
@@ -154,70 +163,29 @@ class RingBuffer:
             self._final, _ = self.claim()
 
     def leave(self) -> None:
-        """Detach a forked child from the parent's ring and its lock."""
+        """Detach a forked child from the parent's ring."""
         self.end = -1
         self._header_used = HEADER_BYTES  # a new layout would be written over the parent's
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
-    def close(self) -> None:
+    def delete(self) -> None:
         """Delete the file; a later `put` changes nothing on disk."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-            with contextlib.suppress(OSError):
-                self.path.unlink()
-
-    def _new_layout(self, keys: tuple[str, ...], timed: bool) -> RowLayout | None:
-        if not all(type(key) is str for key in keys):
-            return None
-        line = json.dumps({"keys": keys, "timed": timed}).encode() + b"\n"
-        with self._layout_lock:
-            if (layout := self._layouts.get((keys, timed))) is not None:
-                return layout
-            begin, end = self._header_used, self._header_used + len(line)
-            # Half is reserved for single metrics, which are fewer than combinations.
-            capacity = HEADER_BYTES if len(keys) <= 1 else HEADER_BYTES // 2
-            if end >= capacity or len(keys) > WIDTH:
-                return None
-            # In the file before any row that needs it.
-            self.memory[begin:end] = line
-            self._header_used = end
-            pad = 8 * (WIDTH - len(keys))
-            pack = struct.Struct(f"<qdq{len(keys)}d{pad}xq").pack_into
-            layout = RowLayout(len(self._layouts), pack)
-            self._layouts[keys, timed] = layout
-            return layout
+        if self.reason is None:
+            self.path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanedRows:
-    """Unstored slots of a killed process, the number after them, and their layouts."""
-
-    slots: Slots
-    end: int
-    layouts: list[tuple[tuple[str, ...], bool]]
-
-
-@contextlib.contextmanager
-def abandoned(path: Path) -> Iterator[Callable[[int], OrphanedRows]]:
-    """Yield a function from the number of stored rows to the OrphanedRows of a dead process.
-
-    Without locks in the file system, the caller checks the process. Raises RingError if the file is
-    no ring or in use, OSError if it cannot be opened.
-    """
-    with open(open_regular_file(path, writable=True), "rb") as file:  # as NFS requires for locks
-        if os.fstat(file.fileno()).st_size != FILE_BYTES:
-            raise RingError(f"{path.name}: not a ring of this version.")
-        if try_lock(file.fileno()) is False:
-            raise RingError(f"{path.name}: in use by another process.")
-        yield lambda stored: _unstored_rows(path.name, file.read(FILE_BYTES), stored)
-
-
-def _unstored_rows(name: str, data: bytes, stored: int) -> OrphanedRows:
+def read_ring(path: Path) -> bytes:
+    """Return the content of the ring of a dead process. Raises RingError or OSError."""
+    try:
+        data = read_regular_file(path, FILE_BYTES)
+    except ValueError:
+        data = b""
     if len(data) != FILE_BYTES or not data.startswith(MAGIC):
-        raise RingError(f"{name}: not a ring of this version.")
+        raise RingError(f"{path.name}: not a ring of this version.")
+    return data
+
+
+def rows_after(data: bytes, stored: int) -> RingRows:
+    """Return the rows of a ring file from number `stored` on."""
     layouts = _read_layouts(data[len(MAGIC) : HEADER_BYTES])
     slots = np.frombuffer(data, SLOT, SLOTS, HEADER_BYTES)
     # Each number has one slot; a number in another slot is damage.
@@ -229,35 +197,25 @@ def _unstored_rows(name: str, data: bytes, stored: int) -> OrphanedRows:
         & (slots["layout"] < len(layouts))
     )
     kept = slots[good][np.argsort(number[good])]
-    return OrphanedRows(kept, int(kept["number"][-1]) if len(kept) else stored, layouts)
+    return RingRows(kept, int(kept["number"][-1]) if len(kept) else stored, layouts)
 
 
-def _read_layouts(header: bytes) -> list[tuple[tuple[str, ...], bool]]:
+def _read_layouts(header: bytes) -> list[tuple[str, ...]]:
     layouts = []
     for line in header.partition(b"\0")[0].splitlines():
         try:
-            entry = json.loads(line)
-            layouts.append((tuple(map(str, entry["keys"]))[:WIDTH], bool(entry["timed"])))
-        except (ValueError, KeyError, TypeError, RecursionError):
+            layouts.append(tuple(map(str, json.loads(line)))[:WIDTH])
+        except (ValueError, TypeError, RecursionError):
             break  # written in part when the process was killed: no row has this layout
     return layouts
 
 
-def _create_file(path: Path) -> tuple[mmap.mmap, int]:
-    """Create, map and lock the file; return the map and the descriptor that holds the lock.
-
-    Raises OSError, and leaves no file then. The lock has its own descriptor, which a forked child
-    can close: the map keeps the first descriptor open.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        os.posix_fallocate(file, 0, FILE_BYTES)
-        memory, lock = mmap.mmap(file, FILE_BYTES), open_regular_file(path, writable=True)
-    except OSError:  # such as too many open files
-        path.unlink()
-        raise
-    finally:
-        os.close(file)
-    with contextlib.suppress(OSError):  # without locks, host and pid identify the owner
-        try_lock(lock)
-    return memory, lock
+def _create_file(path: Path) -> mmap.mmap:
+    """Create and map the file. Raises OSError, and leaves no file then."""
+    with path.open("xb+") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, FILE_BYTES)
+            return mmap.mmap(file.fileno(), FILE_BYTES)
+        except OSError:  # such as too many open files
+            path.unlink()
+            raise

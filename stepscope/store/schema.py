@@ -6,13 +6,11 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from stepscope.common.files import is_network_filesystem, open_regular_file
+from stepscope.common.files import is_network_filesystem, read_tail
 
-SCHEMA_VERSION = 3  # `PRAGMA user_version` of a store; stores of another version are refused.
+SCHEMA_VERSION = 4  # `PRAGMA user_version` of a store; stores of another version are refused.
 BUSY_TIMEOUT_S = 5.0
 
 
@@ -47,8 +45,7 @@ CREATE TABLE ring (stored INTEGER NOT NULL);
 INSERT INTO ring VALUES (0);
 """
 
-CREATED = sorted(" ".join(text.split()) for text in TABLES.split(";") if "CREATE" in text)
-"""SQL of every object of a store."""
+TABLE_NAMES = frozenset({"series", "layouts", "frames", "events", "commands", "ring"})
 
 MAX_VALUE_BYTES = 64 * 2**20  # Maximum size of a value: a full, inflated frame of 3,000 metrics.
 MAX_QUERY_S = 2.0
@@ -58,7 +55,8 @@ MAX_BYTES = {"": 2**40, "-wal": 2**32, "-shm": 2**26, "-journal": 2**32}
 """Maximum file sizes: if checkpoints fail for an hour, the WAL has less than 4 GiB."""
 WAL_BYTES = 4 * 2**20
 MAX_SERIES = 1000
-JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7").decode(errors="replace")
+"""The last bytes of a journal that names a file, as `read_tail` returns them."""
 NO_WAIT = "PRAGMA synchronous = NORMAL"
 """No commit waits for the disk: a power failure may lose the last commits, a kill none."""
 
@@ -71,21 +69,23 @@ def create(path: Path) -> sqlite3.Connection:
     """Create a store file and return the writer's connection. Raises StoreError."""
     try:
         path.open("xb").close()  # only one of two processes can create the file
-        connection = _connect(path)
-        with _closed_on_error(connection):
-            connection.execute(NO_WAIT)
-            mode = "DELETE" if is_network_filesystem(path) else "WAL"
-            connection.execute(f"PRAGMA journal_mode = {mode}")
-            # The writer thread makes the checkpoints: automatic ones would slow commits down.
-            connection.execute("PRAGMA wal_autocheckpoint = 0")
-            # A WAL that grew while a reader was stopped is truncated when it is next reused.
-            connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-            # In one transaction: a reader finds all tables or none.
-            script = f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
-            connection.executescript(script)
-    except (OSError, sqlite3.Error) as error:
-        if isinstance(error, sqlite3.Error):
-            delete(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot create the store ({error}).") from error
+    try:
+        connection = _connect(path, "rw")
+        connection.execute(NO_WAIT)
+        mode = "DELETE" if is_network_filesystem(path) else "WAL"
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+        # The writer thread makes the checkpoints: automatic ones would slow commits down.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        # A WAL that grew while a reader was stopped is truncated when it is next reused.
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+        # In one transaction: a reader finds all tables or none.
+        connection.executescript(
+            f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
+        )
+    except sqlite3.Error as error:
+        delete(path)
         text = f"cannot create the store ({error}). Check space and rights."
         raise StoreError(f"{path}: {text}") from error
     return connection
@@ -100,14 +100,9 @@ def delete(path: Path) -> None:
 def open_writable(path: Path) -> sqlite3.Connection:
     """Return an autocommit connection to a store that is no link. Raises StoreError."""
     _check_files(path)
-    try:
-        _check_journal(path.with_name(f"{path.name}-journal"))
-        connection = _connect(path)
-        with _closed_on_error(connection):
-            _check_content(connection, path)
-            connection.execute(NO_WAIT)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{path.parent.name}: the store cannot be written ({error}).") from error
+    _check_journal(path.with_name(f"{path.name}-journal"))
+    connection = _open_untrusted(path, "rw")
+    connection.execute(NO_WAIT)
     return connection
 
 
@@ -115,17 +110,10 @@ def open_readonly(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to a store, links followed. Raises StoreError."""
     file = Path(os.path.realpath(path))
     _check_files(file)
-    # In a folder without write permission a store in WAL mode opens only as immutable.
-    errors = []
-    for query in ("mode=ro", "mode=ro&immutable=1"):
-        try:
-            connection = _connect(f"{file.as_uri()}?{query}", uri=True)
-            with _closed_on_error(connection):
-                _check_content(connection, path)
-            return connection
-        except sqlite3.Error as error:
-            errors.append(str(error))
-    raise StoreError(f"{path.parent.name}: not a readable Stepscope store ({errors[0]}).")
+    try:
+        return _open_untrusted(file, "ro")
+    except StoreError:  # WAL mode in a folder without write permission
+        return _open_untrusted(file, "ro&immutable=1")
 
 
 def limit_time(connection: sqlite3.Connection) -> None:
@@ -134,67 +122,89 @@ def limit_time(connection: sqlite3.Connection) -> None:
     connection.set_progress_handler(lambda: time.thread_time() > end_s, CHECK_EVERY)
 
 
-def _connect(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(
-        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=uri
+        f"{path.absolute().as_uri()}?mode={mode}",
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=True,
     )
 
 
-@contextmanager
-def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+def _open_untrusted(path: Path, mode: str) -> sqlite3.Connection:
+    """Return a connection that only uses tables of a store. Raises StoreError."""
+    name = path.parent.name
     try:
-        yield
-    except BaseException:
-        connection.close()
-        raise
+        connection = _connect(path, mode)
+        try:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+            limit_time(connection)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.set_authorizer(_authorize)
+            connection.text_factory = lambda text: text.decode(errors="replace")
+            if version == SCHEMA_VERSION:
+                return connection
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise StoreError(f"{name}: not a usable Stepscope store ({error}).") from error
+    connection.close()
+    raise StoreError(
+        f"{name}: the store has version {version} and this Stepscope reads version "
+        f"{SCHEMA_VERSION}. Use the Stepscope that recorded the run."
+    )
+
+
+def _authorize(
+    action: int, table: str | None, _column: str | None, _database: str | None, source: str | None
+) -> int:
+    """Allow statements on the tables of a store, and nothing that a view or trigger does."""
+    is_allowed = action in _HARMLESS or (action in _ON_TABLES and table in TABLE_NAMES)
+    return sqlite3.SQLITE_OK if is_allowed and source is None else sqlite3.SQLITE_DENY
+
+
+_HARMLESS = (
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_PRAGMA,
+)
+_ON_TABLES = (
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_INSERT,
+    sqlite3.SQLITE_UPDATE,
+    sqlite3.SQLITE_DELETE,
+)
 
 
 def _check_files(path: Path) -> None:
     """Raise StoreError unless the store, its WAL and its journal are regular files."""
-    folder = path.parent.name
     for suffix, limit in MAX_BYTES.items():
-        name = f"{path.name}{suffix}"
+        name = f"{path.parent.name}/{path.name}{suffix}"
         try:
             status = os.lstat(f"{path}{suffix}")
         except FileNotFoundError as error:
             if suffix:
                 continue
-            raise StoreError(f"{name}: missing in {folder}. The run recorded nothing.") from error
+            raise StoreError(f"{name}: missing. The run recorded nothing.") from error
         except OSError as error:
-            raise StoreError(f"{folder}/{name}: cannot be opened ({error.strerror}).") from error
+            raise StoreError(f"{name}: cannot be opened ({error.strerror}).") from error
         if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             text = f"must be a regular file of at most {limit:,} bytes. Restore it from a copy."
-            raise StoreError(f"{folder}/{name}: {text}")
+            raise StoreError(f"{name}: {text}")
 
 
 def _check_journal(path: Path) -> None:
     """Raise StoreError for a journal that names a file, which SQLite would delete."""
-    with suppress(FileNotFoundError), open(open_regular_file(path), "rb") as journal:
-        size = os.fstat(journal.fileno()).st_size
-        journal.seek(max(0, size - len(JOURNAL_MAGIC)))
-        if journal.read(len(JOURNAL_MAGIC)) == JOURNAL_MAGIC and size > len(JOURNAL_MAGIC):
-            raise StoreError(f"{path.parent.name}/{path.name}: names another file. Delete it.")
-
-
-def _check_content(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise StoreError for another schema: views, triggers and indexes may run any SQL."""
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-    limit_time(connection)
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != SCHEMA_VERSION:
-        raise StoreError(
-            f"{path.parent.name}: the store has version {version} and this Stepscope reads version "
-            f"{SCHEMA_VERSION}. Use the Stepscope that recorded the run."
-        )
-    # SQLite creates the index of a UNIQUE column without SQL text.
-    objects = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL")
-    names = {" ".join(str(sql).split()): str(name) for name, sql in objects.fetchall()}
-    if sorted(names) != CREATED:
-        other = ", ".join(name for sql, name in names.items() if sql not in CREATED)
-        raise StoreError(
-            f"{path.parent.name}: not a Stepscope store: other tables than those of version "
-            f"{version} ({other[:200] or 'some are missing'}). Restore the file from a copy."
-        )
-    connection.text_factory = lambda text: text.decode(errors="replace")
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        if read_tail(path, len(JOURNAL_MAGIC)) == JOURNAL_MAGIC:
+            raise StoreError(f"{name}: names another file. Delete it.")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{name}: cannot be opened ({error.strerror}).") from error

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from stepscope.store import schema
 from stepscope.store.blocks import (
     FACTOR,
     FRAME_ROWS,
+    CommandResult,
     Event,
     SeriesBlock,
     decode,
@@ -26,18 +27,15 @@ from stepscope.store.blocks import (
 from stepscope.store.schema import StoreError
 
 CHECKPOINT_COMMITS = 20
-PART_ROWS = 64
-"""Rows at which a small frame is complete: limits frames per read and rows per commit."""
 LEVELS = 12  # FACTOR**12 rows: more than 2**47
 CLOSE_BUSY_MS = 500  # timeout for readers at `close`; the file is complete without them
 
 
 @dataclass(slots=True)
 class _Level:
-    """Unfinished frame of a level, from row `first`; `part` begins its newest small frame."""
+    """Unfinished frame of a level, from row `first`."""
 
     first: int = 0
-    part: int = 0
     tail: SeriesBlock = field(default_factory=lambda: join([]))
 
 
@@ -53,53 +51,33 @@ class StoreWriter:
 
     def __init__(self, path: Path, *, reopen: bool = False) -> None:
         """Create a store, or `reopen` the store of a killed process. Raises StoreError."""
+        self._path = path
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
         self._commits = 0
-        self.saves_space = False
+        self._is_loaded = not reopen
         self._connection = schema.open_writable(path) if reopen else schema.create(path)
-        if reopen:
-            try:
-                self._load()
-                # A transaction also deletes a hot journal.
-                self._connection.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
-            except (sqlite3.Error, LookupError, ValueError, TypeError, OverflowError) as error:
-                self._connection.close()
-                raise StoreError(f"{path}: damaged, nothing can be added ({error}).") from error
-            self._connection.set_progress_handler(None, 0)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the appended rows atomically. Raises sqlite3.Error."""
-        series = {
-            name: _Series(old.id, old.keys, [replace(level) for level in old.levels])
-            for name, old in self._series.items()
-        }
-        before = series, dict(self._layouts)
+        """Commit the appended rows atomically. Raises sqlite3.Error, or StoreError if damaged."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
+            if not self._is_loaded:
+                self._load()
+            self._is_loaded = False  # until the commit
             yield
             self._connection.execute("COMMIT")
+            self._is_loaded = True
         except BaseException:
-            self._series, self._layouts = before
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
         self._commits += 1
-        if self.saves_space:
-            self.save_space()
-        elif self._commits % CHECKPOINT_COMMITS == 0:
+        if self._commits % CHECKPOINT_COMMITS == 0:
             # PASSIVE waits for no reader. It may fail on a full disk; the commit stays valid.
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
-    def save_space(self) -> None:
-        """Empty the WAL now and after each commit, for a full disk. Waits for no reader."""
-        self.saves_space = True
-        with suppress(sqlite3.Error):  # no space for new pages of the file either
-            self._connection.execute("PRAGMA busy_timeout = 0")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        self._connection.execute(f"PRAGMA busy_timeout = {schema.BUSY_TIMEOUT_S * 1000:.0f}")
 
     def append(self, stream: str, source: str, rows: SeriesBlock) -> None:
         series = self._series.get((stream, source)) or self._add_series(stream, source)
@@ -123,11 +101,11 @@ class StoreWriter:
             self._connection.execute(f"UPDATE commands SET state = 'taken' WHERE id IN ({ids})")
         return rows
 
-    def end_command(self, command_id: int, state: str, ts: float, result: str) -> None:
-        """Store the result of a command; `state` is "done" or "refused"."""
+    def end_command(self, ended: CommandResult) -> None:
+        """Store the result of a command."""
         self._connection.execute(
             "UPDATE commands SET state = ?, done_ts = ?, result = ? WHERE id = ?",
-            (state, ts, result, command_id),
+            (ended.state, ended.ts, ended.result, ended.command_id),
         )
 
     def stored_slots(self) -> int:
@@ -137,10 +115,6 @@ class StoreWriter:
     def store_slots(self, stored: int) -> None:
         """Store the number of ring rows in this store, in the transaction that adds them."""
         self._connection.execute("UPDATE ring SET stored = ?", (stored,))
-
-    def data_version(self) -> int:
-        """Return a number that changes after writes of other connections (about 2 µs)."""
-        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
         """Merge the WAL into the file, so that the folder can be copied, and close."""
@@ -154,66 +128,58 @@ class StoreWriter:
             self._connection.close()
 
     def _load(self) -> None:
-        """Load the unfinished frame of every level. Raises sqlite3.Error, ValueError, TypeError."""
+        """Load the unfinished frame of every level. Raises sqlite3.Error, or StoreError."""
         query = self._connection.execute
-        for number, text in query("SELECT id, keys FROM layouts").fetchall():
-            self._layouts[decode_keys(text)] = number
-        found = query("SELECT id, stream, source FROM series").fetchmany(schema.MAX_SERIES)
-        for number, stream, source in found:
-            series = self._series[stream, source] = _Series(number)
-            for level in range(LEVELS):
-                newest = query(
-                    "SELECT f.first, f.rows, l.keys, f.data FROM frames f JOIN layouts l "
-                    "ON l.id = f.layout WHERE f.series = ? AND f.level = ? "
-                    "ORDER BY f.first DESC LIMIT ?",
-                    (number, level, 2 * FRAME_ROWS // PART_ROWS),
-                ).fetchall()
-                if not newest:
-                    break
-                end = int(newest[0][0] + newest[0][1])
-                if level == 0:  # a frame has all metrics of earlier frames
-                    series.keys = decode_keys(newest[0][2])
-                first = end - end % FRAME_ROWS
-                tail = join(
-                    decode(data, decode_keys(keys), rows, level)
-                    for start, rows, keys, data in reversed(newest)
-                    if start >= first
-                )
-                if len(tail) != end - first:
-                    raise ValueError(f"row {end - 1} of {stream!s:.100} is not the last")
-                series.levels.append(_Level(first, len(tail), tail.with_keys(series.keys)))
+        self._series, self._layouts = {}, {}
+        try:
+            for number, text in query("SELECT id, keys FROM layouts").fetchall():
+                self._layouts[decode_keys(text)] = number
+            found = query("SELECT id, stream, source FROM series").fetchmany(schema.MAX_SERIES)
+            for number, stream, source in found:
+                series = self._series[stream, source] = _Series(number)
+                while len(series.levels) < LEVELS and self._load_level(series):
+                    pass
+        except (LookupError, ValueError, TypeError, OverflowError) as error:
+            raise StoreError(f"{self._path}: damaged, nothing can be added ({error}).") from error
+        self._connection.set_progress_handler(None, 0)
+
+    def _load_level(self, series: _Series) -> bool:
+        """Load the next level of a series; return False if it has no rows."""
+        newest = self._connection.execute(
+            "SELECT f.first, f.rows, l.keys, f.data FROM frames f JOIN layouts l "
+            "ON l.id = f.layout WHERE f.series = ? AND f.level = ? ORDER BY f.first DESC LIMIT 1",
+            (series.id, len(series.levels)),
+        ).fetchone()
+        if newest is None:
+            return False
+        first, rows, text, data = newest
+        keys = decode_keys(text)
+        if not series.levels:  # a frame has all metrics of earlier frames
+            series.keys = keys
+        tail = decode(data, keys, rows, len(series.levels)).with_keys(series.keys)
+        if first % FRAME_ROWS:
+            raise ValueError(f"row {first} begins no frame")
+        full = rows == FRAME_ROWS
+        series.levels.append(_Level(first + rows, join([])) if full else _Level(first, tail))
+        return True
 
     def _append_level(self, series: _Series, number: int, rows: SeriesBlock) -> None:
         if number == len(series.levels):
             series.levels.append(_Level())
         level = series.levels[number]
         before = len(level.tail)
-        held = level.tail = join([level.tail, rows]).with_keys(series.keys)
+        held = join([level.tail, rows]).with_keys(series.keys)
+        for start in range(0, len(held), FRAME_ROWS):
+            frame = held.slice(start, start + FRAME_ROWS)
+            self._insert(series, number, level.first + start, frame)
+        full = len(held) - len(held) % FRAME_ROWS
+        level.first += full
+        level.tail = held.slice(full, len(held))
         # Each FACTOR complete rows become one bucket of the next level.
         fresh = held.slice(before - before % FACTOR, len(held) - len(held) % FACTOR)
-        self._store_tail(series, number, held, before)
         if len(fresh):
             starts = np.arange(0, len(fresh), FACTOR, dtype=np.intp)
             self._append_level(series, number + 1, merge(fresh, starts))
-
-    def _store_tail(self, series: _Series, number: int, held: SeriesBlock, before: int) -> None:
-        """Write the new rows as a frame; extend a newest frame of fewer than PART_ROWS rows."""
-        level = series.levels[number]
-        full = len(held) - len(held) % FRAME_ROWS
-        if full == 0:
-            if before - level.part >= PART_ROWS:
-                level.part = before
-            rows = held.slice(level.part, len(held))
-            self._insert(series, number, level.first + level.part, rows)
-            return
-        self._connection.execute(
-            "DELETE FROM frames WHERE series = ? AND level = ? AND first >= ?",
-            (series.id, number, level.first),
-        )
-        for start in range(0, len(held), FRAME_ROWS):
-            self._insert(series, number, level.first + start, held.slice(start, start + FRAME_ROWS))
-        level.first += full
-        level.tail, level.part = held.slice(full, len(held)), 0
 
     def _insert(self, series: _Series, number: int, first: int, rows: SeriesBlock) -> None:
         end = float(rows.ts[-1]), float(rows.step[-1])

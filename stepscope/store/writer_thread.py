@@ -13,20 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.clock import MIN_OFFSET_S, clock
-from stepscope.common.files import WakeableSleep, atomic_write, open_regular_file
-from stepscope.common.formatting import format_duration
+from stepscope.common.clock import clock
+from stepscope.common.files import WakeableSleep, atomic_write
 from stepscope.common.json_values import first_line
 from stepscope.common.metrics import BY_KEY, Stream
 from stepscope.run import HEARTBEAT_S, RUN_JSON, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, schema, store_name
 from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, join
 from stepscope.store.final_values import final_values
-from stepscope.store.ring import PendingRows, RingBuffer
+from stepscope.store.ring import RingBuffer, RingRows
 from stepscope.store.step_blocks import StepBlockBuilder
 
 log = logging.getLogger(__name__)
@@ -35,13 +33,12 @@ FLUSH_S = 0.5
 """Interval of commits; half of it without a mapped ring, which loses rows of a killed process."""
 RETRY_S = 2.0  # pause after a failed write
 QUEUE_LIMIT = 100_000  # maximum number of queued samples and events (about 400 B each)
-BATCH_LIMIT = 50_000
-MIN_BATCH = 256  # minimum number of rows that are tried at the end of a run on a full disk
+BATCH_LIMIT = 16_384  # rows, or items, of a commit: on a nearly full disk some batches still fit
 BALLAST = "ballast"
 BALLAST_BYTES, RESERVE_BYTES = 256 * 1024, 64 * 1024
-"""Size of a file that is cut to the second size when the disk is full, so that rows can be moved
-into the store. The rest is freed at the end of the run, for the last run.json."""
-CUSTOM_LISTED = 64
+"""Size of a file that is cut to the second size when the disk is full, for rows and run.json. The
+rest is freed at the end of the run, for the last run.json."""
+MAX_LISTED_CUSTOM = 64
 _NUMBERED = re.compile(r"\.optimizer|\.group")
 MAX_LOGGED = 20  # maximum number of different errors that are logged
 
@@ -74,7 +71,7 @@ class WriterThread:
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
         self.observer: tuple[Saw, Look] | None = None
         self._lost = 0
-        self._failure = ""  # why the folder could not be written
+        self._failure = ""  # The error of the last write that failed.
         self._json = rank_json(rank)
         self._ballast = folder / (BALLAST if rank == 0 else f"rank{rank}.{BALLAST}")
         self._progress = progress
@@ -85,18 +82,18 @@ class WriterThread:
         self._steps = StepBlockBuilder()
         self._custom: list[str] = []
         self._logged: set[str] = set()
-        self._wall_offset_s = 0.0
         with contextlib.ExitStack() as undo:  # a failed start leaves no files
             self._store = StoreWriter(folder / store_name(rank))
             undo.callback(schema.delete, folder / store_name(rank))
             undo.callback(self._store.close)
             # Before the ring, which takes most of a small disk.
             undo.callback(self._ballast.unlink, missing_ok=True)
-            self._fill_ballast()
+            # Random bytes: a file system may compress zeros.
+            atomic_write(self._ballast, os.urandom(BALLAST_BYTES), durable=False)
             self._sleeper = WakeableSleep(folder)  # touched by `send_command`
             self.wake = self._sleeper.wake
             self.ring = RingBuffer(folder / f"rank{rank}.ring")
-            undo.callback(self.ring.close)
+            undo.callback(self.ring.delete)
             undo.callback((folder / self._json).unlink, missing_ok=True)
             write_run_json(folder, run_json, self._json)
             self._thread = threading.Thread(target=self._work, name="stepscope-writer", daemon=True)
@@ -146,78 +143,65 @@ class WriterThread:
                 self._log_once("the writer failed and retries", error, traceback=True)
                 self._ended = last_try
                 self._closing.wait(RETRY_S)
-        self._remove_ballast()
         self._store.close()
         self._sleeper.close()
-        if self.ring.waiting() <= 0:
-            self.ring.close()
-        else:  # rows that could not be stored stay in the ring's file, for `recover`
-            self.ring.leave()
+        if self.ring.waiting() <= 0:  # else `recover` stores the rows
+            with contextlib.suppress(OSError):  # such as a folder that was moved away
+                self.ring.delete()
 
     def _loop(self) -> None:
-        version = -1
         flush_s = FLUSH_S if self.ring.reason is None else FLUSH_S / 2
         next_flush = time.monotonic() + flush_s
         next_beat = time.monotonic() + HEARTBEAT_S  # run.json has just been written
-        next_look = next_beat
-        while True:
-            timeout_s = min(next_flush, next_beat, next_look) - time.monotonic()
+        while not self._closing.is_set():
+            woken = self._sleeper.sleep(min(next_flush, next_beat) - time.monotonic())
             if self._closing.is_set():
-                timeout_s = 0.0
-            woken = self._sleeper.sleep(timeout_s)
-            closing = self._closing.is_set()
-            self._note_clock()
+                break
             now = time.monotonic()
-            if woken or closing or now >= next_flush:
-                failed = self._flush(closing)
-                next_flush = now + (RETRY_S if failed else flush_s)
-            if closing or now >= next_look:
+            if woken or now >= next_flush:
+                is_stored = self._flush()
+                next_flush = now + (flush_s if is_stored else RETRY_S)
+            is_due = now >= next_beat
+            if is_due:
                 self._poll_observer()
-                next_look = now + HEARTBEAT_S
-            if closing and self._flush(True):
-                self._store_what_fits()
-            if woken or closing or now >= next_beat:
-                self._beat(durable=closing)
                 next_beat = now + HEARTBEAT_S
-            if closing and self._json == RUN_JSON:
-                self._note_final_values()
-            if closing:
-                self._ended = True
-                return
+            if woken or is_due:
+                self._beat()
             self._sleeper.forget_touches()  # before the poll: a later touch has a later command
-            version = self._poll_commands(version)
+            self._poll_commands()
+        self._end()
 
-    def _flush(self, everything: bool) -> bool:
-        """Commit pending rows and items, with `everything` also new ones; True on failure."""
+    def _end(self) -> None:
+        """Write the last rows and items, and the last run.json."""
+        self._flush(everything=True)
+        self._poll_observer()
+        if not self._flush(everything=True):
+            self._note_unstored()
+        with contextlib.suppress(OSError):  # the end of the run is still written
+            self._ballast.unlink(missing_ok=True)
+        self._beat(durable=True)
+        if self._json == RUN_JSON:
+            self._note_final_values()
+        self._ended = True
+
+    def _flush(self, *, everything: bool = False) -> bool:
+        """Commit pending rows and items, with `everything` also new ones; False on failure."""
         while self.ring.waiting() > 0 or self._queue:
-            rows = self.ring.pending(everything=everything)
+            rows = self.ring.pending(BATCH_LIMIT, everything=everything)
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
-            if rows.upto == self.ring.drained and not batch:
+            if rows.end == self.ring.drained and not batch:
                 break  # the next slot is claimed and not written yet
             if not self._store_rows(rows, batch):
-                return True
+                return False
             if self.run_json["problem"]:
                 log.warning("stepscope: the store can be written again")
                 self.run_json["problem"] = None
-                with contextlib.suppress(OSError):  # the reserve is left
-                    self._fill_ballast()
-                    self._store.saves_space = self._ballast.stat().st_size < BALLAST_BYTES
-            if not everything and len(self._queue) < BATCH_LIMIT:
+            if not everything and max(self.ring.waiting(), len(self._queue)) < BATCH_LIMIT:
                 break  # each commit costs a millisecond of a core that the training may need
-        return False
+        return True
 
-    def _store_what_fits(self) -> None:
-        """Store as much as a full disk takes of the last rows and items, events first."""
-        queued = sorted(self._queue.copy(), key=lambda item: isinstance(item, Sample))
-        self._queue = deque(queued)
-        events = [item for item in queued if not isinstance(item, Sample)]
-        self._store_rows(self.ring.pending(everything=True, most=0), events)
-        # A smaller batch may fit on a full disk; for a locked store each try waits some seconds.
-        most = BATCH_LIMIT if self._store.saves_space else 0
-        while most >= MIN_BATCH and (self._queue or self.ring.waiting() > 0):
-            rows = self.ring.pending(everything=True, most=most)
-            if not self._store_rows(rows, list(itertools.islice(self._queue, most))):
-                most //= 2
+    def _note_unstored(self) -> None:
+        """Record how many rows and items a full disk or a locked store did not take."""
         unstored, lost = self.ring.waiting(), len(self._queue)
         self._queue.clear()
         self.run_json["problem"] = None
@@ -234,26 +218,22 @@ class WriterThread:
             self.run_json["dropped_reason"] = self._failure
             log.error("stepscope: %d rows and events are lost: %s", lost, self._failure)
 
-    def _store_rows(self, rows: PendingRows, batch: Sequence[QueueItem]) -> bool:
+    def _store_rows(self, rows: RingRows, batch: Sequence[QueueItem]) -> bool:
         """Commit rows and items and release them; return False to retry later."""
         steps = copy.copy(self._steps)
-        steps.broken = []
         try:
-            block = steps.block(rows.slots, self.ring.layouts())
+            block, events = steps.block(rows, self._progress()["epoch"])
             with self._store.transaction():
-                self._write(block, steps, batch)
-                self._store.store_slots(rows.upto)
+                self._write(block, [*events, *batch])
+                self._store.store_slots(rows.end)
+            self._steps = steps
+        except (sqlite3.OperationalError, OSError, MemoryError) as error:
+            self._note_problem(error)
+            return False
         except Exception as error:  # noqa: BLE001 - the later rows must be stored
-            if _is_temporary(error):
-                self._note_problem(error)
-                if not _is_locked(error):
-                    self._store.save_space()
-                return False
             block, lost = join([]), len(rows.slots) + len(batch)
             self._lost += lost
             self._log_once(f"{lost} rows and events could not be stored and are lost", error)
-        else:
-            self._steps = steps
         self.ring.release(rows)
         for _ in batch:
             self._queue.popleft()
@@ -261,56 +241,35 @@ class WriterThread:
             self.observer[0](block, batch)
         return True
 
-    def _write(
-        self, block: SeriesBlock, steps: StepBlockBuilder, batch: Sequence[QueueItem]
-    ) -> None:
+    def _write(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
         if len(block):
             self._store.append(Stream.STEPS, "", block)
             self._note_custom(block.keys)
-        for broken in steps.broken:
-            self._store.add_event(replace(broken, epoch=self._progress()["epoch"]))
         rows: dict[tuple[str, str], list[tuple[float, int, MetricValues]]] = {}
-        for item in batch:
+        for item in items:
             if isinstance(item, Sample):
                 series = rows.setdefault((item.stream, item.source), [])
                 series.append((item.ts, item.step, item.values))
             elif isinstance(item, Event):
                 self._store.add_event(item)
             else:
-                self._store.end_command(item.command_id, item.state, item.ts, item.result)
+                self._store.end_command(item)
         for (stream, source), series in rows.items():
             self._store.append(stream, source, SeriesBlock.from_rows(series))
 
     def _poll_observer(self) -> None:
+        """Queue the new events of the observer."""
         if self.observer is None:
             return
-        events = self.observer[1](self.run_json, self._progress()["step"])
-        for kind, text, data in events:
-            self._put_event(kind, text, data)
-        if events:
-            self.wake()
-
-    def _put_event(self, kind: str, text: str, data: dict[str, Any]) -> None:
         progress = self._progress()
-        self.put(Event(clock.now(), progress["step"], progress["epoch"], kind, text, data))
-
-    def _note_clock(self) -> None:
-        """Add an event if the wall clock was set; the run's times do not change."""
-        offset_s = clock.wall_offset()
-        set_by_s = offset_s - self._wall_offset_s
-        if abs(set_by_s) < MIN_OFFSET_S:
-            return
-        self._wall_offset_s = offset_s
-        with self.run_json_lock:
-            self.run_json["wall_offset_s"] = offset_s
-        direction = "forward" if set_by_s > 0 else "back"
-        text = f"The system clock was set {direction} by {format_duration(round(abs(set_by_s)))}"
-        self._put_event("clock_set", text, {"set_by_s": set_by_s, "wall_offset_s": offset_s})
+        for kind, text, data in self.observer[1](self.run_json, progress["step"]):
+            self.put(Event(clock.now(), progress["step"], progress["epoch"], kind, text, data))
+            self.wake()
 
     def _note_custom(self, keys: tuple[str, ...]) -> None:
         """List the run's custom metrics in run.json, for the page."""
         own = (key for key in keys if key not in BY_KEY and not _NUMBERED.search(key))
-        custom = list(dict.fromkeys((*self._custom, *own)))[:CUSTOM_LISTED]
+        custom = list(dict.fromkeys((*self._custom, *own)))[:MAX_LISTED_CUSTOM]
         if custom != self._custom:
             self._custom = custom
             with self.run_json_lock:
@@ -325,7 +284,7 @@ class WriterThread:
             return
         with self.run_json_lock:
             self.run_json.update(found)
-        self._beat(durable=False)
+        self._beat()
 
     def _note_problem(self, error: Exception) -> None:
         self._failure = first_line(error)
@@ -338,11 +297,8 @@ class WriterThread:
         )
         if self.run_json["problem"] is None:
             log.warning("stepscope: %s", problem)
-            with (
-                contextlib.suppress(OSError),
-                open(open_regular_file(self._ballast, writable=True), "r+b") as file,
-            ):
-                file.truncate(RESERVE_BYTES)
+            with contextlib.suppress(OSError):
+                os.truncate(self._ballast, RESERVE_BYTES)
         self.run_json["problem"] = problem
 
     def _log_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
@@ -351,14 +307,14 @@ class WriterThread:
             self._logged.add(text)
             log.error("stepscope: %s", text, exc_info=error if traceback else None)
 
-    def _beat(self, *, durable: bool) -> None:
+    def _beat(self, *, durable: bool = False) -> None:
         """Write run.json; on a full disk, touch the old file as a heartbeat."""
         with self.run_json_lock:
             self.run_json["heartbeat"] = time.time()
+            if offset_s := clock.wall_offset():
+                self.run_json["wall_offset_s"] = offset_s
             self.run_json.update(self._progress(), dropped=self.dropped)
             run_json = dict(self.run_json)
-        if durable:  # the end of the run
-            self._remove_ballast()
         try:
             write_run_json(self.folder, run_json, self._json, durable=durable)
         except OSError as error:
@@ -368,41 +324,9 @@ class WriterThread:
             with contextlib.suppress(OSError):
                 os.utime(self.folder / self._json)
 
-    def _poll_commands(self, version: int) -> int:
-        """Offer new commands; return the store's data version."""
+    def _poll_commands(self) -> None:
         try:
-            current = self._store.data_version()
-            if current == version:
-                return version
             for command_id, name, args in self._store.take_commands():
                 self._offer(command_id, name, args)
         except sqlite3.Error as error:
             self._note_problem(error)
-            return version
-        return current
-
-    def _fill_ballast(self) -> None:
-        """Reserve disk space for the end of the run. Raises OSError."""
-        random = os.urandom(BALLAST_BYTES)  # a file system may compress zeros
-        try:
-            atomic_write(self._ballast, random, durable=False)
-        except OSError:
-            atomic_write(self._ballast, random[:RESERVE_BYTES], durable=False)
-
-    def _remove_ballast(self) -> None:
-        with contextlib.suppress(OSError):  # the end of the run is still written
-            self._ballast.unlink(missing_ok=True)
-
-
-def _is_locked(error: Exception) -> bool:
-    """Return True if another connection has locked the store."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # without the extension
-    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _is_temporary(error: Exception) -> bool:
-    """Return True if the same rows may be stored later; False if they are invalid."""
-    invalid = sqlite3.InterfaceError | sqlite3.ProgrammingError | sqlite3.DataError
-    return isinstance(error, sqlite3.Error | OSError | MemoryError) and not isinstance(
-        error, invalid
-    )

@@ -17,7 +17,7 @@ from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover_ended
 from stepscope.store.ring import FILE_BYTES
 from stepscope.store.writer_thread import BALLAST
-from tests.support.run_values import events, steps_of
+from tests.support.run_values import steps_of
 from tests.support.waiting import wait_until
 
 SCRIPT = """
@@ -113,42 +113,6 @@ def test_the_end_of_a_script_and_the_lost_rows_are_recorded(
         assert run.run_json.get("dropped_reason") is None
     assert run.run_json["problem"] is None
     assert not (folder / BALLAST).exists()
-
-
-def test_what_fits_is_kept_and_the_rest_is_counted(
-    disk: Disk, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = disk(600) / "run"
-    folder.mkdir()
-    recorder = Recorder(folder, name="test")
-    recorder.log(1, {"train/loss": 1.0})
-    wait_until(lambda: steps_of(folder) == 1)
-    fill(folder.parent)
-    for step in range(2, 60_002):
-        recorder.log(step, {f"train/loss{step % 7}": hash((step, "x")) / 7.0})
-    recorder.event("mark", "the last event")
-    recorder.close(RunStatus.FINISHED)
-    run = read_run(folder)
-    stored = steps_of(folder)
-    assert run.status is RunStatus.FINISHED
-    assert 1000 < stored < 60_001
-    assert stored + run.run_json["dropped"] == 60_001
-    assert "full" in run.run_json["dropped_reason"]
-    assert "the last event" in [event.text for event in events(folder)]
-    assert [record.levelname for record in caplog.records].count("ERROR") == 1
-
-
-def test_a_nearly_full_disk_takes_a_long_run(disk: Disk) -> None:
-    """The WAL is emptied after each commit: 20 commits of it would fill the disk."""
-    folder = disk(520) / "run"
-    folder.mkdir()
-    recorder = Recorder(folder, name="test")
-    for step in range(1, 61):
-        recorder.log(step, {"train/loss": float(step)})
-        recorder.event("mark", "x" * 500)
-        wait_until(lambda step=step: steps_of(folder) == step)  # type: ignore[misc]
-    recorder.close(RunStatus.FINISHED)
-    assert (steps_of(folder), recorder.run_json["dropped"]) == (60, 0)
 
 
 def test_rows_of_a_mapped_ring_are_stored_when_there_is_space(disk: Disk) -> None:

@@ -16,6 +16,7 @@ from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader, writer_thread
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import BoundaryRequest, Command, CommandName, Recorder
+from stepscope.store.step_blocks import STEP_TIME
 from stepscope.store.writer_thread import BALLAST, WriterThread
 from tests.support.child_process import child
 from tests.support.run_values import steps_of
@@ -225,25 +226,25 @@ def test_a_command_that_comes_while_requests_are_removed_is_seen_by_the_next_ste
     tmp_path: Path,
 ) -> None:
     recorder = Recorder(tmp_path, name="test")
-    layout = recorder.ring.layout(("train/loss",), True)
+    layout = recorder.ring.layout((STEP_TIME, "train/loss"))
     assert layout is not None
     try:
-        assert recorder.record_next_step(layout, [1.0])
+        assert recorder.record(layout, [1.0])
         recorder.request_command()
         recorder.boundary_requests = requests = InterleavedRequests(recorder)
         recorder.request_command()
-        assert not recorder.record_next_step(layout, [2.0]), "the step has more to do"
+        assert not recorder.record(layout, [2.0]), "the step has more to do"
         recorder.log_step({"train/loss": 2.0})
         assert requests.is_sent
-        assert not recorder.record_next_step(layout, [3.0]), "a command waits"
+        assert not recorder.record(layout, [3.0]), "a command waits"
         assert [command.name for command in recorder.commands.take()] == [CommandName.MARK]
         recorder.log_step({"train/loss": 3.0})
-        assert recorder.record_next_step(layout, [4.0])
+        assert recorder.record(layout, [4.0])
         recorder.request_reading()
-        assert not recorder.record_next_step(layout, [5.0]), "the sampler needs the step"
+        assert not recorder.record(layout, [5.0]), "the sampler needs the step"
         recorder.log_step({"train/loss": 5.0})
-        assert recorder.record_next_step(layout, [6.0])
+        assert recorder.record(layout, [6.0])
     finally:
         recorder.close(RunStatus.FINISHED)
-    assert not recorder.record_next_step(layout, [7.0])
+    assert not recorder.record(layout, [7.0])
     assert steps_of(tmp_path) == 6

@@ -95,12 +95,12 @@ def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> Non
     folder = make_run(tmp_path / "killed", pid=2**22 + 1)
     StoreWriter(folder / STORE_NAME).close()
     ring = RingBuffer(tmp_path / "rank0.ring")
-    layout = ring.layout(("train/loss",), True)
+    layout = ring.layout(("train/loss",))
     assert layout is not None
     for step in range(1, 11):
-        ring.put(layout, float(step), step, [float("nan") if step > 4 else 1.0])
+        ring.put(layout, float(step), step, float("nan") if step > 4 else 1.0)
     shutil.copy(tmp_path / "rank0.ring", folder)  # as a killed process leaves it
-    ring.close()
+    ring.delete()
     assert recover(folder) == 10
     with StoreReader(folder) as reader:
         (event,) = reader.events()

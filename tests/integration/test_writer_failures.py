@@ -35,8 +35,8 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     go = threading.Event()
     flush = WriterThread._flush
 
-    def when_released(self: WriterThread, everything: bool) -> bool:
-        return flush(self, everything) if go.is_set() else False
+    def when_released(self: WriterThread, *, everything: bool = False) -> bool:
+        return not go.is_set() or flush(self, everything=everything)
 
     monkeypatch.setattr(WriterThread, "_flush", when_released)
     return go.set

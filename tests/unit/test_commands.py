@@ -16,7 +16,6 @@ from torch import nn
 from stepscope.run import RunStatus
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
-from stepscope.store.commands import parse_args
 from stepscope.store.recorder import CommandName, Recorder
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
@@ -245,9 +244,3 @@ def test_a_run_that_ends_within_the_step_keeps_what_there_is(
     assert history.calls[1:] == ["dump", ("record", None, None)]
     [(_, text, _)] = bench.recorder.events
     assert text.endswith("step 1, which did not finish")
-
-
-def test_half_a_surrogate_pair_in_arguments_is_replaced() -> None:
-    args = parse_args(json.dumps({"text": "a\ud83d", "steps": 3}))
-    assert args == {"text": "a?", "steps": 3}
-    assert msgspec.json.encode(args)

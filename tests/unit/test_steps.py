@@ -1,4 +1,4 @@
-"""Slots become rows: wide rows joined, step times worked out, broken losses told once."""
+"""Slots become rows: wide rows joined, counts become rates, a broken loss one event."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from stepscope.store import SeriesBlock
+from stepscope.store.blocks import Event
 from stepscope.store.ring import RingBuffer
-from stepscope.store.step_blocks import RESTART, StepBlockBuilder
+from stepscope.store.step_blocks import StepBlockBuilder
 
 NAN = math.nan
 
@@ -21,19 +22,25 @@ NAN = math.nan
 def ring(tmp_path: Path) -> Iterator[RingBuffer]:
     ring = RingBuffer(tmp_path / "rank0.ring")
     yield ring
-    ring.close()
+    ring.delete()
 
 
-def put(ring: RingBuffer, ts: float, step: int, timed: bool = False, **values: float) -> None:
-    layout = ring.layout(tuple(values), timed)
+def put(ring: RingBuffer, ts: float, step: int, **values: float) -> None:
+    layout = ring.layout(tuple(values))
     assert layout is not None
-    ring.put(layout, ts, step, values.values())
+    ring.put(layout, ts, step, *values.values())
 
 
-def block(ring: RingBuffer, rows: StepBlockBuilder | None = None) -> SeriesBlock:
+def converted(
+    ring: RingBuffer, rows: StepBlockBuilder | None = None
+) -> tuple[SeriesBlock, list[Event]]:
     pending = ring.pending()
     ring.release(pending)
-    return (rows or StepBlockBuilder()).block(pending.slots, ring.layouts())
+    return (rows or StepBlockBuilder()).block(pending, epoch=3)
+
+
+def block(ring: RingBuffer) -> SeriesBlock:
+    return converted(ring)[0]
 
 
 def column(block: SeriesBlock, key: str) -> list[float]:
@@ -65,73 +72,58 @@ def test_slots_of_one_moment_and_step_are_one_row(ring: RingBuffer) -> None:
     assert same(column(found, "b"), [2.0, NAN])
 
 
-def test_a_timed_row_gets_its_step_time_and_rate(ring: RingBuffer) -> None:
+def test_a_count_becomes_a_rate_by_its_step_time(ring: RingBuffer) -> None:
+    put(ring, 1.0, 1, **{"perf/samples": 8.0})
+    put(ring, 2.0, 2, **{"perf/step_time": 0.5, "perf/samples": 8.0, "perf/tokens": 3.0})
+    put(ring, 3.0, 3, **{"perf/step_time": 0.0, "perf/samples": 8.0})
+    put(ring, 4.0, 4, **{"perf/step_time": 0.5})
+    found = block(ring)
+    assert same(column(found, "perf/step_time"), [NAN, 0.5, 0.0, 0.5])
+    assert same(column(found, "perf/samples_per_sec"), [NAN, 16.0, math.inf, NAN])
+    assert same(column(found, "perf/tokens_per_sec"), [NAN, 6.0, NAN, NAN])
+    assert "perf/samples" not in found.keys
+    assert found.odd.sum() == 1, "a missing rate is not one that is no number"
+
+
+def test_a_rate_of_the_script_is_kept(ring: RingBuffer) -> None:
+    own = {"perf/step_time": 0.25, "perf/samples": 8.0, "perf/samples_per_sec": 30.0}
+    put(ring, 4.0, 3, **own)
+    assert column(block(ring), "perf/samples_per_sec") == [30.0]
+
+
+def test_rows_out_of_order_have_no_falling_axis(ring: RingBuffer) -> None:
     rows = StepBlockBuilder()
-    put(ring, 10.0, 1, timed=True, **{"perf/samples": 8.0})
-    put(ring, 10.5, 2, timed=True, **{"perf/samples": 8.0})
-    put(ring, 10.6, 2, **{"val/loss": 3.0})
-    put(ring, 11.0, 3, timed=True, **{"perf/samples": NAN})
-    put(ring, 11.25, 4, timed=True)
-    first = block(ring, rows)
-    put(ring, 11.5, 5, timed=True, **{"train/loss": 1.0})
-    second = block(ring, rows)
-    assert same(column(first, "perf/step_time"), [NAN, 0.5, NAN, 0.5, 0.25])
-    assert same(column(first, "perf/samples_per_sec"), [NAN, 16.0, NAN, NAN, NAN])
-    assert (first.odd.sum(), "perf/samples" in first.keys) == (0, False)
-    assert same(column(second, "perf/step_time"), [0.25]), "from the batch before"
-
-
-def test_what_a_row_says_of_its_own_step_time_and_rate_stays(ring: RingBuffer) -> None:
-    put(ring, 1.0, 1, timed=True, **{"perf/samples": 8.0})
-    put(ring, 2.0, 2, timed=True, **{"perf/samples": 8.0})
-    own = {"perf/step_time": 0.25, "perf/samples_per_sec": 32.0}
-    put(ring, 4.0, 3, timed=True, **{"perf/samples": 8.0, **own})
-    found = block(ring)
-    assert same(column(found, "perf/step_time"), [NAN, 1.0, 0.25])
-    assert same(column(found, "perf/samples_per_sec"), [NAN, 8.0, 32.0])
-
-
-def test_a_pause_is_not_step_time(ring: RingBuffer) -> None:
-    put(ring, 1.0, 1, timed=True, a=1.0)
-    put(ring, 60.0, 1, timed=True, **{RESTART: 0.0})
-    put(ring, 60.25, 2, timed=True, a=1.0)
-    found = block(ring)
-    assert RESTART not in found.keys
-    assert found.step.tolist() == [1.0, 2.0]
-    assert same(column(found, "perf/step_time"), [NAN, 0.25])
-
-
-def test_rows_out_of_order_have_no_negative_time_and_no_falling_axis(ring: RingBuffer) -> None:
-    put(ring, 10.0, 2, timed=True, a=1.0)
-    put(ring, 4.0, 1, timed=True, a=1.0)
-    found = block(ring)
-    assert same(column(found, "perf/step_time"), [NAN, NAN])
-    assert (found.ts.tolist(), found.step.tolist()) == ([10.0, 10.0], [2.0, 2.0])
+    put(ring, 10.0, 2, a=1.0)
+    put(ring, 4.0, 1, a=1.0)
+    first, _ = converted(ring, rows)
+    put(ring, 5.0, 1, a=1.0)
+    second, _ = converted(ring, rows)
+    for axis in (np.append(first.ts, second.ts), 5 * np.append(first.step, second.step)):
+        assert axis.tolist() == [10.0] * 3
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_broken_loss_is_kept_and_told_once(ring: RingBuffer, value: float) -> None:
+def test_a_broken_loss_is_kept_and_becomes_one_event(ring: RingBuffer, value: float) -> None:
     rows = StepBlockBuilder()
     losses: list[Any] = [1.0, value, value, 2.0]
     for step, loss in enumerate(losses, start=1):
         put(ring, float(step), step, **{"train/loss": loss, "a": 1.0})
-    found = block(ring, rows)
+    found, (broken,) = converted(ring, rows)
     assert same(column(found, "train/loss"), losses)
     assert found.odd[found.keys.index("train/loss")].tolist() == [0, 1, 1, 0]
-    assert [broken.step for broken in rows.broken] == [2]
-    rows.broken.clear()
+    assert (broken.ts, broken.step, broken.epoch, broken.kind) == (2.0, 2, 3, "nan")
     put(ring, 5.0, 5, **{"train/loss": value})
-    block(ring, rows)
+    put(ring, 5.5, 5, a=1.0)
+    assert [event.step for event in converted(ring, rows)[1]] == [5]
     put(ring, 6.0, 6, **{"train/loss": value})
-    block(ring, rows)
-    assert [broken.step for broken in rows.broken] == [5]
+    assert converted(ring, rows)[1] == [], "the same break in the next batch"
 
 
 def test_the_loss_of_every_optimizer_is_watched(ring: RingBuffer) -> None:
-    rows = StepBlockBuilder()
+    rows, events = StepBlockBuilder(), []
     for step, loss in enumerate((1.0, NAN, NAN), start=1):
         put(ring, float(step), step, **{"train/loss": 1.0, "train/loss.optimizer1": loss})
         put(ring, float(step), step, **{"train/loss_scale": NAN})
-        block(ring, rows)
-    (broken,) = rows.broken
+        events += converted(ring, rows)[1]
+    (broken,) = events
     assert broken.text == "The loss (train/loss.optimizer1) is nan at step 2"
