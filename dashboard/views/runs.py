@@ -45,7 +45,7 @@ COLUMNS = {
     "Energy": number(format="%.1f Wh", help="Of the GPUs, by all processes during the run."),
     "Size": number(
         format="%.1f MiB",
-        help="All files of the run folder; a live run has a buffer of 16 MiB. Empty for remote "
+        help="All files of the run folder; a live run has a buffer of 17 MiB. Empty for remote "
         "runs.",
     ),
     "Started": st.column_config.DatetimeColumn(format="D MMM HH:mm", help="Local time."),

@@ -81,9 +81,7 @@ def create(path: Path) -> sqlite3.Connection:
         # A WAL that grew while a reader was stopped is truncated when it is next reused.
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         # In one transaction: a reader finds all tables or none.
-        connection.executescript(
-            f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
-        )
+        connection.executescript(f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
     except sqlite3.Error as error:
         delete(path)
         text = f"cannot create the store ({error}). Check space and rights."

@@ -82,17 +82,11 @@ def recorder_calls(recorder: Recorder, value: Any) -> list[Callable[[], object]]
     return [
         lambda: recorder.log(value, {"train/loss": 0.5}),
         lambda: recorder.log(recorder.step, {"train/loss": value, "train/lr": 0.5}),
-        lambda: recorder.log(recorder.step, value),
         lambda: recorder.log(recorder.step, {"train/lr": 0.5}, value),
         lambda: recorder.log_step({"a": value, "perf/samples": value}),
-        lambda: recorder.log_step(value),
         lambda: recorder.event("mark", value, data=value, more=[value], **{"k\0": value}),
         lambda: recorder.event(value, "text"),
         lambda: recorder.describe(fact=value, facts={"a": [value]}),
-        lambda: recorder.sample({"host/cpu": value, "process/rss": 1.0}),
-        lambda: recorder.sample(value),
-        lambda: recorder.device(value, {"gpu/util": 1.0}),
-        lambda: recorder.device("GPU-a", {"gpu/util": value}),
         lambda: recorder.set_status(RunStatus.RUNNING, value),
     ]
 
@@ -109,7 +103,6 @@ def test_no_call_of_a_recorder_raises(
     recorder.log(2**62, {"sane": 1.0})
     recorder.log_step({"sane": 2.0})
     recorder.event("mark", "sane")
-    recorder.sample({"sane": 1.0})
     recorder.close(RunStatus.FINISHED)
     assert metric(tmp_path, "sane").tolist() == [2.0]
     assert texts(tmp_path)[-1] == "sane"

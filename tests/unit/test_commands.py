@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-import msgspec
 import pytest
 import torch
 from torch import nn

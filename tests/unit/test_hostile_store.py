@@ -182,9 +182,9 @@ def test_a_schema_that_only_the_log_has_is_refused(folder: Path, tmp_path: Path)
 )
 def test_a_store_opens_for_its_own_tables_only(folder: Path, statement: str) -> None:
     change(folder, "CREATE TABLE other (x)")
-    with closing(schema.open_writable(folder / STORE_NAME)) as connection:
-        with pytest.raises(sqlite3.DatabaseError, match="authorized|prohibited"):
-            connection.execute(statement)
+    connection = schema.open_writable(folder / STORE_NAME)
+    with closing(connection), pytest.raises(sqlite3.DatabaseError, match="authorized|prohibited"):
+        connection.execute(statement)
 
 
 def test_a_journal_cannot_have_a_file_deleted(folder: Path, tmp_path: Path) -> None:
