@@ -7,7 +7,6 @@ from typing import Any
 from dashboard.charts.run_view import run_kind
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.rank_info import now_of
-from stepscope.store.cuda_readback import SLOTS
 
 STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
 
@@ -39,8 +38,8 @@ def warnings(run: RunInfo) -> list[str]:
     if late > 0:
         step = "step lacks" if late == 1 else "steps lack"
         found.append(
-            f"{late:,} {step} GPU values such as the loss: the copy was refused, failed, or "
-            f"more than {SLOTS:,} were in flight. Training was not delayed."
+            f"{late:,} {step} GPU values such as the loss: the copy was refused or failed. "
+            "Training was not delayed."
         )
     if dropped > 0:
         were = "step or event was" if dropped == 1 else "steps or events were"

@@ -12,19 +12,16 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stepscope.common.json_values import first_line
-from stepscope.store.ring import WIDTH
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.005
-SLOTS = 1024  # Maximum number of pending copies: the number of launches that CUDA queues.
-CELLS = 256  # maximum number of scalars in one copy to the host
+CELLS = 256  # maximum number of scalars in one copy to the host, and of one row
 PERIOD_S = 0.01  # minimum time between two copies to the host that are not full
 
 MetricRow = dict[str, float | None]
@@ -32,30 +29,27 @@ RowSink = Callable[[int, float, MetricRow], None]
 """Called with (step, epoch seconds of the step boundary, values), in order of the steps."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class _Slot:
-    """Pinned memory for one copy of the scalars of some rows, and the CUDA events after it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Page:
+    """Memory of CELLS elements on a device, for the scalars of one stream."""
 
-    host: Any  # tensor of CELLS elements, float64
-    values: Any  # the same memory as an array
-    home: list[_Slot]
-    events: dict[int, Any] = field(default_factory=dict)
-    """By device index: an event belongs to the device that first recorded it."""
-    landed: Any = None  # the event after the copy; None before the copy is queued
-    cells: int = 0  # number of scalars in the copy; 0 after a copy that failed
-    rows: int = 0  # number of rows that use the slot
+    stream: Any
+    memory: Any
+    cells: Any  # a view of each element
 
-    def record(self, device: Any) -> None:
-        """Record the event after the copy on the current stream of `device`."""
-        event = self.events.get(device.index)
-        if event is None:
-            event = self.events[device.index] = _event()
-        event.record()
-        self.landed = event
 
-    def has_landed(self) -> bool:
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Scalars of some rows that are copied to the host together."""
+
+    page: _Page
+    cells: int = 0
+    values: Any = None  # array of the values on the host; None before the copy is queued
+    event: Any = None  # the CUDA event after the copy
+
+    def has_arrived(self) -> bool:
         """Return True if the copy has ended or failed."""
-        return not self.cells or (self.landed is not None and self.landed.query())
+        return self.values is not None and (self.event is None or self.event.query())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +58,23 @@ class _Waiting:
     ts: float
     row: MetricRow
     keys: tuple[str, ...]
-    slot: _Slot | None  # None: no slot was free, the scalars are dropped
+    batch: _Batch | None  # None: the scalars could not be copied
     first: int
 
 
 class CudaScalarReadback:
     """Rows of one recorder whose scalars are being copied.
 
-    Only `put`, `poll` and `flush` call CUDA. Raises no CUDA error: if the device fails, or without
-    a free slot, rows are recorded without their scalars.
+    Only `put`, `poll` and `flush` call CUDA. Raises no CUDA error: if the device fails, rows are
+    recorded without their scalars.
     """
 
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
         self._waiting: deque[_Waiting] = deque()
         self._warned = False
-        self._pages: dict[tuple[int, int], tuple[Any, Any, Sequence[Any]]] = {}
-        """By device and stream: the stream, CELLS elements on the device, and their views."""
-        self._open: dict[tuple[int, int], _Slot] = {}
-        """By device and stream: the slot of the next copy to the host."""
+        self._pages: dict[tuple[int, int], _Page] = {}  # by device and stream
+        self._open: dict[tuple[int, int], _Batch] = {}  # the next copy to the host of each page
         self._due = 0.0
         self.dropped = 0  # rows recorded without some of their scalars
 
@@ -91,44 +83,26 @@ class CudaScalarReadback:
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Any]) -> None:
         """Queue the copy of the scalars (CUDA tensors of one element). Never blocks."""
-        keys = tuple(scalars)[:WIDTH]
-        slot, first = self._start([scalars[key] for key in keys]) if keys else _NOTHING
-        if scalars and (slot is None or len(keys) < len(scalars)):
+        keys = tuple(scalars)[:CELLS]
+        batch = self._gather([scalars[key] for key in keys]) if keys else None
+        if scalars and (batch is None or len(keys) < len(scalars)):
             self.dropped += 1
-        self._waiting.append(_Waiting(step, ts, row, keys, slot, first))
+        first = 0 if batch is None else batch.cells - len(keys)
+        self._waiting.append(_Waiting(step, ts, row, keys, batch, first))
 
     def poll(self) -> None:
         """Record the rows whose scalars have been copied. Raises errors of the sink."""
-        for _ in range(self._landed()):
+        for _ in range(self._count_arrived()):
             self._record_row(self._waiting.popleft())
-
-    def _landed(self) -> int:
-        """Return the number of rows whose scalars have been copied; 0 if the device fails."""
-        count = 0
-        try:
-            if self._waiting and not _is_capturing():  # a query would end the capture
-                if time.monotonic() >= self._due:
-                    self._send()
-                landed = None
-                for row in self._waiting:
-                    if row.slot is not landed and row.slot is not None:
-                        if not row.slot.has_landed():
-                            break
-                        landed = row.slot
-                    count += 1
-        except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
-            self._give_up(error)
-            return 0
-        return count
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait for all copies and record every row; after `timeout_s` without scalars."""
         try:
-            if self._waiting and not _is_capturing():
+            if not _is_capturing():
                 self._send()
-                for slot in {row.slot for row in self._waiting} if timeout_s is None else ():
-                    if slot is not None and slot.landed is not None:
-                        slot.landed.synchronize()
+                for row in self._waiting if timeout_s is None else ():
+                    if row.batch is not None and row.batch.event is not None:
+                        row.batch.event.synchronize()
             elif timeout_s is None:
                 return
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
@@ -141,134 +115,78 @@ class CudaScalarReadback:
         if self._waiting:
             self._give_up(TimeoutError("the GPU does not answer"))
 
-    def _start(self, scalars: list[Any]) -> _Started:
-        """Begin the copies; return their slot, None on failure, and its first element."""
-        slot = None
+    def _count_arrived(self) -> int:
+        """Return the number of rows whose scalars have been copied; 0 if the device fails."""
+        count = 0
         try:
-            device = scalars[0].device
-            with _ordinary_mode(), _current(device):  # an event belongs to the device of its copy
-                if _is_capturing():
-                    return _NOTHING
-                plain = sys.modules["torch"].Tensor
-                if device.type == "cuda" and all(
-                    type(scalar) is plain and scalar.device == device for scalar in scalars
-                ):
-                    return self._gather(scalars, device)
-                slot = _take_slot()
-                if slot is None:
-                    return _NOTHING
-                for cell, scalar in enumerate(scalars):  # of any tensor type
-                    value = scalar.detach().reshape(())
-                    value = value.to(device, slot.host.dtype, non_blocking=True)
-                    slot.host[cell].copy_(value, non_blocking=True)
-                slot.record(device)
-                slot.cells, slot.rows = len(scalars), 1
-                return slot, 0
+            if self._waiting and not _is_capturing():  # a query would end the capture
+                if time.monotonic() >= self._due:
+                    self._send()
+                arrived = None
+                for row in self._waiting:
+                    if row.batch is not arrived and row.batch is not None:
+                        if not row.batch.has_arrived():
+                            break
+                        arrived = row.batch
+                    count += 1
+        except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
+            self._give_up(error)
+            return 0
+        return count
+
+    def _gather(self, scalars: list[Any]) -> _Batch | None:
+        """Copy scalars on their device for the next copy to the host; return None on failure."""
+        try:
+            if _is_capturing():
+                return None
+            key = _stream_key(scalars[0].device)
+            if key in self._open and self._open[key].cells + len(scalars) > CELLS:
+                self._send()
+            if key not in self._pages:
+                self._pages[key] = _new_page(scalars[0].device)
+            batch = self._open.setdefault(key, _Batch(self._pages[key]))
+            cells = batch.page.cells[batch.cells : batch.cells + len(scalars)]
+            # A parameter becomes a plain tensor.
+            plain = [scalar.detach().reshape(()) for scalar in scalars]
+            sys.modules["torch"]._foreach_copy_(cells, plain)
+            batch.cells += len(scalars)
+            if time.monotonic() >= self._due:
+                self._send()
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._warn_once(error)
-        if slot is not None:
-            slot.home.append(slot)
-        return _NOTHING
-
-    def _gather(self, scalars: list[Any], device: Any) -> _Started:
-        """Copy scalars on their device, for the next copy of the current stream to the host."""
-        torch, count = sys.modules["torch"], len(scalars)
-        key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
-        if key not in self._pages:
-            memory = torch.empty(CELLS, dtype=torch.float64, device=device)
-            self._pages[key] = torch.cuda.current_stream(device), memory, memory.unbind()
-        if key in self._open and self._open[key].cells + count > CELLS:
-            self._send()
-        slot = self._open.get(key) or _take_slot()
-        if slot is None:
-            return _NOTHING
-        self._open[key] = slot
-        first, slot.cells = slot.cells, slot.cells + count
-        by_type: dict[Any, tuple[list[Any], list[Any]]] = {}
-        for cell, scalar in zip(self._pages[key][2][first : first + count], scalars, strict=True):
-            scalar = scalar.detach() if scalar.requires_grad else scalar
-            cells, sources = by_type.setdefault(scalar.dtype, ([], []))
-            cells.append(cell)
-            sources.append(scalar.reshape(()) if scalar.dim() else scalar)
-        for cells, sources in by_type.values():
-            torch._foreach_copy_(cells, sources)
-        if self._open.get(key) is not slot:  # a signal handler has flushed: these came too late
-            return _NOTHING
-        slot.rows += 1
-        if time.monotonic() >= self._due:
-            self._send()
-        return slot, first
+            return None
+        return batch
 
     def _send(self) -> None:
         """Queue one copy to the host of each stream's scalars, on that stream."""
-        for key, slot in list(self._open.items()):
-            stream, memory, _ = self._pages[key]
-            try:
-                with _ordinary_mode(), sys.modules["torch"].cuda.stream(stream):
-                    if _is_capturing() or self._open.pop(key, None) is not slot:
-                        continue
-                    if not slot.rows:  # the copies on the device have failed
-                        slot.home.append(slot)
-                        continue
-                    slot.host[: slot.cells].copy_(memory[: slot.cells], non_blocking=True)
-                    slot.record(stream.device)
-                    self._due = time.monotonic() + PERIOD_S
-            except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
-                self._open.pop(key, None)
-                self._warn_once(error)
-                slot.cells = 0
+        while self._open:
+            _, batch = self._open.popitem()
+            batch.values = ()  # if the copy fails
+            if batch.cells:
+                batch.values, batch.event = _copy_to_host(batch.page, batch.cells)
+                self._due = time.monotonic() + PERIOD_S
 
-    def _record_row(self, waiting: _Waiting) -> None:
-        slot, last = waiting.slot, waiting.first + len(waiting.keys)
-        if slot is not None:
-            if last <= slot.cells:
-                values = slot.values[waiting.first : last].tolist()
-                waiting.row.update(zip(waiting.keys, values, strict=True))
-            else:
-                self.dropped += 1
-            slot.rows -= 1
-            if not slot.rows:
-                slot.home.append(slot)
-        self._sink(waiting.step, waiting.ts, waiting.row)
+    def _record_row(self, row: _Waiting) -> None:
+        if row.batch is not None:
+            values = row.batch.values[row.first : row.first + len(row.keys)]
+            # A copy that failed has no values, one that a signal handler began has too few.
+            self.dropped += len(values) < len(row.keys)
+            row.row.update(zip(row.keys, map(float, values), strict=False))
+        self._sink(row.step, row.ts, row.row)
 
     def _give_up(self, error: Exception) -> None:
-        """Record every row without scalars; their slots stay in use, copies may still arrive."""
-        global _free
+        """Record every row without scalars; their memory is never freed, copies may arrive."""
         self._warn_once(error)
-        _free = None
+        keep_for_good([*self._waiting])
         while self._waiting:
             row = self._waiting.popleft()
-            self.dropped += row.slot is not None
+            self.dropped += row.batch is not None
             self._sink(row.step, row.ts, row.row)
 
     def _warn_once(self, error: Exception) -> None:
         if not self._warned:
             log.warning("stepscope: values on the GPU could not be read: %s", first_line(error))
         self._warned = True
-
-
-_Started = tuple[_Slot | None, int]
-_NOTHING: _Started = (None, 0)
-
-_free: list[_Slot] | None = None
-"""Unused slots of this process; None before the first, and after a failure."""
-
-
-def _take_slot() -> _Slot | None:
-    """Return the most recently freed slot, which has an event; None if all are in use."""
-    global _free
-    if _free is None:
-        free: list[_Slot] = []
-        host = _pinned(SLOTS, CELLS)
-        free.extend(_Slot(row, row.numpy(), free) for row in host.unbind())
-        keep_for_good((host, [*free]))
-        _free = free
-    try:
-        slot = _free.pop()
-    except IndexError:
-        return None
-    slot.landed, slot.cells = None, 0
-    return slot
 
 
 def is_gpu_scalar(value: Any) -> bool:
@@ -281,41 +199,27 @@ def keep_for_good(kept: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _ordinary_mode() -> AbstractContextManager[Any]:
-    """Exit the script's dispatch and inference modes, which would intercept our tensors."""
+def _stream_key(device: Any) -> tuple[int, int]:
+    return device.index, sys.modules["torch"]._C._cuda_getCurrentRawStream(device.index)
+
+
+def _new_page(device: Any) -> _Page:
+    """Return memory for the current stream, independent of the script's inference mode."""
     torch = sys.modules["torch"]
-    dispatched, inference = torch._C._len_torch_dispatch_stack(), torch.is_inference_mode_enabled()
-    if not dispatched and not inference:
-        return _AS_IT_IS
-    modes = ExitStack()
-    if dispatched:
-        modes.enter_context(torch.utils._python_dispatch._disable_current_modes())
-    if inference:
-        modes.enter_context(torch.inference_mode(mode=False))
-    return modes
+    with torch.inference_mode(mode=False):
+        memory = torch.empty(CELLS, dtype=torch.float64, device=device)
+        return _Page(torch.cuda.current_stream(device), memory, memory.unbind())
 
 
-_AS_IT_IS = nullcontext()
-
-
-def _current(device: Any) -> AbstractContextManager[Any]:
-    if device.type != "cuda":
-        return _AS_IT_IS
-    cuda = sys.modules["torch"].cuda
-    if cuda.current_device() == device.index:
-        return _AS_IT_IS
-    guard: AbstractContextManager[Any] = cuda.device(device)
-    return guard
-
-
-def _pinned(slots: int, width: int) -> Any:
-    """Return pinned memory, independent of the script's defaults."""
+def _copy_to_host(page: _Page, count: int) -> tuple[Any, Any]:
+    """Queue the copy of a page's first elements; return an array and the event after the copy."""
     torch = sys.modules["torch"]
-    return torch.empty((slots, width), dtype=torch.float64, device="cpu", pin_memory=True)
-
-
-def _event() -> Any:
-    return sys.modules["torch"].cuda.Event()
+    with torch.cuda.stream(page.stream):
+        host = torch.empty(count, dtype=torch.float64, device="cpu", pin_memory=True)
+        host.copy_(page.memory[:count], non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+    return host.numpy(), event
 
 
 def _is_capturing() -> bool:

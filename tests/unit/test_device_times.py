@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -11,6 +10,7 @@ import torch
 
 from stepscope.store import cuda_readback
 from stepscope.store.cuda_readback import CudaEventTimerPool, MetricRow
+from tests.support.fake_copies import replace_copies
 from trainer.training import accelerator
 from trainer.training.accelerator import CudaStepTimer, TimedScalars
 
@@ -60,11 +60,7 @@ class FakeEvent:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
-    pinned: Callable[[int, int], torch.Tensor] = torch.zeros
-    monkeypatch.setattr(cuda_readback, "_free", None)
-    monkeypatch.setattr(cuda_readback, "_pinned", pinned)
-    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
-    monkeypatch.setattr(cuda_readback, "_event", made.event)
+    replace_copies(monkeypatch, made.event)
     pairs = cache(lambda index: CudaEventTimerPool(made.event, accelerator.PAIRS_LIMIT))
     monkeypatch.setattr(accelerator, "_pairs_of", pairs)
     return made
@@ -125,8 +121,7 @@ def test_the_batches_of_an_accumulated_step_are_added_up(device: Device) -> None
     assert row["perf/gpu_wait"] == 0.25
 
 
-def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_readback, "SLOTS", 1)
+def test_event_pairs_are_used_again(device: Device) -> None:
     steps = Steps(device)
     for step in range(1, 101):
         steps.batch()
@@ -134,7 +129,7 @@ def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) 
         device.finish()
         steps.reader.poll()
     assert len(steps.rows) == 100
-    assert len(device.events) == 5  # two pairs, and that of the loss
+    assert len(device.events) == 4 + 100  # two pairs, and one of each loss
 
 
 def test_times_beyond_limits_are_missing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

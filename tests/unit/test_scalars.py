@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.run import RunStatus
 from stepscope.store import cuda_readback
 from stepscope.store.cuda_readback import CudaScalarReadback, MetricRow
 from stepscope.store.recorder import Recorder
+from tests.support.fake_copies import replace_copies
 from tests.support.run_values import metric
 from trainer.training.accelerator import HostReader
 
@@ -64,11 +63,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
         made.append(FakeEvent())
         return made[-1]
 
-    pinned: Callable[[int, int], torch.Tensor] = torch.zeros
-    monkeypatch.setattr(cuda_readback, "_free", None)
-    monkeypatch.setattr(cuda_readback, "_event", make)
-    monkeypatch.setattr(cuda_readback, "_pinned", pinned)
-    monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
+    replace_copies(monkeypatch, make)
     return made
 
 
@@ -98,24 +93,6 @@ def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -
     assert not any(event.waited for event in events)
 
 
-def test_a_restart_of_the_clock_does_not_overtake_a_row_under_way(
-    events: list[FakeEvent], tmp_path: Path
-) -> None:
-    recorder = Recorder(tmp_path, name="restart")
-    try:
-        recorder.log_step({"train/loss": 1.0})
-        recorder.log_step({"train/loss": OnGpu(2.0)})
-        recorder.restart_clock()
-        recorder.log_step({"train/loss": OnGpu(3.0)})
-        for event in events:
-            event.landed = True
-    finally:
-        recorder.close(RunStatus.FINISHED)
-    times = metric(tmp_path, "perf/step_time")
-    assert len(times) == 2
-    assert (times > 0).all()
-
-
 def test_a_step_records_the_rows_whose_values_have_arrived(
     events: list[FakeEvent], tmp_path: Path
 ) -> None:
@@ -134,39 +111,22 @@ def test_a_step_records_the_rows_whose_values_have_arrived(
     assert metric(tmp_path, "train/loss").tolist() == [1.0, 2.0]
 
 
-def test_a_full_ring_drops_the_value_and_not_the_row(
+def test_values_between_two_copies_to_the_host_travel_together(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_readback, "SLOTS", 2)
+    monkeypatch.setattr(cuda_readback, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(cuda_readback, "CELLS", 8)
     rows = Rows()
     reader = CudaScalarReadback(rows)
-    for step in (1, 2, 3):
+    for step in range(1, 11):
         put(reader, step)
+    assert len(events) == 3, "the first, and two of four rows each"
     reader.flush()
-    assert rows.seen == [row(1), row(2), (3, {"train/lr": 0.1})]
+    assert rows.seen == [row(step) for step in range(1, 11)]
+    reader.put(11, 0.0, {}, {str(number): torch.tensor(1.0) for number in range(9)})
+    reader.flush()
+    assert rows.seen[-1] == (11, {str(number): 1.0 for number in range(8)})
     assert reader.dropped == 1
-    put(reader, 4)
-    reader.flush()
-    assert rows.seen[-1] == row(4)
-
-
-def test_slots_and_their_events_are_used_again_also_in_the_next_run(
-    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_readback, "SLOTS", 3)
-    for _ in range(2):
-        rows = Rows()
-        reader = CudaScalarReadback(rows)
-        for step in range(1, 101):
-            put(reader, step)
-            if step > 2:
-                for event in events:
-                    event.landed = True
-                reader.poll()
-        reader.flush()
-        assert rows.seen == [row(step) for step in range(1, 101)]
-        assert reader.dropped == 0
-    assert len(events) == 3
 
 
 def test_a_failing_device_costs_values_and_no_row(
@@ -188,34 +148,24 @@ def test_a_failing_device_costs_values_and_no_row(
     assert [record.message for record in caplog.records] == [f"stepscope: {said}"]
 
 
-def test_slots_that_a_lost_device_may_still_write_to_are_not_used_again(
-    events: list[FakeEvent],
-) -> None:
+def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> None:
     rows = Rows()
     reader = CudaScalarReadback(rows)
     put(reader, 1)
     reader.flush(timeout_s=0.0)
-    assert rows.seen == [(1, {"train/lr": 0.1})], "a device that hangs does not hang the end"
+    assert rows.seen == [(1, {"train/lr": 0.1})]
     assert not events[0].waited
-    rows = Rows()
-    reader = CudaScalarReadback(rows)
-    put(reader, 2)
-    events[0].landed = True
-    reader.poll()
-    assert rows.seen == []
-    events[1].landed = True
-    reader.poll()
-    assert rows.seen == [row(2)]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(cuda_readback, "_pinned"), (torch.Tensor, "to")])
-def test_no_memory_for_the_values_costs_no_row_and_no_slot(
+@pytest.mark.parametrize(
+    ("owner", "name"), [(cuda_readback, "_new_page"), (cuda_readback, "_copy_to_host")]
+)
+def test_no_memory_for_the_values_costs_no_row(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch, owner: object, name: str
 ) -> None:
     def refuse(*args: object) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(cuda_readback, "SLOTS", 1)
     rows = Rows()
     reader = CudaScalarReadback(rows)
     with monkeypatch.context() as patch:
@@ -227,27 +177,12 @@ def test_no_memory_for_the_values_costs_no_row_and_no_slot(
     assert reader.dropped == 1
 
 
-class Count(TorchDispatchMode):
-    found = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_modes_of_the_script_do_not_reach_our_memory_or_count_our_operations(
-    events: list[FakeEvent],
-) -> None:
+def test_a_parameter_is_copied_like_any_tensor(events: list[FakeEvent]) -> None:
     rows = Rows()
     reader = CudaScalarReadback(rows)
-    with torch.inference_mode():
-        put(reader, 1)
-    values = {"train/loss": torch.tensor(2.0), "train/grad_norm": torch.tensor(0.5)}
-    with Count() as count:
-        reader.put(2, 0.0, {"train/lr": 0.1}, values)
-        reader.flush()
-    assert rows.seen == [row(1), row(2)]
-    assert count.found == 0
+    reader.put(1, 0.0, {}, {"scale": torch.nn.Parameter(torch.tensor([[2.5]]))})
+    reader.flush()
+    assert rows.seen == [(1, {"scale": 2.5})]
 
 
 def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
