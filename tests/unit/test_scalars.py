@@ -6,7 +6,6 @@ import gc
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
