@@ -145,7 +145,7 @@ class ProfileCommand:
     def leave(self) -> None:
         """Record that the next step begins now."""
         self._left_s = time.perf_counter()
-        self.recorder.request_reading()
+        self.recorder.request_boundary()
 
     def interrupt(self, reason: str) -> None:
         """End a recording in progress early, for this reason."""

@@ -92,7 +92,7 @@ class JobCommands(Participant):
         super().__init__(
             step,
             lead=lead,
-            flag=recorder.request_command,
+            flag=recorder.request_boundary,
             vote_timeout_s=timeout_s,
         )
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)

@@ -137,7 +137,7 @@ class Sampler:
         values |= self._sharing.take_own()
         values |= self.readings.collectives.take()
         if self.readings.wanted:
-            self._recorder.request_reading()
+            self._recorder.request_boundary()
         if self._cost_s is not None:
             values["sampler/cost"] = self._cost_s
         self._recorder.sample(values)

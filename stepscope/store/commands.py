@@ -78,7 +78,7 @@ class CommandQueue(Protocol):
         """Detach after fork, in the child."""
 
 
-class LocalCommandQueue:
+class LocalCommandQueue(CommandQueue):
     """Commands of a single-process run, executed at the next step boundary.
 
     `request_boundary` is called after a command is queued, `on_command` before that.
@@ -123,15 +123,3 @@ class LocalCommandQueue:
 
     def may_leave(self) -> bool:
         return True
-
-    def leave(self) -> None:
-        pass
-
-    def note_result(self, command_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass

@@ -3,8 +3,9 @@
 Rows of steps go into a memory-mapped ring, samples and events into a queue; a writer thread moves
 both into the run folder. Only the constructor raises; only `close` waits for the disk.
 
-The usual step is one call of `record`, which checks a single set, `boundary_requests`.
-Each thread adds and removes only its own request, so no thread can undo another's.
+The usual step is one call of `record`, which checks one flag, `needs_boundary`. Any thread sets it
+after it has queued its work; the training thread clears it before it checks for work. So no request
+is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +51,6 @@ SLURM = {
 SETTLE_S = 2.0  # timeout for values on a GPU at the end of a run
 
 
-class BoundaryRequest(Enum):
-    """What a step needs besides its row of numbers."""
-
-    COMMAND = auto()
-    READING = auto()
-    """The sampler, or a profile, needs the training thread."""
-    READBACK = auto()
-    """Rows wait for values on a GPU: a later row must not overtake them."""
-    CLOSED = auto()
-    """The run has ended, or this is a forked child: nothing is recorded. Never removed."""
-
-
 class Recorder:
     """Records one rank of one run into `folder`; does nothing in a forked child. Thread-safe.
 
@@ -93,8 +81,9 @@ class Recorder:
         if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
         self.activity = 0  # rises with work other than steps, such as a validation batch
-        self.boundary_requests: set[BoundaryRequest] = set()
-        self.take_commands_from(LocalCommandQueue(self.request_command, on_command))
+        self.needs_boundary = False
+        """True: the next step has more to do than to record its row."""
+        self.take_commands_from(LocalCommandQueue(self.request_boundary, on_command))
         self.counts: dict[str, Any] = {}
         """Samples and tokens of the current step by key; see `count`."""
         self.also_dropped: Callable[[], int] = int
@@ -121,7 +110,7 @@ class Recorder:
 
         The layout has STEP_TIME before the metrics of `numbers`.
         """
-        if self.boundary_requests:
+        if self.needs_boundary:
             return False
         now = elapsed()
         step_time = now - self._step_began
@@ -139,11 +128,11 @@ class Recorder:
 
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Increment the step and record its metrics, with step time and rates."""
+        self.needs_boundary = False  # before the checks for work, which set it
         now = elapsed()
         self.step += 1
         step_time = now - self._step_began
         self._step_began = now
-        self.boundary_requests.discard(BoundaryRequest.READING)  # the boundary follows
         timed = {} if step_time == math.inf else {STEP_TIME: step_time}  # inf: the first step
         self._record(self.step, now + clock.offset, timed | dict(values))
 
@@ -193,7 +182,6 @@ class Recorder:
             self._readback.flush(timeout_s)
         finally:
             self._readback_lock.release()
-        self._remove_requests()
 
     def sample(self, values: MetricValues) -> None:
         """Record one sample of process, host and allocator."""
@@ -216,13 +204,9 @@ class Recorder:
                 self._describe(run_json)
         self._writer.wake()
 
-    def request_command(self) -> None:
-        """Make the next step check for commands. Thread-safe; call after `commands` have one."""
-        self.boundary_requests.add(BoundaryRequest.COMMAND)
-
-    def request_reading(self) -> None:
-        """Make the next step serve the sampler and profiles. Thread-safe."""
-        self.boundary_requests.add(BoundaryRequest.READING)
+    def request_boundary(self) -> None:
+        """Make the next step serve commands, the sampler and profiles. Thread-safe."""
+        self.needs_boundary = True
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
@@ -252,7 +236,7 @@ class Recorder:
             if self._closed:
                 return
             self._closed = True
-        self.boundary_requests.add(BoundaryRequest.CLOSED)
+        self.needs_boundary = True
         self.settle(SETTLE_S)  # a hanging GPU must not block the exit
         with self._writer.run_json_lock:
             self._describe({"status": status, "reason": reason, "ended": clock.now()})
@@ -262,7 +246,7 @@ class Recorder:
     def leave(self) -> None:
         """Detach a forked child from the parent's files."""
         self._closed = True
-        self.boundary_requests.add(BoundaryRequest.CLOSED)
+        self.needs_boundary = True
         keep_for_good(self._readback)  # its memory on a GPU belongs to the parent
         self._readback = None
         self.commands.abandon()
@@ -274,6 +258,7 @@ class Recorder:
     def _record(self, step: int, ts: float, values: Mapping[str, Any]) -> None:
         """Put a row into the ring, now or when its tensors on a GPU have been copied."""
         if self._closed:
+            self.needs_boundary = True
             return
         row: MetricRow = {}
         tensors: dict[str, Any] = {}
@@ -294,8 +279,8 @@ class Recorder:
             self._read_back(step, ts, row, tensors)
         else:
             self._put_row(step, ts, row)
-        if self.boundary_requests:
-            self._remove_requests()
+        if self._readback or self.command_waiting or self._closed:
+            self.needs_boundary = True
 
     def _read_back(self, step: int, ts: float, row: MetricRow, tensors: dict[str, Any]) -> None:
         """Put the rows whose values have arrived, and queue the copies of this row."""
@@ -304,7 +289,6 @@ class Recorder:
                 self._readback = CudaScalarReadback(self._put_row)
             self._readback.poll()
             self._readback.put(step, ts, row, tensors)
-        self.boundary_requests.add(BoundaryRequest.READBACK)
 
     def _put_row(self, step: int, ts: float, row: Mapping[str, Any]) -> None:
         """Put a row of numbers into the ring: several slots for a wide row."""
@@ -328,15 +312,6 @@ class Recorder:
                 key[:100],
                 first_line(error),
             )
-
-    def _remove_requests(self) -> None:
-        """Remove the training thread's requests that are served."""
-        if not self._readback:
-            self.boundary_requests.discard(BoundaryRequest.READBACK)
-        if not self.command_waiting:
-            self.boundary_requests.discard(BoundaryRequest.COMMAND)
-            if self.command_waiting:  # a command has arrived since the check
-                self.boundary_requests.add(BoundaryRequest.COMMAND)
 
     def _put(self, item: QueueItem) -> None:
         if not self._closed:

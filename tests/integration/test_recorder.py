@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import threading
 import time
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 
@@ -15,11 +16,11 @@ import pytest
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader, writer_thread
 from stepscope.store.reader import send_command
-from stepscope.store.recorder import BoundaryRequest, Command, CommandName, Recorder
+from stepscope.store.recorder import Command, CommandName, Recorder
 from stepscope.store.step_blocks import STEP_TIME
 from stepscope.store.writer_thread import BALLAST, WriterThread
 from tests.support.child_process import child
-from tests.support.run_values import steps_of
+from tests.support.run_values import metric, steps_of
 from tests.support.waiting import wait_for, wait_until
 
 
@@ -207,22 +208,23 @@ def test_the_writer_may_run_before_the_recorder_is_complete(
     assert not caplog.records
 
 
-class InterleavedRequests(set[BoundaryRequest]):
-    """Requests of a recorder to which a command is sent just before a request is removed."""
+class InterleavedCommands(deque[Command]):
+    """Commands of a recorder, of which one is sent just after they were checked."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
         self.is_sent = False
 
-    def discard(self, request: BoundaryRequest) -> None:
-        if request is BoundaryRequest.COMMAND and not self.is_sent:
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        if not self.is_sent:
             self.is_sent = True
             self._recorder.commands.offer(Command(1, CommandName.MARK, {}))
-        super().discard(request)
+        return found
 
 
-def test_a_command_that_comes_while_requests_are_removed_is_seen_by_the_next_step(
+def test_a_command_that_comes_while_a_step_checks_for_work_is_seen_by_the_next_step(
     tmp_path: Path,
 ) -> None:
     recorder = Recorder(tmp_path, name="test")
@@ -230,21 +232,20 @@ def test_a_command_that_comes_while_requests_are_removed_is_seen_by_the_next_ste
     assert layout is not None
     try:
         assert recorder.record(layout, [1.0])
-        recorder.request_command()
-        recorder.boundary_requests = requests = InterleavedRequests(recorder)
-        recorder.request_command()
-        assert not recorder.record(layout, [2.0]), "the step has more to do"
+        recorder.command_waiting = waiting = InterleavedCommands(recorder)
         recorder.log_step({"train/loss": 2.0})
-        assert requests.is_sent
+        assert waiting.is_sent
         assert not recorder.record(layout, [3.0]), "a command waits"
         assert [command.name for command in recorder.commands.take()] == [CommandName.MARK]
         recorder.log_step({"train/loss": 3.0})
         assert recorder.record(layout, [4.0])
-        recorder.request_reading()
+        recorder.request_boundary()
+        recorder.log(4, {"val/loss": 4.0})
         assert not recorder.record(layout, [5.0]), "the sampler needs the step"
         recorder.log_step({"train/loss": 5.0})
         assert recorder.record(layout, [6.0])
     finally:
         recorder.close(RunStatus.FINISHED)
-    assert not recorder.record(layout, [7.0])
-    assert steps_of(tmp_path) == 6
+    recorder.log_step({"train/loss": 7.0})
+    assert not recorder.record(layout, [8.0])
+    assert metric(tmp_path, "train/loss").tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

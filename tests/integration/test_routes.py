@@ -89,7 +89,7 @@ def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
         ("/api/window?run=one&axis=step&from=nan&to=1", 400, "finite"),
         ("/api/window?run=one&axis=step&from=0", 400, "finite|convert"),
         ("/api/series?run=corrupt", 404, "Stepscope run"),
-        ("/api/series?run=damaged", 422, "not a readable"),
+        ("/api/series?run=damaged", 422, "not a usable"),
         ("/api/series?run=newer", 422, "Use the Stepscope"),
     ],
 )

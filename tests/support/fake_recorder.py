@@ -54,7 +54,7 @@ class FakeRecorder:
     def put_back(self, commands: Sequence[Command]) -> None:
         self.asked[:0] = commands
 
-    def request_reading(self) -> None:
+    def request_boundary(self) -> None:
         pass
 
     def wait(self, timeout_s: float) -> list[Command]:

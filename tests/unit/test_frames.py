@@ -73,12 +73,6 @@ def test_a_bucket_is_of_its_finite_values_and_counts_the_others(value: float) ->
     assert (again.mean[0, 0], again.odd[0, 0]) == (2.0, 3)
 
 
-def test_a_bucket_of_an_older_store_has_four_statistics() -> None:
-    merged = merge(rows(1.0, 3.0, 5.0, 7.0), np.array([0, 2]))
-    assert len(zlib.decompress(encode(merged, 1))) == 8 * (2 + 4) * 2
-    assert decode(encode(merged, 1), merged.keys, 2, 1).odd.tolist() == [[0, 0]]
-
-
 def test_joining_aligns_metrics_that_appear_later() -> None:
     both = join([rows(1.0), rows(7.0, key="val/loss")])
     assert both.keys == ("train/loss", "val/loss")

@@ -32,7 +32,7 @@ class FakeRecorder:
         self.over = threading.Event()
         self.texts: list[str] = []
 
-    def request_command(self) -> None:
+    def request_boundary(self) -> None:
         self.flagged.set()
 
     def describe(self, **run_json: Any) -> None:

@@ -50,7 +50,7 @@ class FakeRecorder:
     def describe(self, **run_info: Any) -> None:
         self.run_json.append(run_info)
 
-    def request_reading(self) -> None:
+    def request_boundary(self) -> None:
         self.boundaries_wanted += 1
 
     def capabilities(self) -> list[dict[str, Any]]:
