@@ -64,7 +64,8 @@ class StoreWriter:
             "INSERT OR IGNORE INTO series (stream, source) VALUES (?, ?)", name
         )
         query = "SELECT id FROM series WHERE stream = ? AND source = ?"
-        self._append_level(*self._connection.execute(query, name).fetchone(), 0, rows)
+        (series,) = self._connection.execute(query, name).fetchone()
+        self._append_level(series, 0, rows)
 
     def add_event(self, event: Event) -> None:
         """Append one event; its `data` must be JSON."""
