@@ -67,19 +67,19 @@ class CommandQueue(Protocol):
 
     def leave(self) -> None:
         """Record that an exception has left the boundary."""
-        return None
+        return
 
     def note_result(self, command_id: int) -> None:
         """Record that a command has a result on this rank."""
-        return None
+        return
 
     def close(self) -> None:
         """Refuse the commands that were not executed; before the recorder closes."""
-        return None
+        return
 
     def abandon(self) -> None:
         """Detach after fork, in the child."""
-        return None
+        return
 
 
 class LocalCommandQueue(CommandQueue):

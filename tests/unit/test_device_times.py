@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 import torch
 
-from stepscope.store import cuda_readback
 from stepscope.store.cuda_readback import CudaEventTimerPool, MetricRow
 from tests.support.fake_copies import replace_copies
 from trainer.training import accelerator
