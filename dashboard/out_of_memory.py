@@ -14,7 +14,7 @@ from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice, divided_batch
+from trainer.config_validation import TrainDevice, halved_batch
 
 RETRY_HELP = (
     "Halves the batch and doubles accumulation: same samples per step, half the activations at a "
@@ -64,7 +64,7 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIss
         config = RunConfig.from_dict({**settings, "resume_from": ""})
     except ConfigError as error:  # settings of another version
         return error.problem
-    return divided_batch(config, devices, 2)
+    return halved_batch(config, devices)
 
 
 def retry_button(smaller: RunConfig | ConfigIssue, busy: str | None) -> dict[str, Any]:

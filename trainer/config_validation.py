@@ -96,19 +96,16 @@ def choice_problem(
     return next((p for p in validate(candidate, devices) if p.field == field), None)
 
 
-def divided_batch(
-    config: RunConfig, devices: Sequence[TrainDevice], divisor: int
-) -> RunConfig | ConfigIssue:
-    """Return a configuration with a smaller batch and equally many samples a step, or an issue."""
+def halved_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIssue:
+    """Return a configuration with half the batch and equally many samples a step, or an issue."""
     if config.batch_size < 2:
         reason = "a batch of one sample cannot be halved"
         return issue("batch_size", reason, "Lower other sizes")
-    divisor = min(divisor, config.batch_size)
     try:
         smaller = replace(
             config,
-            batch_size=config.batch_size // divisor,
-            gradient_accumulation_steps=divisor * config.gradient_accumulation_steps,
+            batch_size=config.batch_size // 2,
+            gradient_accumulation_steps=2 * config.gradient_accumulation_steps,
         )
     except ConfigError as error:
         return error.problem

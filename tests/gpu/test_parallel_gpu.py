@@ -36,7 +36,7 @@ def mlp(**changes: Any) -> RunConfig:
 def gpt(**changes: Any) -> RunConfig:
     base = defaults(Workload.GPT, gpu_uuid(0))
     base = replace(
-        base, batch_size=16, max_steps=4, epochs=1, num_layers=2, width=32, context_length=32
+        base, batch_size=16, max_steps=20, epochs=1, num_layers=2, width=32, context_length=32
     )
     return replace(base, max_grad_norm=0.5, learning_rate=0.01, **changes)
 

@@ -1,7 +1,6 @@
 """all_gather: every rank gets the tensors of all ranks."""
 
 import os
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,12 @@ if gpus:
     torch.cuda.set_device(device)  # all_gather_object() sends over the current GPU
 dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
-show = partial(print, f"rank {rank}:", flush=True)
+
+
+def show(text: str) -> None:
+    """Print a line in one piece, as the other rank may print too."""
+    print(f"rank {rank}: {text}\n", end="", flush=True)
+
 
 mine = torch.tensor([rank + 0.5, rank + 0.25], device=device)
 show(f"gives {mine.tolist()}")

@@ -2,7 +2,6 @@
 
 import os
 import time
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,12 @@ gpus = torch.cuda.device_count() > 1
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
 dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
-show = partial(print, f"rank {rank}:", flush=True)
+
+
+def show(text: str) -> None:
+    """Print a line in one piece, as the other rank may print too."""
+    print(f"rank {rank}: {text}\n", end="", flush=True)
+
 
 show(f"is process {os.getpid()}, one of {ranks}")
 dist.barrier()  # all begin together

@@ -1,7 +1,6 @@
 """DistributedSampler: each rank gets a new share of the data in each epoch."""
 
 import os
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,12 @@ if gpus:
     torch.cuda.set_device(device)  # all_gather_object() sends over the current GPU
 dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
-show = partial(print, f"rank {rank}:", flush=True)
+
+
+def show(text: str) -> None:
+    """Print a line in one piece, as the other rank may print too."""
+    print(f"rank {rank}: {text}\n", end="", flush=True)
+
 
 data: Any = list(range(10, 21))  # 11 samples, which do not divide by 2
 sampler: Any = DistributedSampler(data, shuffle=True, seed=0)  # asks the group for rank and ranks

@@ -1,7 +1,6 @@
 """reduce_scatter: sums over all ranks, of which each rank keeps one part."""
 
 import os
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,12 @@ gpus = torch.cuda.device_count() > 1
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
 dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
-show = partial(print, f"rank {rank}:", flush=True)
+
+
+def show(text: str) -> None:
+    """Print a line in one piece, as the other rank may print too."""
+    print(f"rank {rank}: {text}\n", end="", flush=True)
+
 
 mine = torch.arange(2.0 * ranks, device=device) + 100 * rank
 show(f"gives {mine.tolist()}")

@@ -98,12 +98,10 @@ class LessonRun(Child):
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
         self._text = b""
-        # Kineto would log between the lesson's lines, torchrun that it sets the threads. Without a
-        # buffer two ranks would mix their lines.
-        env = {"KINETO_LOG_LEVEL": "6"}
-        env |= {"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {"PYTHONUNBUFFERED": "1"}
-        env |= os.environ | {"PYTHONIOENCODING": "utf-8"}
-        command = [sys.executable, *lesson.arguments]
+        # Kineto would log between the lesson's lines, torchrun that it sets the threads.
+        env = {"KINETO_LOG_LEVEL": "6"} | ({"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {})
+        env |= os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-u", *lesson.arguments]
         super().__init__(
             command, limit_s=lesson.limit_s, env=env, stderr=subprocess.STDOUT, cwd=PROJECT
         )
