@@ -89,7 +89,7 @@ def train(context: TrainContext) -> None:
 
         # DataParallel or DistributedDataParallel around the model, then torch.compile around both.
         parallel = ParallelModel.of(model, config, context.devices)
-        phases = TrainPhaseTimer(parallel.model) if ranks.several else None
+        phases = TrainPhaseTimer(parallel.model) if ranks.distributed else None
         ranks.begin_random(config.seed, training.step)
         full = full_batch_size(task.train, config)
         forward = stack.enter_context(compiled(parallel.model, config, compute.device, full))
@@ -368,7 +368,7 @@ class TrainLoop:
             if self.task.classifies:
                 correct += (outputs[:counted].argmax(dim=1) == targets[:counted]).sum()
             self.training.compute.pace()
-            if ranks.several:
+            if ranks.distributed:
                 self.recorder.activity += 1  # no commands: the ranks are at different batches
             else:
                 self.commands.serve(self.reader.flush)

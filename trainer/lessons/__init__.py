@@ -63,13 +63,13 @@ ARITHMETIC = "Arithmetic"
 MEMORY = "Memory and copies"
 LAUNCHES = "Kernels and launches"
 INSIDE = "Profiling"
-SEVERAL = "Several processes"
+PROCESSES = "Several processes"
 _GLOO = "two processes use gloo instead of NCCL; the values are the same."
 
 
-def _several(name: str, title: str, text: str, on_cpu: str = _GLOO) -> Lesson:
+def _two_ranks(name: str, title: str, text: str, on_cpu: str = _GLOO) -> Lesson:
     """Return a lesson of two processes, each with a GPU if there are two."""
-    return Lesson(name=name, theme=SEVERAL, title=title, text=text, on_cpu=on_cpu, ranks=2)
+    return Lesson(name=name, theme=PROCESSES, title=title, text=text, on_cpu=on_cpu, ranks=2)
 
 
 LESSONS: tuple[Lesson, ...] = (
@@ -265,7 +265,7 @@ LESSONS: tuple[Lesson, ...] = (
         "stay in the code. It marks the time of the Python code: the kernels run later, in their "
         "stream.",
     ),
-    _several(
+    _two_ranks(
         "broadcast",
         "broadcast: from one to all",
         "torchrun has started this program twice: each process is a rank, with separate "
@@ -273,7 +273,7 @@ LESSONS: tuple[Lesson, ...] = (
         "it, the others wait. broadcast overwrites a tensor with that of one rank. Data-parallel "
         "training begins with a broadcast, so that all ranks train the same weights.",
     ),
-    _several(
+    _two_ranks(
         "scatter",
         "scatter: a part for each",
         "One rank cuts its tensor into equal parts, and rank k gets part k. scatter suits "
@@ -281,7 +281,7 @@ LESSONS: tuple[Lesson, ...] = (
         "others becomes the bottleneck, so each rank loads its own share instead. Only the "
         "source passes the list of parts, but every rank makes the call.",
     ),
-    _several(
+    _two_ranks(
         "gather",
         "gather: all to one",
         "The reverse of scatter: one rank collects a tensor from every rank, such as "
@@ -289,7 +289,7 @@ LESSONS: tuple[Lesson, ...] = (
         "everything, while the others only send once. Ranks that receive nothing must make the "
         "call too. For Python objects there is gather_object, which pickles them.",
     ),
-    _several(
+    _two_ranks(
         "all_reduce",
         "all_reduce: the sum everywhere",
         "The most used collective of training: all ranks pass a tensor of the same size, "
@@ -297,7 +297,7 @@ LESSONS: tuple[Lesson, ...] = (
         "all_gather, so each byte crosses the link 2 · (n - 1) / n times, hardly more with "
         "more ranks. That factor turns size over time into the bus bandwidth.",
     ),
-    _several(
+    _two_ranks(
         "reduce_scatter",
         "reduce_scatter: a part of the sum",
         "Each rank gets only its part of the sum over all ranks, half the work of an "
@@ -305,7 +305,7 @@ LESSONS: tuple[Lesson, ...] = (
         "part of the weights and needs no more. With an all_gather of the parts behind it, "
         "the result is that of an all_reduce, and so it costs the same.",
     ),
-    _several(
+    _two_ranks(
         "all_gather",
         "all_gather: everything everywhere",
         "Every rank gets the tensors of all ranks, in the order of the ranks. FSDP collects "
@@ -313,7 +313,7 @@ LESSONS: tuple[Lesson, ...] = (
         "afterwards. A metric over the whole validation set also needs it. All tensors must have "
         "the same size: pad shorter ones, or send objects, which is far slower.",
     ),
-    _several(
+    _two_ranks(
         "all_to_all",
         "all_to_all: a transpose",
         "Part k of each rank's tensor goes to rank k, and part k of the result came "
@@ -321,7 +321,7 @@ LESSONS: tuple[Lesson, ...] = (
         "rank of its expert this way, and the results back. Every rank sends to every other "
         "at once, so it loads the links between machines more than any other collective.",
     ),
-    _several(
+    _two_ranks(
         "send_recv",
         "send and recv: one to one",
         "A message has one sender and one receiver; other ranks make no call. Pipeline "
@@ -329,7 +329,7 @@ LESSONS: tuple[Lesson, ...] = (
         "wait for the other to receive: a deadlock. batch_isend_irecv starts all sends and "
         "receives together and waits afterwards, which is safe in any order.",
     ),
-    _several(
+    _two_ranks(
         "barrier",
         "barrier: wait for all ranks",
         "No rank leaves a barrier before all ranks have reached it, so all ranks are as slow "
@@ -337,7 +337,7 @@ LESSONS: tuple[Lesson, ...] = (
         "times of the other ranks, not in its own. A barrier suits work of one rank, such as a "
         "download; elsewhere it only costs time.",
     ),
-    _several(
+    _two_ranks(
         "ddp_by_hand",
         "Data parallel by hand",
         "Two calls make training data parallel: broadcast the weights once, and average "
@@ -346,7 +346,7 @@ LESSONS: tuple[Lesson, ...] = (
         "sends gradients in buckets while backward still computes the others, so most of the "
         "sending costs no time.",
     ),
-    _several(
+    _two_ranks(
         "distributed_sampler",
         "DistributedSampler",
         "Every rank shuffles all indices with the same seed and takes each n-th of "
@@ -355,7 +355,7 @@ LESSONS: tuple[Lesson, ...] = (
         "has the same order, and no error is raised. Batches add up: two ranks of 3 make steps "
         "of 6.",
     ),
-    _several(
+    _two_ranks(
         "dp_or_ddp",
         "DataParallel or DDP",
         "DataParallel is one process with a thread for each GPU. In every pass it "

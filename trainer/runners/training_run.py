@@ -150,7 +150,7 @@ def _run(
 def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> Sampler:
     """Start sampling before the status becomes running, as the dashboard's layout depends on it."""
     device, source = devices[0], sampled_by(ranks)
-    if ranks.several:
+    if ranks.distributed:
         local, size = ranks.local_rank, ranks.world_size
         session.recorder.describe(
             rank=ranks.rank, local_rank=local, world_size=size, device=device.id

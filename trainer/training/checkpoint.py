@@ -103,7 +103,7 @@ def read_on_first_rank(path: Path, ranks: TrainerRank) -> dict[str, Any]:
     All ranks must call this: rank 0 reads and broadcasts. Raises CheckpointError on rank 0.
     """
     state = {} if ranks.rank else read_checkpoint(path)
-    if not ranks.several:
+    if not ranks.distributed:
         return state
     tensors = {MODEL: state.pop(MODEL, {}), OPTIMIZER: state.pop(OPTIMIZER, {})}
     received = [state]

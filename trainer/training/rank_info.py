@@ -41,7 +41,7 @@ class TrainerRank:
         return cls(env.rank, env.local_rank, env.world_size, env.local_world_size or 1)
 
     @property
-    def several(self) -> bool:
+    def distributed(self) -> bool:
         return self.world_size > 1
 
     def share(self, order: Tensor, offset: int = 0) -> Tensor:
@@ -51,7 +51,7 @@ class TrainerRank:
         offset 0 this equals torch's DistributedSampler. The k-th batches of all ranks together are
         the k-th batch of a single process with `world_size` times the batch size.
         """
-        if not self.several:
+        if not self.distributed:
             return order[offset:]
         places = torch.arange(self.count(len(order) - offset)) * self.world_size
         return order[(places + offset + self.rank) % len(order)]
@@ -66,13 +66,13 @@ class TrainerRank:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum the values over all ranks in place; all ranks must call this."""
-        if self.several:
+        if self.distributed:
             dist.all_reduce(values)
         return values
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast tensors from rank 0 in place; all ranks must call this."""
-        if self.several:
+        if self.distributed:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
@@ -81,7 +81,7 @@ class TrainerRank:
 
         Initial weights have one seed; rank 0 of a resumed run keeps the checkpoint's RNG state.
         """
-        if not self.several or (step and not self.rank):
+        if not self.distributed or (step and not self.rank):
             return
         later = np.random.SeedSequence((seed, self.rank, step)).generate_state(1)[0]
         torch.manual_seed(int(later) if step else seed + self.rank)
