@@ -44,7 +44,9 @@ class StorageBytes:
                 continue
             if hasattr(kind, "__tensor_flatten__"):  # a wrapper that consists of other tensors
                 names, _ = tensor.__tensor_flatten__()
-                self.add(getattr(tensor, name) for name in names)
+                parts = [getattr(tensor, name) for name in names]
+                # A DTensor also names its mesh of devices.
+                self.add(part for part in parts if hasattr(part, "untyped_storage"))
                 continue
             if tensor.is_sparse:  # such as the gradient of an embedding; it has no storage
                 self.add((tensor._indices(), tensor._values()))

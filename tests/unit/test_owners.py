@@ -54,3 +54,19 @@ def test_a_tuple_that_another_thread_builds_is_not_held() -> None:
             thread.join()
         sys.setswitchinterval(interval)
     assert not errors
+
+
+class Wrapper:
+    """As a DTensor: a tensor and the mesh of its devices."""
+
+    def __init__(self) -> None:
+        self.local, self.mesh = torch.zeros(4), object()
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["local", "mesh"], None
+
+
+def test_a_wrapper_has_the_bytes_of_its_tensors() -> None:
+    counted = model_states.StorageBytes(None)
+    counted.add([Wrapper()])
+    assert counted.bytes == 16
