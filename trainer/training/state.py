@@ -164,7 +164,8 @@ class TrainState:
 
     def _load(self, state: dict[str, Any]) -> None:
         # Rank 0 has the tensors; each rank keeps the full ones or its shards.
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.ranks.distributed)
+        sent = self.ranks.distributed
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=sent)
         set_model_state_dict(self.model, state[MODEL], options=options)
         # torch restores these as well: mixed kernels raise in an fp16 step, and eps depends on the
         # precision.
