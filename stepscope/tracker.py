@@ -327,29 +327,20 @@ def annotate(
     if session is None:
         return
     recorder = session.recorder
-
-    def add_texts() -> None:
-        given = {"group": group, "note": note}
-        texts = {name: to_text(text) for name, text in given.items() if text is not None}
-        recorder.describe(**texts)
-
-    def add_tags() -> None:
-        added = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
-        known = recorder.run_json.get("tags") or ()
-        recorder.describe(tags=list(dict.fromkeys((*known, *added))))
-
-    def add_config() -> None:
-        values = {key: to_json(_fields(value)) for key, value in _fields(config).items()}
-        shown = with_hidden_secrets("", values)
-        recorder.describe(config={**recorder.run_json["config"], **shown})
-
-    for given, add in (((group, note), add_texts), (tags, add_tags), (config, add_config)):
-        try:
-            if given:
-                add()
-        except Exception as error:  # noqa: BLE001 - the script's values may raise anything
-            text = "stepscope: tags must be a sequence of texts, config a mapping; ignored (%r)"
-            log.warning(text, error)
+    try:
+        texts = {"group": group, "note": note}
+        recorder.describe(**{name: to_text(text) for name, text in texts.items() if text})
+        if tags:
+            added = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
+            known = recorder.run_json.get("tags") or ()
+            recorder.describe(tags=list(dict.fromkeys((*known, *added))))
+        if config:
+            values = {key: to_json(_fields(value)) for key, value in _fields(config).items()}
+            shown = with_hidden_secrets("", values)
+            recorder.describe(config={**recorder.run_json["config"], **shown})
+    except Exception as error:  # noqa: BLE001 - the script's values may raise anything
+        text = "stepscope: tags must be a sequence of texts, config a mapping; ignored (%r)"
+        log.warning(text, error)
 
 
 def _fields(value: Any) -> Any:

@@ -115,7 +115,7 @@ def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
         found["energy"] = energy
         if samples and step_time:
             found["energy_per_sample"] = watts * step_time / samples
-    found |= final_values.peaks(reduced(reader, series.get((Stream.SAMPLES.value, ""))))
+    found |= final_values.peaks(reader, series.get((Stream.SAMPLES.value, "")))
     own = [key for key in steps.keys if key not in BY_KEY][:MAX_METRICS]
     metrics = final_values.metrics_of(steps, newest, (LOSS, "val/loss", "val/accuracy", *own))
     for key, values in metrics.items():

@@ -45,6 +45,12 @@ def recorded(values: Floats) -> Floats:
     return np.where(np.isnan(values), RECORDED_NAN, values)
 
 
+def _cell(value: float | None) -> float:
+    if value is None:
+        return np.nan
+    return RECORDED_NAN if value != value else value
+
+
 @dataclass(frozen=True, slots=True)
 class SeriesBlock:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
@@ -83,13 +89,10 @@ class SeriesBlock:
     ) -> SeriesBlock:
         """Return rows (time, step, values) in order; an absent value, or None, is missing."""
         keys = tuple(dict.fromkeys(key for _, _, values in rows for key in values))
-        table = [[values.get(key) for _, _, values in rows] for key in keys]
-        given = np.array([[value is not None for value in line] for line in table], dtype=bool)
-        # np.array turns None into NaN for a float dtype.
-        values = np.array(table, dtype=float)
-        values = np.where(given, recorded(values), np.nan).reshape(len(keys), len(rows))
+        table = [[_cell(values.get(key)) for _, _, values in rows] for key in keys]
         ts = np.array([row[0] for row in rows], dtype=float)
-        return cls.raw(keys, ts, np.array([row[1] for row in rows], dtype=float), values)
+        step = np.array([row[1] for row in rows], dtype=float)
+        return cls.raw(keys, ts, step, np.array(table, dtype=float).reshape(len(keys), len(rows)))
 
     def slice(self, start: int, stop: int) -> SeriesBlock:
         """Return the buckets [start, stop)."""

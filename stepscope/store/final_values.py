@@ -35,12 +35,12 @@ def final_values(folder: Path, run_json: Mapping[str, Any]) -> dict[str, dict[st
         series = {(info.stream, info.source): info for info in reader.series()}
         of_steps = series.get((Stream.STEPS.value, ""))
         steps, newest = reduced(reader, of_steps), read_newest(reader, of_steps)
-        process = reduced(reader, series.get((Stream.SAMPLES.value, "")))
+        memory = peaks(reader, series.get((Stream.SAMPLES.value, "")))
         gpu = series.get((Stream.DEVICES.value, str(run_json.get("device"))))
         joules, _ = energy_of(reduced(reader, gpu))
     ranks = run_json.get("world_size") or 1
     each, step_time = samples_of_a_step(newest), typical(steps, STEP_TIME)
-    totals = {"steps": int(newest.step[-1]) if len(newest) else None} | peaks(process)
+    totals = {"steps": int(newest.step[-1]) if len(newest) else None} | memory
     totals["samples_per_s"] = ranks * each / step_time if each and step_time else None
     totals["energy"] = joules if ranks == 1 else None  # a job uses several GPUs
     keys = [key for key in steps.keys if not key.startswith("perf/")][:MAX_METRICS]
@@ -88,16 +88,13 @@ def column(block: SeriesBlock, key: str, statistic: str = "mean") -> tuple[Float
 
 
 def typical(block: SeriesBlock, key: str) -> float | None:
-    """Return the median over the tenths after the first of their means."""
+    """Return the median of the means of nine tenths of a run: all but the first, or first step."""
     values, counts = column(block, key)
     if len(values) < 2:
         return float(values[0]) if len(values) else None
-    values, counts, ends = values[1:], counts[1:], np.cumsum(counts)
-    tenth = (10 * (ends[1:] - counts / 2) // ends[-1]).astype(int)
-    kept = tenth > 0
-    rows = np.bincount(tenth[kept], counts[kept])
-    sums = np.bincount(tenth[kept], (values * counts)[kept])
-    return float(np.median(sums[rows > 0] / rows[rows > 0]))
+    tenths = zip(np.array_split(values, 10), np.array_split(counts, 10), strict=True)
+    means = [np.average(tenth, weights=rows) for tenth, rows in tenths if len(tenth)]
+    return float(np.median(means[1:]))
 
 
 def samples_of_a_step(newest: SeriesBlock) -> float | None:
@@ -107,10 +104,10 @@ def samples_of_a_step(newest: SeriesBlock) -> float | None:
     return float(np.median(samples)) if len(samples) else None
 
 
-def peaks(process: SeriesBlock) -> dict[str, float | None]:
+def peaks(reader: StoreReader, process: SeriesInfo | None) -> dict[str, float | None]:
     """Return the highest value in bytes of each metric of PEAKS."""
-    found = {name: column(process, key, "high")[0] for name, key in PEAKS.items()}
-    return {name: float(high.max()) if len(high) else None for name, high in found.items()}
+    highs = highest(reader, process)
+    return {name: highs.get(key) for name, key in PEAKS.items()}
 
 
 def energy_of(devices: SeriesBlock) -> tuple[float | None, float | None]:

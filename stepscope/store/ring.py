@@ -14,7 +14,6 @@ import mmap
 import os
 import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +30,6 @@ SLOT_BYTES = 128
 FILE_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
 WIDTH = 12  # maximum number of values in a slot; a wider row takes several slots
 MARGIN = 64  # slots never filled: up to 64 threads may pass the capacity check concurrently
-HOLE_S = 1.0
-"""Age at which a claimed slot counts as lost: its thread was interrupted before writing."""
-SETTLE_S = 0.05  # usual maximum time of a thread from claiming to writing
 
 SLOT = np.dtype(
     [("layout", "<i8"), ("ts", "<f8"), ("step", "<i8"), ("values", "<f8", WIDTH), ("number", "<i8")]
@@ -78,7 +74,6 @@ class RingBuffer:
         self.drained = 0  # rows before this number are in the store
         self._final: int | None = None
         """The exact end after `stop`: `last` may fall in a race of two threads."""
-        self._hole_since: float | None = None
         self._layouts: dict[tuple[str, ...], RowLayout] = {}
         self._layout_lock = threading.Lock()
         self._header_used = len(MAGIC)
@@ -130,24 +125,16 @@ class RingBuffer:
     def pending(self, most: int = SLOTS, *, everything: bool = False) -> RingRows:
         """Return a copy of at most `most` rows before the first unwritten slot.
 
-        Skips unwritten slots after HOLE_S, or with `everything` after SETTLE_S.
+        Skips an unwritten slot before MARGIN later rows, or with `everything`: its thread was
+        interrupted.
         """
         numbers = np.arange(self.drained, self.drained + min(most, self.waiting()))
         taken = self._slots[numbers % SLOTS]
         written = taken["number"] == numbers + 1
-        if everything and not written.all():
-            time.sleep(SETTLE_S)
-            taken = self._slots[numbers % SLOTS]
-            written = taken["number"] == numbers + 1
-        if everything or written.all():
-            self._hole_since = None
-            return RingRows(taken[written], self.drained + len(taken), list(self._layouts))
-        first, now = int(np.argmin(written)), time.monotonic()
-        if first or self._hole_since is None:
-            self._hole_since = now
-        if now - self._hole_since >= HOLE_S:
-            return self.pending(most, everything=True)
-        return RingRows(taken[:first], self.drained + first, list(self._layouts))
+        first = len(written) if written.all() else int(np.argmin(written))
+        if not everything and len(written) - first <= MARGIN:
+            taken, written = taken[:first], written[:first]
+        return RingRows(taken[written], self.drained + len(taken), list(self._layouts))
 
     def release(self, rows: RingRows) -> None:
         """Free the slots of stored rows."""
