@@ -196,25 +196,6 @@ def test_the_program_runs_with_python_3_6_and_slow_lines(
         assert (source.state().delay_s or 0) >= 0.4
 
 
-def test_of_a_thousand_runs_the_newest_are_listed_and_only_the_wanted_one_is_loaded(
-    start: Start, tmp_path: Path
-) -> None:
-    made = write_run(tmp_path / "far" / "run-0000", steps=[(1.0, 1, {"train/loss": 1.0})])
-    for number in range(1, 1000):
-        folder = tmp_path / "far" / f"run-{number:04}"
-        folder.mkdir()
-        for name in ("run.json", STORE_NAME):
-            os.link(made / name, folder / name)
-    source = start()
-    mirror = tmp_path / "mirror"
-    wait_until(lambda: len(list(mirror.glob("run-*"))) == far_reader.MAX_RUNS)
-    assert {path.name for path in mirror.glob("run-*")} == {f"run-{n:04}" for n in range(800, 1000)}
-    assert not list(mirror.glob(f"*/{STORE_NAME}"))
-    source.want("run-0003")  # the page has its address
-    wait_for(lambda: steps(mirror / "run-0003") == 1)
-    assert len(list(mirror.glob(f"*/{STORE_NAME}"))) == 1
-
-
 def test_an_unreachable_host_is_named_with_the_message_of_ssh(start: Start) -> None:
     source = start(port=1)
     text = wait_for(lambda: source.state().text)

@@ -56,14 +56,12 @@ def test_the_status_of_a_live_or_crashed_run(
     ("kind", "name", "resumable"),
     [("trainer", "last.pt", True), ("trainer", "model.onnx", False), ("watch", "last.pt", False)],
 )
-@pytest.mark.parametrize("fatal", [False, True])
 def test_only_a_built_in_run_with_a_checkpoint_can_resume_after_a_crash(
-    tmp_path: Path, kind: str, name: str, resumable: bool, fatal: bool
+    tmp_path: Path, kind: str, name: str, resumable: bool
 ) -> None:
     folder = make_run(tmp_path, kind=kind, **GONE)
     (folder / name).touch()
-    if fatal:
-        (folder / "traceback.txt").write_text("Fatal Python error: Aborted\n")
+    (folder / "traceback.txt").write_text("Fatal Python error: Aborted\n")
     assert ("checkpoint" in str(read_run(folder).reason)) == resumable
 
 
@@ -97,7 +95,7 @@ def test_a_hostile_run_name_is_refused(tmp_path: Path, name: str) -> None:
         run_folder(tmp_path / "root", name)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", [1]])
+@pytest.mark.parametrize("version", [0, 2, "1"])
 def test_run_json_of_another_version_is_refused_in_a_sentence(tmp_path: Path, version: Any) -> None:
     folder = make_run(tmp_path, "other", schema=version, status="finished")
     sentence = f"{folder.name}: run.json has version {re.escape(repr(version))} .*Use the Stepscope"
@@ -128,14 +126,11 @@ def test_a_durable_file_is_on_the_disk_before_it_takes_the_place(
     assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1}
 
 
-@pytest.mark.parametrize("value", [None, ""])
 def test_an_empty_root_of_runs_counts_as_not_set(
-    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("STEPSCOPE_RUNS", raising=False)
-    if value is not None:
-        monkeypatch.setenv("STEPSCOPE_RUNS", value)
+    monkeypatch.setenv("STEPSCOPE_RUNS", "")
     assert runs_root() == tmp_path / "runs"
     monkeypatch.setenv("STEPSCOPE_RUNS", "mine")
     assert (runs_root(), runs_root(Path("theirs"))) == (tmp_path / "mine", tmp_path / "theirs")

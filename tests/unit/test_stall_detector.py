@@ -55,14 +55,6 @@ def test_the_first_steps_other_work_and_pauses_are_no_stall(detector: StallDetec
     assert stalled(detector, 104.0, 90, work=59)
 
 
-def test_a_gap_that_ended_by_itself_is_waited_for_again(detector: StallDetector) -> None:
-    """Such as that for a checkpoint every thousand steps."""
-    assert stalled(detector, 20.0, 90)
-    assert not stalled(detector, 21.0, 91)
-    assert not stalled(detector, 21.0 + PATIENCE * 12 - 1, 91)
-    assert stalled(detector, 21.0 + PATIENCE * 12, 91)
-
-
 @pytest.mark.parametrize(("ends_gap", "longest_s"), [(False, 0.0), (True, 6.0)])
 def test_collectives_that_go_on_begin_the_gap_anew(
     detector: StallDetector, ends_gap: bool, longest_s: float
