@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.rank_events import read_rank_events
+from dashboard.charts.rank_events import read_rank_events, unseen
 from stepscope.run import RunInfo, RunStatus, write_run_json
 from stepscope.store import StoreWriter, store_name
 from stepscope.store.blocks import Event
@@ -64,3 +64,13 @@ def test_ranks_are_named_by_torchs_number_also_on_a_second_host(ranks: Ranks) ->
     ranks.write(1, 1.0, "hot")
     ranks.write(2, 2.0, "hot")
     assert ranks.shown() == [("rank1-1", "Rank 9: hot!", 9), ("rank2-1", "Rank 2: hot!", 2)]
+
+
+def test_a_tab_is_sent_the_events_only_if_there_are_new_ones(ranks: Ranks) -> None:
+    ranks.write(1, 1.0, "hot")
+    events = read_rank_events(ranks.run)
+    shown, seen = unseen(events, "")
+    assert shown == events
+    assert unseen(events, seen) == ([], seen)
+    ranks.write(2, 2.0, "hot")
+    assert len(unseen(read_rank_events(ranks.run), seen)[0]) == 2
