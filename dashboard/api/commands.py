@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +14,6 @@ from dashboard.controls.actions import END_NOW, can_end_now, refusal
 from stepscope.memory.snapshots import recording
 from stepscope.profiling import profile_command
 from stepscope.run import read_run
-from stepscope.session.stop import SIGNALS, kill_unresponsive
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import CommandName
 
@@ -25,8 +23,6 @@ STEPS_LIMITS = {
     CommandName.PROFILE: profile_command.STEPS_LIMIT,
     CommandName.MEMORY_SNAPSHOT: recording.STEPS_LIMIT,
 }
-
-_stops: Counter[str] = Counter()  # Stop commands by run on this server
 
 
 class _Asked(msgspec.Struct):
@@ -61,20 +57,15 @@ def send(body: bytes) -> dict[str, Any]:
     run = read_run(services.get().folder(asked.run))
     if asked.name == END_NOW:
         if not can_end_now(run):
-            raise NotAllowed("Force stop is only for a job on this host that does not stop.")
+            raise NotAllowed("Force stop is only for a run on this host that does not stop.")
         return {"said": services.get().end_job(run)}
     name = CommandName(asked.name)
     args = _arguments(name, asked.args or {})
     reason = refusal(name, run)
     if reason is not None:
         raise NotAllowed(f"{name.replace('_', ' ').capitalize()} was not sent: {reason}")
-    said = None
-    if name is CommandName.STOP:
-        _stops[run.id] += 1
-        said = kill_unresponsive(run) if _stops[run.id] >= len(SIGNALS) else None
-    if said is None:
-        send_command(run.folder, name, args, asked.id)
-    return {"said": said}
+    send_command(run.folder, name, args, asked.id)
+    return {"said": None}
 
 
 def _parse(body: bytes) -> _Asked:

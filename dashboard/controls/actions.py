@@ -88,15 +88,15 @@ ACTIONS = (
         "Save model, optimizer, scheduler and RNG state to step-N.pt.",
     ),
 )
-END_NOW = "end_now"  # Not a command of a run: the server ends a distributed run that does not stop.
+END_NOW = "end_now"  # Not a command of a run: the server ends a run that does not stop.
 END_NOW_S = 10.0  # Age of a Stop, or of the last heartbeat, from which Force stop is offered.
 FORCE_STOP = {
     "name": END_NOW,
     "label": "Force stop",
-    "help": "Kill all ranks on this host: SIGTERM, then SIGKILL after 5 s. Recorded data "
-    "is kept; unsaved training state is lost.",
+    "help": "Kill all processes of the run on this host: SIGTERM, then SIGKILL after 5 s. Recorded "
+    "data is kept; unsaved training state is lost.",
     "memory": False,
-    "waiting": "the ranks are being ended…",
+    "waiting": "the processes are being ended…",
     "when": {status.value: None for status in RunStatus if status.live},
 }
 CAN_WAIT = {CommandName.STOP, CommandName.MARK}  # accepted before a script's first step
@@ -146,12 +146,17 @@ def buttons(run: RunInfo | None) -> list[Json]:
 
 
 def can_end_now(run: RunInfo) -> bool:
-    """Return True for a job on this host that does not stop or has no recent heartbeat."""
+    """Return True for a script or job of this host that does not stop or has no heartbeat.
+
+    A built-in training of one process may be in the server itself.
+    """
     if not run.status.live or not is_local(run) or read_only_reason(run) is not None:
         return False
     asked = run.run_json.get("stop_asked")
     late = asked is not None and now_of(run.run_json) - asked > END_NOW_S
-    return run.world_size > 1 and (late or run.heartbeat_age_s > END_NOW_S)
+    is_script = run_kind(run) in (RunKind.WATCH, RunKind.INIT)
+    may_end = is_script or run.world_size > 1
+    return may_end and (late or run.heartbeat_age_s > END_NOW_S)
 
 
 def refusal(name: CommandName, run: RunInfo) -> str | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from stepscope.common.clock import clock
 from stepscope.common.files import (
     REPLACED,
     WakeableSleep,
@@ -33,7 +32,7 @@ from stepscope.session.consensus import (
     Proposal,
     ProposalState,
 )
-from stepscope.store.commands import Command, CommandName
+from stepscope.store.commands import Command
 
 if TYPE_CHECKING:
     from stepscope.store.recorder import Recorder
@@ -98,7 +97,6 @@ class JobCommands(Participant):
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
         self._written: dict[int, int] | None = None  # the votes in this rank's file
         self._finished: set[int] = set()  # ids of the commands with a result on this rank
-        self._stop_proposed = False
         self._came = threading.Event()
         self._closing = False
         self._failed = False
@@ -212,10 +210,6 @@ class JobCommands(Participant):
             self._came.set()
 
     def _announce(self, command: Command) -> None:
-        """Announce a command; run.json has the time of a Stop, as it may never be executed."""
-        if command.name is CommandName.STOP and self._number == 0 and not self._stop_proposed:
-            self._stop_proposed = True
-            self._recorder.describe(stop_asked=clock.now())
         try:
             self._on_command(command)
         except Exception:

@@ -17,7 +17,7 @@ from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.code_state import CodeStateReader, imported_packages
 from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
-from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopEscalator, keep_stopped
+from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopSignal, keep_stopped
 from stepscope.store.commands import Command, CommandName
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ScriptSession(Session):
             lead=2 if kind is RunKind.INIT else 1,
         )
         recorder = self.recorder
-        self._stopper = StopEscalator(recorder, GRACE_S if place.sharing == 1 else JOB_GRACE_S)
+        self._stopper = StopSignal(recorder, GRACE_S if place.sharing == 1 else JOB_GRACE_S)
         if place.world_size > 1:
             self.open_nccl_pipe()
         recorder.describe(**place.described())
@@ -83,7 +83,8 @@ class ScriptSession(Session):
             raise
 
     def announce(self, command: Command) -> None:
-        """Start the grace period of a Stop, or send the next signal."""
+        """Start the grace period of a Stop."""
+        super().announce(command)
         self._stopper.on_command(command)
 
     def runs_alone(self, command: Command) -> bool:

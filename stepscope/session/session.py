@@ -15,6 +15,7 @@ from typing import Any
 
 from stepscope.alerts import settings as alert_settings
 from stepscope.alerts.monitor import AlertMonitor
+from stepscope.common.clock import clock
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.common.stall_detector import StallDetector
@@ -110,6 +111,8 @@ class Session:
 
     def announce(self, command: Command) -> None:
         """Prepare for a command that the training will execute. Called by another thread."""
+        if command.name is CommandName.STOP and "stop_asked" not in self.recorder.run_json:
+            self.recorder.describe(stop_asked=clock.now())  # it may never be executed
 
     def runs_alone(self, command: Command) -> bool:
         """Return True if this rank executes a withdrawn command. Called by another thread."""

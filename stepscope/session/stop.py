@@ -1,8 +1,8 @@
-"""Stop a user's script by signals: SIGINT, SIGTERM, SIGKILL.
+"""Stop a user's script: by SIGINT from within, or by force from the page's process.
 
-The first Stop acts as Ctrl-C at the next step boundary (in a job, at the same step of all ranks),
-or after GRACE_S. Each further Stop sends the next signal at once. The run folder records a signal
-before it is sent. If a hung GPU call keeps the GIL, the page's process calls `kill_unresponsive`.
+Stop acts as Ctrl-C at the next step boundary (in a job, at the same step of all ranks), or after
+GRACE_S; a further Stop acts at once. The run folder records the signal before it is sent. If the
+script continues, or hangs, the page's process ends it by `end_job`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,17 @@ from contextlib import contextmanager
 
 import psutil
 
-from stepscope.common.files import read_json
 from stepscope.distributed.rendezvous import RESTARTS
 from stepscope.host.child_process import signal_all
 from stepscope.run import (
-    STALE_S,
     RunInfo,
-    RunKind,
     RunStatus,
-    is_own,
     own_ranks,
     pid_namespace,
     process_of,
-    rank_json,
 )
 from stepscope.run.folder import not_signaled, recorder_of
-from stepscope.run.rank_info import BYTES_LIMIT, RankInfo
+from stepscope.run.rank_info import RankInfo
 from stepscope.store import store_name
 from stepscope.store.recorder import Command, CommandName, Recorder
 from stepscope.store.recovery import note_end
@@ -131,131 +126,73 @@ def starts_ranks(command: str) -> bool:
 GRACE_S, JOB_GRACE_S = 5.0, 30.0
 """Maximum wait for a step boundary, for one process and for a job. A rank that is interrupted
 within a step leaves the other ranks waiting in a collective."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 REASON = "Stopped from the page."
-WRITTEN_S = 2.0
-"""Maximum wait for run.json to be written; on a full disk the signal is sent without it."""
 
 
-class StopEscalator:
-    """Sends the signals to this process."""
+class StopSignal:
+    """Sends SIGINT to this process for a Stop."""
 
     def __init__(self, recorder: Recorder, grace_s: float = GRACE_S) -> None:
         self.grace_s = grace_s
+        self.asked = False  # True once a signal was sent that the script does not ignore.
         self._recorder = recorder
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
-        self._sent = 0
-        self.asked = False  # True once a signal was sent that the script does not ignore.
         self._closed = False
-        self._grace = threading.Timer(0.0, lambda: None)
+        self._timer = threading.Timer(0.0, lambda: None)
 
     def on_command(self, command: Command) -> None:
-        """Start the grace period, or escalate, if a STOP arrives. Writer thread only."""
-        if command.name is not CommandName.STOP:
-            return
-        with self._lock:
-            first = not self._waiting and not self._sent
-            self._waiting.append(command)
-            which = self._sent
-        timer = self._send_later(self.grace_s if first else 0.0, command, which)
-        self._grace = timer if first else self._grace
+        """Start the grace period if a STOP arrives; a further Stop ends it. Writer thread only."""
+        if command.name is CommandName.STOP:
+            with self._lock:
+                is_first = not self._waiting and not self.asked
+                self._waiting.append(command)
+            self._send_later(self.grace_s if is_first else 0.0)
 
     def at_boundary(self, command: Command) -> None:
         """Act as Ctrl-C. Training thread only. Raises what the script's handler raises."""
         if command in self._waiting:  # else the grace period ended before this boundary
-            self._grace.cancel()
-            self._send(command, 0)
+            self._send()
 
     def without_boundary(self, command: Command) -> bool:
         """Send SIGINT now for a STOP without a common step boundary; return False if no STOP."""
         if command in self._waiting:
-            self._grace.cancel()
-            self._send_later(0.0, command, 0)
+            self._send_later(0.0)
         return command.name is CommandName.STOP
-
-    def _send_later(self, delay_s: float, command: Command, which: int) -> threading.Timer:
-        # A separate thread, because the writer thread has to write the reason meanwhile.
-        timer = threading.Timer(delay_s, self._send, (command, which))
-        timer.name, timer.daemon = "stepscope-stop", True
-        timer.start()
-        return timer
 
     def close(self) -> None:
         """Send no further signal."""
         with self._lock:
             self._closed = True
-        self._grace.cancel()
+        self._timer.cancel()
 
-    def _send(self, command: Command, which: int) -> None:
+    def _send_later(self, delay_s: float) -> None:
+        # A separate thread, because the writer thread has to write the reason meanwhile.
+        self._timer.cancel()
+        self._timer = threading.Timer(delay_s, self._send)
+        self._timer.name = "stepscope-stop"
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _send(self) -> None:
         with self._lock:
-            if self._closed:
+            answered, self._waiting = self._waiting, []
+            if self._closed or not answered:  # a boundary, or a second Stop, was first
                 return
-            late = which != self._sent  # a boundary, or a second Stop, was first
-            answered = [one for one in self._waiting if not late or one is command]
-            self._waiting = [one for one in self._waiting if one not in answered]
-            if not late:
-                self._sent = min(which + 1, len(SIGNALS) - 1)
-        number = SIGNALS[which]
-        self.asked = self.asked or not _ignored(number)
-        text = _text(number, self._recorder.step)
+        self._timer.cancel()
+        handler = signal.getsignal(signal.SIGINT)
+        is_ignored = handler is signal.SIG_IGN
+        self.asked = self.asked or not is_ignored
+        text = f"Stop: after step {self._recorder.step}, SIGINT sent to the script as Ctrl-C does"
+        text += ", which ignores it" if is_ignored else ""
         for one in answered:
-            self._recorder.finish(one, text, signal=number.name)
-        if not late:
-            self._announce(number)
-            if self._closed:  # during the announcement
-                return
-            if threading.current_thread() is threading.main_thread():
-                signal.raise_signal(number)
-            else:
-                os.kill(os.getpid(), number)
-
-    def _announce(self, number: signal.Signals) -> None:
-        """Write the reason, and the final status if the signal certainly ends the process."""
-        recorder = self._recorder
-        if number is signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL:
-            reason = f"Stopped from the page ({number.name})."
-            recorder.set_status(RunStatus.STOPPED, reason)
+            self._recorder.finish(one, f"{text}; if it continues, use Force stop", signal="SIGINT")
+        if handler is signal.SIG_DFL:  # it ends the process at once
+            self._recorder.close(RunStatus.STOPPED, REASON)
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
         else:
-            continues = "ignores it and continues" if _ignored(number) else "continues"
-            reason = f"Stop requested: {number.name} sent; the script {continues}."
-            recorder.describe(reason=reason)
-        file, until = recorder.folder / rank_json(recorder.number), time.monotonic() + WRITTEN_S
-        while time.monotonic() < until:  # the writer writes events first, then run.json
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                run_json = read_json(file, BYTES_LIMIT, follow_links=True)
-                if run_json["reason"] == reason:
-                    return
-            time.sleep(0.01)
-
-
-def kill_unresponsive(run: RunInfo) -> str | None:
-    """End a script, or a job's ranks, with a stale heartbeat; return a message. Takes up to 7 s.
-
-    Returns None, and does nothing, unless the process is a script of this host and user. A built-in
-    training is never ended: its process may be the server.
-    """
-    run_json = run.run_json
-    is_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
-    here = run_json.get("pid_namespace") == pid_namespace() and is_own(run)
-    if not (is_script and run.status.live and here) or run_json["pid"] == os.getpid():
-        return None
-    if run.heartbeat_age_s < STALE_S or process_of(run_json) is None:
-        return None
-    return end_job(run)
-
-
-def _ignored(number: signal.Signals) -> bool:
-    return number is not signal.SIGKILL and signal.getsignal(number) is signal.SIG_IGN
-
-
-def _text(number: signal.Signals, step: int) -> str:
-    how = " as Ctrl-C does" if number is signal.SIGINT else ""
-    text = f"Stop: after step {step}, {number.name} sent to the script{how}"
-    if number is signal.SIGKILL:
-        return text
-    ignored = ", which ignores it" if _ignored(number) else ""
-    return f"{text}{ignored}; if it continues, press Stop again"
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextmanager

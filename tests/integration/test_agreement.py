@@ -92,20 +92,22 @@ def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> N
         until(lambda: running.step() > before, "training does not go on")
 
 
-def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path: Path) -> None:
+def test_a_job_that_hangs_is_stopped_or_ended_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "KILL_S", PATIENCE_S)  # a busy machine takes long for it
     with job(tmp_path, 2, "sleep", "1") as running:
         until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
         pids = [running.pid(rank) for rank in range(2)]
         for rank in range(2):  # whoever is waited for in a collective does not hear Ctrl-C
             os.kill(pids[rank], signal.SIGUSR1)
         until(lambda: has_signal(pids[1], "SigIgn", signal.SIGINT), "SIGUSR1 is not handled")
-        for presses in range(3):
+        for presses in range(2):
             running.ask(CommandName.STOP)
             until(lambda n=presses: len(running.events(1)) >= n, "a Stop is not heard")  # type: ignore[misc]
+        assert "stop_asked" in read_run(running.folder).run_json
+        assert "2 processes have ended" in stop.end_job(read_run(running.folder))
         running.process.wait(PATIENCE_S)
-        for rank in range(2):
-            sent = [event.data.get("signal") for event in running.events(rank)]
-            assert "SIGTERM" in sent, sent
         assert running.statuses() == ["stopped", "stopped"]
 
 

@@ -16,7 +16,7 @@ import stepscope
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.run.folder import fatal_signal
 from stepscope.session import stop
-from stepscope.store import EventRow, StoreError
+from stepscope.store import EventRow
 from stepscope.store.reader import send_command
 from stepscope.watch.hooks.state import TRIAL_BACKWARDS
 from tests.support.child_process import ROOT
@@ -228,36 +228,23 @@ def test_the_pages_buttons_act_on_a_script(tmp_path: Path) -> None:
     assert read_run(script.folder).status is RunStatus.STOPPED
 
 
-def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> None:
+def test_a_script_that_ignores_a_stop_is_ended_by_force(tmp_path: Path) -> None:
     script = Endless(tmp_path, "--ignore")
-    assert script.ask("stop").data["signal"] == "SIGINT"
+    assert "which ignores it; if it continues, use Force stop" in script.ask("stop").text
     step = read_run(script.folder).run_json["step"]
     wait_until(lambda: read_run(script.folder).run_json["step"] > step)
-    assert "SIGINT" in str(read_run(script.folder).reason)
-    send_command(script.folder, "stop", {})
-    assert script.end() == (-15, b"")
-    found = read_run(script.folder)
-    assert found.status is RunStatus.STOPPED
-    assert "SIGTERM" in str(found.reason)
-    stops = [event.data["signal"] for event in events(script.folder) if event.kind == "stop"]
-    assert stops == ["SIGINT", "SIGTERM"]
+    assert read_run(script.folder).run_json["stop_asked"] > 0
+    assert "1 process has ended" in stop.end_job(read_run(script.folder))
+    script.end()
+    assert read_run(script.folder).status is RunStatus.STOPPED
 
 
-def test_a_script_that_hears_nothing_is_ended_from_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_hears_nothing_is_ended_by_force(tmp_path: Path) -> None:
     script = Endless(tmp_path, "--hold-gil")
-    with contextlib.suppress(StoreError):  # its writer thread may have stopped in a transaction
-        send_command(script.folder, "stop", {})
-    assert stop.kill_unresponsive(read_run(script.folder)) is None  # it may only be slow
-    monkeypatch.setattr(stop, "STALE_S", 2.0)
-    wait_until(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
-    assert script.process.poll() is None  # no thread of its own heard the Stop
-    assert stop.kill_unresponsive(read_run(script.folder)) is not None
+    assert "1 process has ended" in stop.end_job(read_run(script.folder))
     script.end()
     found = read_run(script.folder)
     assert found.status is RunStatus.STOPPED
-    assert stop.kill_unresponsive(found) is None
 
 
 def test_updates_by_hand_are_steps(tmp_path: Path) -> None:

@@ -104,13 +104,14 @@ def test_start_says_what_is_in_its_way() -> None:
     assert start_refusal("run-1 is active.", (wrong,)) == "run-1 is active."
 
 
-def test_end_now_is_for_a_job_that_does_not_stop() -> None:
+def test_end_now_is_for_a_script_or_a_job_that_does_not_stop() -> None:
     asked = time.time() - END_NOW_S - 1
     job = {"world_size": 2, "commands": ["stop"]}
     assert not can_end_now(run(**job))
     assert not can_end_now(run(**job, stop_asked=time.time()))
     assert can_end_now(run(**job, stop_asked=asked))
-    assert not can_end_now(run(stop_asked=asked)), "one process is no job"
+    assert not can_end_now(run(stop_asked=asked)), "its process may be the server"
+    assert can_end_now(run(**WATCHED, stop_asked=asked))
     assert not can_end_now(run(**job, stop_asked=asked, host="another"))
     assert not can_end_now(run(**job, stop_asked=asked, mirror={})), "a host of the same name"
     assert not can_end_now(run(RunStatus.STOPPED, **job, stop_asked=asked))

@@ -17,8 +17,7 @@ from dashboard.sweeps import Sweeps
 from stepscope.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError
 from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_run_json
 from stepscope.run.folder import recorder_of
-from stepscope.session import stop
-from stepscope.session.stop import end_job, kill_unresponsive
+from stepscope.session.stop import end_job
 from tests.support.child_process import holding
 from tests.support.fake_sweep import sweep
 
@@ -64,42 +63,37 @@ def make_sweep(root: Path, process: subprocess.Popen[bytes]) -> Path:
     return folder
 
 
-def test_a_silent_script_is_killed(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
+def test_a_script_is_ended(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
     folder = run_that_names(tmp_path, **facts_of(script))
-    said = kill_unresponsive(read_run(folder))
+    result = end_job(read_run(folder))
     script.wait(10)
-    assert said is not None
-    assert said.startswith("Force stop: 1 process has ended (SIGTERM")
+    assert result.startswith("Force stop: 1 process has ended (SIGTERM")
     assert read_run(folder).status is RunStatus.STOPPED
 
 
-def test_no_process_is_killed_that_may_be_another_or_alive(
+def test_no_process_is_killed_that_may_be_another(
     tmp_path: Path, script: subprocess.Popen[bytes]
 ) -> None:
     others: list[dict[str, Any]] = [
-        *({"old": False}, {"kind": "trainer"}, {"kind": None}, {"pid_started": 5.0}),
-        *({"user": "eve"}, {"host": "elsewhere"}, {"pid_namespace": "elsewhere"}),
-        {"status": "finished"},
+        *({"pid_started": 5.0, "pid_ticks": 5}, {"user": "eve"}, {"host": "elsewhere"}),
+        *({"pid_namespace": "elsewhere"}, {"status": "finished"}),
     ]
     for other in others:
         folder = run_that_names(tmp_path, **(facts_of(script) | other))
         before = read_run(folder).run_json
-        assert kill_unresponsive(read_run(folder)) is None, other
+        assert "no process of this host and user" in end_job(read_run(folder)), other
         assert script.poll() is None
         assert read_run(folder).run_json == before
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_copied_folder_that_names_another_process_signals_nothing(
-    tmp_path: Path, innocent: subprocess.Popen[bytes], ranks: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, innocent: subprocess.Popen[bytes], ranks: int
 ) -> None:
-    monkeypatch.setattr(stop, "TERM_S", 0.1)
     folder = run_that_names(tmp_path, **facts_of(innocent), world_size=ranks)
     (folder / "rank0.sqlite").write_bytes(b"")
     before = read_run(folder).run_json
-    for said in (kill_unresponsive(read_run(folder)), end_job(read_run(folder))):
-        assert said is not None
-        assert f"kill -9 {innocent.pid}" in said  # what the user can do
+    assert f"kill -9 {innocent.pid}" in end_job(read_run(folder))  # what the user can do
     assert innocent.poll() is None
     assert read_run(folder).run_json == before
 

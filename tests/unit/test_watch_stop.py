@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -16,7 +15,7 @@ from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
-from stepscope.session.stop import StopEscalator, handlers_wait, starts_ranks
+from stepscope.session.stop import StopSignal, handlers_wait, starts_ranks
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Command, CommandName, Recorder
 from tests.support.fake_recorder import FakeRecorder
@@ -24,31 +23,21 @@ from tests.support.run_values import events
 from tests.support.waiting import wait_until
 
 
-class WritingRecorder(FakeRecorder):
-    """Writes the run_json at once, where the real one's thread does it a moment later."""
-
-    def describe(self, **run_info: Any) -> None:
-        (self.folder / "run.json").write_text(json.dumps(run_info))
-
-    def set_status(self, status: RunStatus, reason: str | None = None) -> None:
-        super().set_status(status, reason)
-        self.describe(reason=reason)
-
-
 class Bench:
     """A stopper whose signals are caught in place of sent."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.recorder = WritingRecorder(folder)
-        self.sent: list[tuple[str, str]] = []
+        self.recorder = FakeRecorder(folder)
+        self.sent: list[str] = []
         self.came = threading.Semaphore(0)
-        self.stopper = StopEscalator(cast("Recorder", self.recorder), grace_s=0.0)
+        self.stopper = StopSignal(cast("Recorder", self.recorder), grace_s=60.0)
         monkeypatch.setattr(os, "kill", lambda _pid, number: self.note("process", number))
         monkeypatch.setattr(signal, "raise_signal", lambda number: self.note("here", number))
 
     def note(self, where: str, number: signal.Signals) -> None:
         assert self.recorder.events, "a signal was sent unannounced"
-        self.sent.append((where, number.name))
+        assert number is signal.SIGINT
+        self.sent.append(where)
         self.came.release()
 
     def ask(self, number: int) -> Command:
@@ -56,39 +45,43 @@ class Bench:
         self.stopper.on_command(command)
         return command
 
-    def boundary(self, command: Command) -> None:
-        self.stopper.at_boundary(command)
-
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, monkeypatch)
 
 
-def test_without_a_boundary_each_stop_is_harder(bench: Bench) -> None:
-    for number in range(3):
-        bench.ask(number)
-        assert bench.came.acquire(timeout=10)
-    assert bench.sent == [("process", "SIGINT"), ("process", "SIGTERM"), ("process", "SIGKILL")]
-    signals = [data["signal"] for _, _, data in bench.recorder.events]
-    assert signals == ["SIGINT", "SIGTERM", "SIGKILL"]
-    # Python has a handler for SIGINT; the other two end the process for certain.
-    assert bench.recorder.statuses == [RunStatus.STOPPED, RunStatus.STOPPED]
+def test_without_a_boundary_the_grace_period_or_a_second_stop_sends_the_signal(
+    bench: Bench,
+) -> None:
+    bench.ask(1)
+    assert not bench.came.acquire(timeout=0.2)
+    assert not bench.stopper.asked
+    bench.ask(2)
+    assert bench.came.acquire(timeout=10)
+    bench.ask(3)
+    assert bench.came.acquire(timeout=10)
+    assert bench.sent == ["process"] * 2
+    assert [data["signal"] for _, _, data in bench.recorder.events] == ["SIGINT"] * 3
     assert bench.stopper.asked
+    bench.stopper = StopSignal(cast("Recorder", bench.recorder), grace_s=0.0)
+    bench.ask(4)
+    assert bench.came.acquire(timeout=10)
+    bench.stopper.close()
+    bench.ask(5)
+    assert not bench.came.acquire(timeout=0.2)
 
 
 def test_a_boundary_is_first_and_the_timer_then_does_nothing(bench: Bench) -> None:
-    bench.stopper.grace_s = 60.0
     command = bench.ask(1)
     [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
     assert isinstance(timer, threading.Timer)
-    assert not bench.stopper.asked
-    bench.boundary(command)
-    assert bench.sent == [("here", "SIGINT")]
-    bench.boundary(command)
+    bench.stopper.at_boundary(command)
+    assert bench.sent == ["here"]
+    bench.stopper.at_boundary(command)
     timer.join(10)
     assert not timer.is_alive(), "it does not wait a minute for nothing"
-    timer.function(*timer.args)  # as if its time had come at the same moment
+    timer.function()  # as if its time had come at the same moment
     assert len(bench.sent) == 1
 
 
