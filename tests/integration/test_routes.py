@@ -19,9 +19,10 @@ import streamlit as st
 from starlette.testclient import TestClient
 
 from dashboard import live_chart, services
+from dashboard.controls.actions import END_NOW_S
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_list import RunList
-from stepscope.run import STALE_S, RunStatus, read_run
+from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME
 from stepscope.store.schema import SCHEMA_VERSION
 from tests.support.breakdown_rows import cuda_run
@@ -246,19 +247,19 @@ def test_a_foreign_page_cannot_press_a_button(
         assert client.post("/api/command", content=text, headers=own).status_code == 400
 
 
-def test_the_third_stop_ends_a_script_that_hears_none(client: TestClient, runs: Path) -> None:
+def test_force_stop_ends_a_script_that_hears_no_stop(client: TestClient, runs: Path) -> None:
     folder = live_run(runs / "deaf")
     with holding(folder / STORE_NAME) as script:
-        silent = time.time() - 2 * STALE_S
         started = psutil.Process(script.pid).create_time()
-        write(folder, pid=script.pid, pid_started=started, heartbeat=silent)
+        about: dict[str, Any] = {"pid": script.pid, "pid_started": started, "kind": "watch"}
+        write(folder, **about, heartbeat=time.time())
+        assert press(client, "deaf", "end_now", 1).status_code == 403
+        assert script.poll() is None
+        silent = time.time() - 2 * END_NOW_S
+        write(folder, **about, heartbeat=silent)
         os.utime(folder / "run.json", (silent, silent))
-        for clicks in range(1, 4):
-            assert script.poll() is None
-            said = press(client, "deaf", "stop", clicks).json()["said"]
-            assert len(asked(folder)) == min(clicks, 2)
+        assert "1 process" in press(client, "deaf", "end_now", 2).json()["said"]
         script.wait(10)
-    assert "1 process" in said
     assert read_run(folder).status is RunStatus.STOPPED
 
 
