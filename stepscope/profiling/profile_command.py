@@ -1,6 +1,6 @@
 """The command PROFILE: record the next steps of a training with torch's profiler.
 
-command ─> unprofiled steps to compare with ─> profiled steps ─> trace and summary ─> result
+command ─> profiled steps ─> trace and summary ─> result
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from stepscope.common.files import atomic_write
@@ -26,7 +25,6 @@ from stepscope.store.recorder import Command, Recorder
 log = logging.getLogger(__name__)
 
 STEPS, STEPS_LIMIT = 5, 50  # Default and maximum number of profiled steps.
-BEFORE_STEPS, BEFORE_S = 5, 1.0  # Unprofiled steps to compare with, or fewer after BEFORE_S.
 PROFILE_S = 10.0
 """Maximum duration, after which a profile ends at the first step boundary: torch sums up its events
 in the training thread."""
@@ -38,8 +36,7 @@ class _Profile:
     command: Command
     wanted: int
     step: int
-    before_s: list[float] = field(default_factory=list)
-    during_s: list[float] = field(default_factory=list)
+    done: int = 0  # Number of complete profiled steps.
     capture: ProfilerCapture | None = None
     began_s: float = 0.0
     first: int = 0
@@ -56,14 +53,11 @@ class _Profile:
     def text(self, size: int) -> str:
         """Return the result of the command; `size` is the bytes of the trace."""
         early = None if self.capture is None else self.capture.ended_early
-        if early is None and len(self.during_s) < self.wanted:
+        if early is None and self.done < self.wanted:
             early = f"a profile ends after {PROFILE_S:g} s"
         text = f"Profile: step {self.first}"
         if self.last != self.first:
             text = f"Profile: steps {self.first} to {self.last}"
-        if self.slower is not None:
-            percent = round(100 * self.slower)
-            text += f", {percent}% slower than before" if percent > 0 else ", no slower than before"
         text += f"; training paused for {self.held_s:.2f} s"
         if early is not None:
             text += f"; it ended early: {early}"
@@ -72,20 +66,13 @@ class _Profile:
     @property
     def last(self) -> int:
         """The last step, or the first one if that did not end."""
-        return self.first + max(0, len(self.during_s) - 1)
+        return self.first + max(0, self.done - 1)
 
     @property
     def is_over(self) -> bool:
         """True if the steps are complete, or have taken PROFILE_S."""
-        done, recorded_s = len(self.during_s), time.perf_counter() - self.began_s
-        return done >= self.wanted or (done > 0 and recorded_s > PROFILE_S)
-
-    @property
-    def slower(self) -> float | None:
-        """Additional time of a profiled step as a fraction of an unprofiled one, or None."""
-        if not self.before_s or not self.during_s:
-            return None
-        return round(median(self.during_s) / median(self.before_s) - 1, 3)
+        recorded_s = time.perf_counter() - self.began_s
+        return self.done >= self.wanted or (self.done > 0 and recorded_s > PROFILE_S)
 
 
 @dataclass(eq=False)
@@ -103,7 +90,6 @@ class ProfileCommand:
     active: bool = False  # While it is True, each step boundary calls `reach` and `leave`.
     _profile: _Profile | None = None
     _next: deque[Command] = field(default_factory=deque)
-    _left_s: float = 0.0
 
     def ask(self, command: Command) -> None:
         """Begin a profile, or refuse the command with a reason.
@@ -128,23 +114,21 @@ class ProfileCommand:
         if profile is None:
             return 0.0
         step = self.step()
-        if step > profile.step:
-            times = profile.before_s if profile.capture is None else profile.during_s
-            times.append((now_s - self._left_s) / (step - profile.step))
-            profile.step = step
+        is_step = step > profile.step
+        profile.step = step
         if profile.capture is None:
-            if len(profile.before_s) < BEFORE_STEPS and sum(profile.before_s) < BEFORE_S:
+            if not is_step:
                 return 0.0
             self._tried(profile, lambda: profile.start(cuda=self.on_gpu()))
-        elif profile.capture.must_end or profile.is_over:
-            self._tried(profile, lambda: self._end(profile))
         else:
-            return 0.0
+            profile.done += is_step
+            if not (profile.capture.must_end or profile.is_over):
+                return 0.0
+            self._tried(profile, lambda: self._end(profile))
         return time.perf_counter() - now_s
 
     def leave(self) -> None:
-        """Record that the next step begins now."""
-        self._left_s = time.perf_counter()
+        """Request a boundary after the next step."""
         self.recorder.request_boundary()
 
     def interrupt(self, reason: str) -> None:
@@ -202,7 +186,6 @@ class ProfileCommand:
             ok=ok,
             first=profile.first,
             last=profile.last,
-            slower=profile.slower,
             held_s=round(profile.held_s, 3),
             **data,
         )

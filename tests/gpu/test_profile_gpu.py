@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from stepscope.distributed.rendezvous import find_place
-from stepscope.profiling import phase_ranges, profile_command
+from stepscope.profiling import phase_ranges
 from stepscope.profiling.summary import OperatorKind, parse
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
@@ -48,7 +48,7 @@ class Script:
 
     def profile(self, steps: int) -> None:
         self.live.recorder._offer(1, "profile", json.dumps({"steps": steps}))
-        self.train(profile_command.BEFORE_STEPS + steps + 2)
+        self.train(steps + 3)
 
     def close(self) -> EventRow:
         self.live.close(RunStatus.FINISHED)
@@ -117,7 +117,7 @@ def test_under_nsight_all_steps_have_ranges_and_kernels_are_left_to_it(
             event = script.close()
         summary = (script.live.recorder.folder / event.data["summary"]).read_bytes()
         assert not parse(summary).cuda
-        assert len(seen) == 3 * (2 + profile_command.BEFORE_STEPS + 1 + 2)
+        assert len(seen) == 3 * (2 + 1 + 3)
     finally:
         monkeypatch.delenv(phase_ranges.NSIGHT)
         phase_ranges.end()
