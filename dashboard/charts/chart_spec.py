@@ -20,7 +20,7 @@ _KEYS = {
     ),
     "orange": (
         *("val/loss", "memory/reserved", "gpu/temp", "perf/tokens_per_sec", "perf/mfu"),
-        *("perf/data_wait", "comm/share"),
+        "perf/data_wait",
     ),
     "green": ("gpu/mem_used", "host/mem_used", "host/cpu", "gpu/util", "perf/h2d"),
     "pink": ("memory/peak_allocated", "process/peak_rss", "perf/gpu_time"),

@@ -262,23 +262,13 @@ def _amp_scale() -> Json:
 def _communication(content: RunView) -> Json:
     """Return the chart of the collectives of a job."""
     unread = content.collectives.get("comm/bytes")
-    untimed = content.collectives.get("comm/time")
-    empty, note = NO_COLLECTIVES, "Collectives of rank 0."
-    if unread is not None:
-        empty = f"Collectives are not read: {unread}."
-    elif untimed is not None:
-        note += f" No times: {untimed}."
-    traces = [
-        trace("comm/rate", "points"),
-        trace("comm/share", "points", axis="y2", dash="dot", optional=True),
-    ]
+    empty = NO_COLLECTIVES if unread is None else f"Collectives are not read: {unread}."
     return chart(
         "communication",
         "Communication",
-        traces,
+        [trace("comm/rate", "points")],
         y=y_axis(Unit.BYTES_PER_SECOND),
-        y2=y_axis(Unit.PERCENT),
         empty=empty,
-        note=note,
+        note="Collectives of rank 0.",
         group="more",
     )

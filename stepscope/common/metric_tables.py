@@ -297,20 +297,6 @@ SAMPLES = (
         "Bytes per second that this rank passed to collectives since the previous sample; the "
         "traffic on the link is up to twice as much.",
     ),
-    (
-        "comm/time",
-        "collective time per step",
-        "s",
-        "Time that the device spent in collectives in a step, waiting for other ranks included; "
-        "concurrent collectives count each. Only with the switch that times collectives.",
-    ),
-    (
-        "comm/share",
-        "share of time in collectives",
-        "%",
-        "Time in collectives as a share of the time since the previous sample; other kernels "
-        "may run concurrently.",
-    ),
 )
 """The process and its host, one row per tick of the sampler."""
 DEVICES = (

@@ -1,4 +1,4 @@
-"""Bytes and time of this rank's collectives, from torch's Flight Recorder.
+"""Bytes of this rank's collectives, from torch's Flight Recorder.
 
 The training thread reads at a step boundary, where it captures no graph and steps are whole. A
 reading takes 1 to 20 ms and holds the GIL, so its period is 1 to 64 s: 0.2% of a core. The period
@@ -8,14 +8,13 @@ in the same step and do not delay each other one after another.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stepscope.common.clock import clock
 from stepscope.distributed import rank_and_size
@@ -27,17 +26,12 @@ REST = 500  # Time until the next reading as a multiple of this one's CPU time: 
 MIN_PERIOD_S = 1.0
 MAX_PERIOD_S = 64.0
 EARLY_S = 0.05  # Half a tick of the sampler: the ranks' ticks differ by some milliseconds.
-KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share")
+KEYS = ("comm/bytes", "comm/rate")
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 NO_RECORDER = "this torch has no Flight Recorder"
 SWITCHED_OFF = "the Flight Recorder is switched off: set TORCH_FR_BUFFER_SIZE to 2000"
 NOTHING_YET = "no collective of a whole step has been recorded yet"
-NOT_BY_GLOO = "only NCCL can time collectives, and this job has none"
-NOT_TIMED = (
-    "collectives are not timed: use stepscope watch --time-collectives, or set "
-    "TORCH_NCCL_ENABLE_TIMING=1"
-)
 
 
 @dataclass(slots=True)
@@ -47,46 +41,26 @@ class _Sums:
     seen: int = 0
     passed: int = 0
     input_bytes: int = 0
-    ended: int = 0
-    timed: int = 0
-    seconds: float = 0.0
-    backends: set[str] = field(default_factory=set)
 
-    def add(self, record: FlightRecorderDump, counted: int) -> tuple[int, int]:
-        """Add records after `counted`; return the newest record, and the newest timed one."""
-        new = [one for one in record.collectives if one.record > counted]
+    def add(self, record: FlightRecorderDump, counted: int) -> int:
+        """Add the records after `counted`; return the number of the newest."""
+        new = record.collectives
         newest = max((one.record for one in new), default=counted)
         self.passed += newest - counted
         self.seen += len(new)
         # A point-to-point operation counts on its sender: the receiver has the same bytes again.
         sent = (one for one in new if not one.operation.startswith("recv"))
         self.input_bytes += sum(one.input_bytes for one in sent)
-        self.backends |= {one.backend for one in new}
-        ended = -1
-        # Those before the first that has not ended: each is timed once, in order.
-        for one in itertools.takewhile(lambda one: one.done, record.collectives):
-            ended = one.record
-            self.ended += 1
-            if one.duration_s is not None:
-                self.timed += 1
-                self.seconds += one.duration_s
-        return newest, ended
+        return newest
 
-    def values(self, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the metrics over these seconds and steps, and why some are missing."""
-        # Overwritten collectives count as large and as long as the others.
+    def values(self, seconds: float, steps: int) -> dict[str, float]:
+        """Return the metrics over these seconds and steps."""
+        # Overwritten collectives count as large as the others.
         mean_bytes = self.input_bytes / self.seen if self.seen else 0.0
-        values = {
+        return {
             "comm/bytes": mean_bytes * self.passed / steps,
             "comm/rate": mean_bytes * self.passed / seconds,
         }
-        if not self.timed:
-            reason = NOT_TIMED if "nccl" in self.backends else NOT_BY_GLOO
-            return values, dict.fromkeys(KEYS[2:], reason)
-        # Collectives that end after this reading are in the next one: a mean omits none for good.
-        busy_s = self.seconds / self.ended * self.passed
-        values |= {"comm/time": busy_s / steps, "comm/share": 100 * busy_s / seconds}
-        return values, {}
 
 
 class CollectiveMetrics:
@@ -105,7 +79,7 @@ class CollectiveMetrics:
         self._clock = clock
         self._wall = wall
         self._due = -math.inf
-        self._cursors: dict[str, tuple[int, int]] = {}  # Newest counted and newest timed record.
+        self._counted: dict[str, int] = {}  # The newest counted record by recorder.
         self._before: tuple[float, int] | None = None  # Time and step of the last reading.
         self._values: dict[str, float] = {}
         self._reasons: dict[str, str] = {}
@@ -155,10 +129,9 @@ class CollectiveMetrics:
         sums = _Sums()
         contents = dumps()
         for name, content in contents.items():
-            counted, timed = self._cursors.get(name, (-1, -1))
-            newest, ended = sums.add(parsed(content, after=timed), counted)
-            self._cursors[name] = newest, max(timed, ended)
-        if before is None or all(counted < 0 for counted, _ in self._cursors.values()):
+            counted = self._counted.get(name, -1)
+            self._counted[name] = sums.add(parsed(content, after=counted), counted)
+        if before is None or all(counted < 0 for counted in self._counted.values()):
             reason = NOTHING_YET
             if not contents:
                 reason = NO_RECORDER
@@ -166,7 +139,8 @@ class CollectiveMetrics:
                 reason = SWITCHED_OFF
             self._reasons = dict.fromkeys(KEYS, reason)
             return
-        self._values, self._reasons = sums.values(now - before[0], step - before[1])
+        self._values = sums.values(now - before[0], step - before[1])
+        self._reasons = {}
 
 
 def _captures() -> bool:

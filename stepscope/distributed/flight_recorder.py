@@ -45,18 +45,16 @@ class Collective:
 
     `sequence` counts the collectives of a group: equal numbers on its ranks are the same collective
     (None for point-to-point operations). `created_s` is when this rank enqueued it, by the clock of
-    its process, or 0 if unknown. `duration_s` is None unless collectives are timed. `record` counts
-    the entries of one recorder. `backend` is torch's name, such as gloo.
+    its process, or 0 if unknown. `record` counts the entries of one recorder. `backend` is torch's
+    name, such as gloo.
     """
 
     group: Text
     operation: Text
     sequence: Count | None = None
     input_bytes: Count = 0
-    output_bytes: Count = 0
     created_s: Seconds = 0.0
     done: bool = False
-    duration_s: Seconds | None = None
     record: Count = 0
     backend: Text = ""
 
@@ -133,25 +131,23 @@ def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecorderDump:
 
 
 def _collective(entry: Mapping[str, Any], wall_offset_s: float) -> Collective:
-    duration_ms = entry.get("duration_ms")
     backend, _, operation = str(entry["profiling_name"]).partition(":")
     return Collective(
         record=int(entry["record_id"]),
         sequence=None if entry.get("is_p2p") else int(entry["collective_seq_id"]),
         group=str(entry["process_group"][0]),
         operation=operation or backend,
-        input_bytes=_bytes(entry, "input"),
-        output_bytes=_bytes(entry, "output"),
+        input_bytes=_input_bytes(entry),
         created_s=int(entry["time_created_ns"]) / 1e9 - wall_offset_s,
         # With gloo the state stays "scheduled".
         done=bool(entry.get("retired")) or entry.get("state") == "completed",
-        duration_s=None if duration_ms is None else float(duration_ms) / 1e3,
         backend=backend if operation else "",
     )
 
 
-def _bytes(entry: Mapping[str, Any], side: str) -> int:
-    tensors = zip(entry.get(f"{side}_sizes") or (), entry.get(f"{side}_dtypes") or (), strict=False)
+def _input_bytes(entry: Mapping[str, Any]) -> int:
+    sizes, types = entry.get("input_sizes") or (), entry.get("input_dtypes") or ()
+    tensors = zip(sizes, types, strict=False)
     return sum(math.prod(map(int, size)) * SIZES.get(kind, 1) for size, kind in tensors)
 
 

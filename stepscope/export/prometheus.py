@@ -120,7 +120,6 @@ RUN_METRICS = {
     "process/rss": "run_process_resident_bytes",
     "process/children_rss": "run_workers_resident_bytes",
     "process/cpu": "run_process_cpu_ratio",
-    "comm/share": "run_collective_time_ratio",
 }
 LABELS = {
     "gpu/throttle_power": {"reason": "power_cap"},

@@ -25,7 +25,6 @@ from stepscope.watch.script import ScriptNotFoundError, from_file, from_module, 
 from stepscope.watch.watched_run import begin, follow
 
 PACKAGE_FOLDER = Path(__file__).parent
-NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"  # torch reads it when a process group is created.
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,8 +41,6 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:
         _hide_own_frames(error)
         raise
-    if options.time_collectives:
-        os.environ[NCCL_TIMING] = "1"
     if options.no_git:
         os.environ[GIT_VARIABLE] = "0"
     words = " ".join(options.settings)
@@ -70,7 +67,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="stepscope watch",
         usage="%(prog)s [--name NAME] [--runs DIR] [--tag TAG] [--group GROUP] [--note NOTE] "
-        "[--no-git] [--time-collectives] [--with SETTINGS] (script.py | -m module) [arguments]",
+        "[--no-git] [--with SETTINGS] (script.py | -m module) [arguments]",
         description="Run a training script unchanged and record loss, learning rate, timings, "
         "memory and GPUs, live in 'stepscope ui'.",
         allow_abbrev=False,
@@ -84,8 +81,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--note", help="note about the run")
     text = f"do not record the git commit and uncommitted changes ({GIT_VARIABLE}=0)"
     add("--no-git", action="store_true", help=text)
-    text = f"time collectives with NCCL ({NCCL_TIMING}=1); may reduce overlap with compute"
-    add("--time-collectives", action="store_true", help=text)
     text = 'apply settings to the script, such as "tf32 num_workers=4"; see docs/watch.md'
     add("--with", dest="settings", metavar="SETTINGS", action="append", default=[], help=text)
     add("-m", dest="module", action="store_true", help="run a module, like python -m")

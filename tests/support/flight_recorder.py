@@ -14,8 +14,6 @@ def entry(record: int, name: str = "gloo:all_reduce", **fields: Any) -> dict[str
         "time_created_ns": 1_795_350_317_825_382_756 + record * 1_000_000,
         "input_sizes": [[64]],
         "input_dtypes": ["Float"],
-        "output_sizes": [[64]],
-        "output_dtypes": ["Float"],
         "state": "scheduled",
         "retired": True,
         "is_p2p": False,

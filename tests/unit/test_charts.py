@@ -12,7 +12,7 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
 from dashboard.charts.series import FOLDED
 from stepscope.common.metrics import BY_KEY, Stream
-from stepscope.distributed.collective_metrics import KEYS, NOT_BY_GLOO, SWITCHED_OFF
+from stepscope.distributed.collective_metrics import KEYS, SWITCHED_OFF
 from stepscope.run import RunKind
 
 CPU = RunView(
@@ -234,15 +234,11 @@ def test_the_collectives_of_a_timed_job_are_folded_away() -> None:
     assert "communication" not in {entry["id"] for entry in layout(CUDA)["charts"]}
     found = collectives()
     drawn = {line["metric"] for entry in found.values() for line in entry["traces"]}
-    assert drawn == {"comm/rate", "comm/share"} <= FOLDED
+    assert drawn == {"comm/rate"} <= FOLDED
     assert {entry["group"] for entry in found.values()} == {"more"}
     assert {line["series"] for entry in found.values() for line in entry["traces"]} == {"samples"}
 
 
 def test_missing_collectives_have_the_reason_once() -> None:
-    times = dict.fromkeys(("comm/time", "comm/share"), NOT_BY_GLOO)
-    found = collectives(**times)
-    assert found["communication"]["note"] == f"Collectives of rank 0. No times: {NOT_BY_GLOO}."
     off = collectives(**dict.fromkeys(KEYS, SWITCHED_OFF))["communication"]
     assert off["empty"] == f"Collectives are not read: {SWITCHED_OFF}."
-    assert "No times" not in off["note"]

@@ -11,7 +11,6 @@ from stepscope.common.metrics import BY_KEY
 from stepscope.distributed import collective_metrics
 from stepscope.distributed.collective_metrics import (
     KEYS,
-    NOT_BY_GLOO,
     CollectiveMetrics,
 )
 from tests.support.fake_nvml import FakeClock
@@ -74,8 +73,7 @@ def test_bytes_of_a_step_and_a_second(job: Job) -> None:
     later(job, 10)
     assert job.take() == pytest.approx({"comm/bytes": 3 * BYTES, "comm/rate": 30 * BYTES})
     assert job.collectives.take() == {}  # once
-    times = ("comm/time", "comm/share")
-    assert job.collectives.reasons() == dict.fromkeys(times, NOT_BY_GLOO)
+    assert job.collectives.reasons() == {}
     later(job, 20, count=0)
     assert job.take() == {"comm/bytes": 0.0, "comm/rate": 0.0}  # a real zero
 
@@ -90,12 +88,6 @@ def test_a_job_that_records_nothing_has_a_gap(monkeypatch: pytest.MonkeyPatch) -
     later(job, 10, count=0)
     job.take()
     assert job.collectives.reasons()["comm/bytes"] == collective_metrics.SWITCHED_OFF
-
-
-def test_collectives_that_are_not_timed_have_a_reason_with_a_fix(job: Job) -> None:
-    later(job, 10, name="nccl:all_reduce")
-    assert "comm/time" not in job.take()
-    assert "--time-collectives" in job.collectives.reasons()["comm/time"]
 
 
 def test_nothing_is_read_in_a_pause_and_before_it_is_due(job: Job) -> None:
@@ -120,29 +112,6 @@ def test_overwritten_collectives_count_as_the_others(job: Job) -> None:
     job.kept = 20
     later(job, 10, count=10)
     assert job.take()["comm/bytes"] == pytest.approx(10 * BYTES)
-
-
-def test_time_and_share_of_timed_collectives(job: Job) -> None:
-    for _ in range(10):
-        job.step(2, "nccl:all_reduce", duration_ms=5.0, state="completed")
-    values = job.take()
-    assert values["comm/time"] == pytest.approx(0.01)
-    assert values["comm/share"] == pytest.approx(10.0)
-    assert job.collectives.reasons() == {}
-
-
-def test_what_has_not_ended_is_timed_in_the_next_reading(job: Job) -> None:
-    def enqueue(milliseconds: float) -> None:
-        job.step(1, "nccl:all_reduce", duration_ms=milliseconds, state="completed")
-
-    enqueue(10.0)
-    job.step(1, "nccl:all_reduce", state="started", retired=False)
-    job.clock.now += 1.0
-    assert job.take()["comm/time"] == pytest.approx(0.010)
-    job.entries[-1] |= {"duration_ms": 30.0, "state": "completed", "retired": True}
-    enqueue(10.0)
-    job.clock.now += 1.0
-    assert job.take()["comm/time"] == pytest.approx(0.020)
 
 
 def test_an_error_of_torch_is_the_reason(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

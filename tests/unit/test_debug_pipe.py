@@ -190,13 +190,13 @@ def torch_with(monkeypatch: pytest.MonkeyPatch, **calls: Any) -> None:
 
 
 def test_an_entry_becomes_a_collective_or_point_to_point_operation() -> None:
-    (one,) = parsed(content(entry(7, "nccl:all_reduce", duration_ms=0.5))).collectives
+    (one,) = parsed(content(entry(7, "nccl:all_reduce"))).collectives
     assert (one.record, one.sequence, one.group, one.backend) == (7, 8, "0", "nccl")
     assert (one.operation, one.input_bytes) == ("all_reduce", 256)
-    assert (one.duration_s, one.done) == (0.0005, True)
-    lists = entry(0, input_sizes=[[2, 3], [5]], input_dtypes=["BFloat16", "Long"], output_sizes=[])
+    assert one.done
+    lists = entry(0, input_sizes=[[2, 3], [5]], input_dtypes=["BFloat16", "Long"])
     (one,) = parsed(content(lists)).collectives
-    assert (one.input_bytes, one.output_bytes) == (2 * 6 + 8 * 5, 0)
+    assert one.input_bytes == 2 * 6 + 8 * 5
     (one,) = parsed(content(entry(0, "nccl:send 0->1", is_p2p=True))).collectives
     assert (one.sequence, one.operation) == (None, "send 0->1")
     broken = {"record_id": 9, "profiling_name": "gloo:all_reduce"}
