@@ -68,7 +68,7 @@ class CallbackRun:
         if self._tracker is not None:
             self._tracker.epoch = epoch
 
-    def pass_over(self) -> None:
+    def restart_clock(self) -> None:
         """Exclude the time since the last step, such as a validation, from the step time."""
         if self._tracker is not None and self._tracker.session is not None:
             self._tracker.session.recorder.restart_clock()

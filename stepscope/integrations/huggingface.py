@@ -62,7 +62,7 @@ class StepscopeCallback(TrainerCallback):
 
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Exclude an evaluation or a checkpoint from the step time."""
-        self._run.pass_over()
+        self._run.restart_clock()
 
     on_save = on_evaluate
 

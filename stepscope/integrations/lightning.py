@@ -59,7 +59,7 @@ class StepscopeCallback(Callback):
             self._run.log(self._fresh(trainer))
             self._run.set_epoch(trainer.current_epoch + 1)
             if trainer.current_epoch:  # the end of an epoch, with checkpoints, is no step time
-                self._run.pass_over()
+                self._run.restart_clock()
 
     def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Read the learning rate before a scheduler changes it."""
@@ -87,7 +87,7 @@ class StepscopeCallback(Callback):
         """Record the validation's values, and exclude its time from the step time."""
         if self._active and not trainer.sanity_checking:
             self._run.log(self._fresh(trainer))
-            self._run.pass_over()
+            self._run.restart_clock()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._active:
