@@ -105,6 +105,6 @@ def test_the_first_steps_of_a_script_have_the_peak_of_the_allocator(tmp_path: Pa
     # A counter for each of the eight parameters is on the host, or on the device if fused.
     assert found["parts"]["optimizer_state"] == pytest.approx(2 * weights, abs=8 * 512)
     assert found["measured_reserved_bytes"] >= found["measured_peak_bytes"]
-    # Each of the eight layers keeps what it gave, of 8 MiB.
-    assert 60 * 2**20 < found["parts"]["activations_and_the_rest"] < 130 * 2**20
+    # Each of the eight layers keeps what it gave, of 8 MiB, besides the input and workspaces.
+    assert 60 * 2**20 < found["parts"]["activations_and_the_rest"] < 160 * 2**20
     assert found["batch_factor"] > 1

@@ -281,3 +281,11 @@ def test_a_rank_whose_heartbeat_has_stopped_is_gone(tmp_path: Path) -> None:
     found = hang_of(read_run(tmp_path))
     assert found is not None
     assert (found.cause, found.ranks) == (HangCause.GONE, (2,))
+
+
+def test_a_live_process_without_a_heartbeat_does_not_respond(tmp_path: Path) -> None:
+    job(tmp_path)
+    write(tmp_path, 1, 2 * STALE_S)  # as one that a signal has stopped
+    found = hang_of(read_run(tmp_path))
+    assert found is not None
+    assert (found.cause, found.ranks) == (HangCause.SILENT, (1,))

@@ -6,7 +6,6 @@ the two passes of SAM count once. Several optimizers have separate sums (`attrib
 
 from __future__ import annotations
 
-import gc
 import time
 from threading import get_ident
 from types import ModuleType
@@ -17,8 +16,6 @@ from stepscope.watch.hooks.attribution import GradSnapshot, members, reading
 from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
 
-LATE_STEPS = 10  # Steps after which a new optimizer replaces earlier ones, unlike in a GAN.
-MAX_COLLECTIONS = 20  # Maximum number of garbage collections for late optimizers: 0.1 s each.
 UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the unscaled loss, detached."""
 
@@ -31,9 +28,6 @@ class LossHook:
         self._guard = HookGuard("train/loss")
         self._tensor: type[Any] = torch.Tensor
         self._is_compiling = torch.compiler.is_compiling
-        self._has_late = False
-        """True between the construction of a late optimizer and the next `backward()`."""
-        self._collections = 0
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
         if state.applied is not None:
@@ -57,8 +51,6 @@ class LossHook:
             # A nested call is reentrant checkpointing.
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
-            if self._has_late:
-                self._collect_replaced()
             if readings.wanted:
                 readings.look()
             before = guard.call(attribution.gradients) if attribution.has_separate else None
@@ -83,13 +75,6 @@ class LossHook:
             return result
 
         return backward
-
-    def _collect_replaced(self) -> None:
-        """Delete replaced optimizers, which in k-fold training a scheduler keeps alive."""
-        self._has_late = False
-        if len(self._state.attribution.alive) > 1 and self._collections < MAX_COLLECTIONS:
-            self._collections += 1
-            gc.collect()
 
     def around_zero_grad(self, original: Function) -> Function:
         state = self._state
@@ -137,7 +122,6 @@ class LossHook:
     ) -> None:
         original(optimizer, *args, **kwargs)
         self._guard.call(self._state.register, optimizer)
-        self._has_late = self._state.step > LATE_STEPS
 
     def _add(self, tensors: Any, factor: Any, before: GradSnapshot | None) -> None:
         state = self._state
