@@ -63,7 +63,7 @@ def test_no_page_has_a_violation_or_is_wider_than_the_window(
     sweep_folder = server.runs / "lab" / SWEEP
     sweep_folder.mkdir(parents=True)
     (sweep_folder / "plan.json").write_text("{}")
-    content = sweep(combining=[], best=BEST, drift={"p": 0.001, "text": "It became slower."})
+    content = sweep(combining=[], best=BEST)
     (sweep_folder / "sweep.json").write_text(json.dumps(content))
     (sweep_folder / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
     with window(browser, width) as page:
