@@ -226,6 +226,7 @@ class Sweeps:
         sweep = StoredSweep(folder, json, content, self._read_only_reason(folder, json))
         if not sweep.live:
             self._ended[folder] = (modified, sweep)
+            self._active = (-float("inf"), None)
         return sweep
 
     def _current(self, folder: Path, content: SweepContent) -> SweepContent:

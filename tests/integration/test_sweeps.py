@@ -21,6 +21,7 @@ from trainer.config import Workload, defaults
 from trainer.lab.plan import WorkloadPlan, make_variant
 
 LONG = 100_000
+TRIALS = 3  # of one round: to calibrate, the baseline, and one variant
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_sweep_runs_to_its_end_and_no_training_beside_it(server: Services) -> 
         server.start(defaults(Workload.LINEAR))
     sweep = ended(server, sweep_id)
     assert sweep.content.status is SweepStatus.FINISHED, sweep.content.reason
-    assert samples(server, sweep_id) == 2
+    assert samples(server, sweep_id) == TRIALS
     assert server.sweeps.active_id() is None
     with pytest.raises(SweepError, match="has finished"):
         resume(server, sweep_id)
@@ -90,9 +91,9 @@ def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> N
     resume(server, sweep_id)
     assert server.sweeps.read(sweep_id).live
     assert ended(server, sweep_id).content.status is SweepStatus.FINISHED
-    # Two trials; that of the incomplete round is repeated.
-    assert server.sweeps.read(sweep_id).json["progress"]["done"] == 2
-    assert had < samples(server, sweep_id) <= 2 + had
+    # The trial of an incomplete round is repeated.
+    assert server.sweeps.read(sweep_id).json["progress"]["done"] == TRIALS
+    assert had < samples(server, sweep_id) <= TRIALS + had
 
 
 def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) -> None:
