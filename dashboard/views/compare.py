@@ -59,8 +59,14 @@ def chosen_runs(server: Services) -> list[RunInfo]:
                 note("error", escape_markdown(printable(str(error))))
     st.session_state[CHOSEN] = [name for name in wanted[:MAX_RUNS] if name in known]
     names = labels(known.values(), roots=server.roots)
-    more: Any = {"max_selections": MAX_RUNS, "help": f"Up to {MAX_RUNS} runs."}
-    ids = st.multiselect("Runs", list(names), key=CHOSEN, format_func=names.__getitem__, **more)
+    ids = st.multiselect(
+        "Runs",
+        list(names),
+        key=CHOSEN,
+        format_func=names.__getitem__,
+        max_selections=MAX_RUNS,
+        help=f"Up to {MAX_RUNS} runs.",
+    )
     st.query_params["runs"] = ",".join(ids)
     found = []
     for run in map(known.__getitem__, ids):

@@ -14,7 +14,7 @@ from dashboard.views import lab_panel as panel
 from dashboard.views.parts import devices, start_button
 
 SWEEP = services.ServerActivity.SWEEP
-LOOK_S = 3.0
+POLL_S = 3.0
 MY_SCRIPT = "My script"
 WORKLOADS = ("Built-in workload", MY_SCRIPT)
 
@@ -26,16 +26,25 @@ controls.keep_settings()
 with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
 with left, st.container(key="lab_choice"):
-    about = "Training code of Stepscope, or a script of yours, which is not changed."
-    more = {"help": about, "persist_state": "session"}
-    if segments("What to measure", WORKLOADS, "lab_what", **more) == MY_SCRIPT:
+    measured = segments(
+        "What to measure",
+        WORKLOADS,
+        "lab_what",
+        help="Training code of Stepscope, or a script of yours, which is not changed.",
+        persist_state="session",
+    )
+    if measured == MY_SCRIPT:
         choice = script_form(found.simulated)
     else:
         choice = workload_form(found, settings_of_sidebar())
     busy = server.busy_reason(SWEEP)
-    refused, about = busy or choice.refused, "Measure the selection, one process per trial."
     pressed = start_button(
-        "Start sweep", refused, about, choice.place, width="stretch", key="lab_start"
+        "Start sweep",
+        busy or choice.refused,
+        "Measure the selection, one process per trial.",
+        choice.place,
+        width="stretch",
+        key="lab_start",
     )
     other = newest_live(server.list_runs())
     if other is not None and other != server.active_id():
@@ -45,7 +54,7 @@ with left, st.container(key="lab_choice"):
         )
 
 
-@st.fragment(run_every=LOOK_S)
+@st.fragment(run_every=POLL_S)
 def watch_others() -> None:
     """Run the page again once another activity has begun or ended."""
     if server.busy_reason(SWEEP) != busy:

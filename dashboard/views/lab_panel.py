@@ -9,7 +9,6 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import streamlit as st
 
@@ -103,8 +102,14 @@ def picked_sweep(server: Services) -> str | None:
     state[SWEEP] = asked if asked in known else first
     if own or state[SWEEP] is not None:
         names = distinct({sweep.id: label(sweep) for sweep in sweeps})
-        more: Any = {"label_visibility": "collapsed", "persist_state": "session"}
-        pick("Sweep", names, SWEEP, "Earlier sweeps, newest first.", **more)
+        pick(
+            "Sweep",
+            names,
+            SWEEP,
+            "Earlier sweeps, newest first.",
+            label_visibility="collapsed",
+            persist_state="session",
+        )
     picked: str | None = state[SWEEP]
     if picked is None:
         st.query_params.pop("sweep", None)

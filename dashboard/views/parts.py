@@ -120,8 +120,16 @@ def download(
     if refused is not None:
         st.caption(escape_markdown(printable(refused)), width="content")
         return
-    more: Any = {"mime": mime, "icon": ":material/download:", "on_click": "ignore", "help": text}
-    st.download_button(label, make, file_name=name, key=key, **more)
+    st.download_button(
+        label,
+        make,
+        file_name=name,
+        key=key,
+        mime=mime,
+        icon=":material/download:",
+        on_click="ignore",
+        help=text,
+    )
 
 
 def report_button(make: Callable[[], str], name: str, key: str) -> None:

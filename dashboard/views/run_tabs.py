@@ -198,10 +198,19 @@ def _checkpoints(run: RunInfo) -> None:
                     file=(path, path.stat().st_size),
                 )
         about = "Put this run's settings and its last checkpoint into the sidebar of Start run."
-        more: Any = {"on_click": _resume, "args": (run,)}
-        if run.folder.parent != (runs := services.get().runs):
-            more["refused"] = f"A run can only be resumed from {runs}. Copy its folder there."
-        button("Resume in a new run", "resume", "resume_run", about, **more)
+        runs = services.get().runs
+        refused = None
+        if run.folder.parent != runs:
+            refused = f"A run can only be resumed from {runs}. Copy its folder there."
+        button(
+            "Resume in a new run",
+            "resume",
+            "resume_run",
+            about,
+            refused,
+            on_click=_resume,
+            args=(run,),
+        )
 
 
 def _resume(run: RunInfo) -> None:

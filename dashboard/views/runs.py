@@ -203,8 +203,14 @@ def _edit(runs: Sequence[RunInfo]) -> None:
             given["note"] = st.text_area(
                 "Note", known[0].note or "", max_chars=MAX_NOTE, key=f"note_{key}"
             )
-        more: Any = {"accept_new_options": True, "placeholder": "Type to add a tag"}
-        kept = st.multiselect("Tags", tags, tags, key=f"tags_{key}", **more)
+        kept = st.multiselect(
+            "Tags",
+            tags,
+            tags,
+            key=f"tags_{key}",
+            accept_new_options=True,
+            placeholder="Type to add a tag",
+        )
         group = str(shown["group"])
         given["group"] = st.text_input("Group", group, MAX_LABEL, key=f"group_{key}")
         about = "First in the list. Neither this page nor `stepscope gc` deletes a pinned run."

@@ -95,6 +95,12 @@ def test_only_a_recently_planned_sweep_is_active(tmp_path: Path) -> None:
     assert Sweeps(tmp_path, tmp_path / "examples").active_id() == BAD
 
 
+def test_a_sweep_of_another_host_is_live_but_not_active_here(tmp_path: Path) -> None:
+    made = sweeps(tmp_path, status="running", host="elsewhere", updated=time.time())
+    assert made.read(BAD).live
+    assert made.active_id() is None
+
+
 def test_null_in_place_of_a_number_is_a_missing_value() -> None:
     content = sweep(updated=None, rounds=[{"round": None, "samples": {"baseline": None}}])
     content["progress"] |= {"done": None, "doing": None}
