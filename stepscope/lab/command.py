@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.config_issue import ConfigError
-from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_duration, printable
 from stepscope.lab.folder import INTERRUPTED, SweepError, write_json
 from stepscope.lab.plan import SweepPlan, estimate
-from stepscope.lab.report import closing, progress_line, table, to_csv
+from stepscope.lab.report import closing, progress_line, table
 from stepscope.lab.revision import RevisionError
 from stepscope.lab.trial_process import TrialProcess
 
@@ -34,11 +33,10 @@ def add_numbers(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
     add = parser.add_argument
     add("--no-combination", action="store_true", help="skip the search for the best combination")
-    add("--csv", metavar="FILE", help="write the variants as CSV at the end")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(no_combination=False, csv=None)
+    parser.set_defaults(no_combination=False)
     add = parser.add_argument
     add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
     add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
@@ -70,11 +68,12 @@ def exit_code(sweep: Callable[[TrialProcess], int], module: str) -> int:
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """Raise UsageError for a result file that cannot be written."""
-    for name in ("json", "csv"):
-        path = getattr(options, name)
-        if path and path != "-" and not (Path(path).parent.is_dir() and not Path(path).is_dir()):
-            raise UsageError(f"--{name}: must be a file in an existing folder, got {path!r}.")
+    """Raise UsageError if `--json` names no file that can be written."""
+    if options.json in (None, "-"):
+        return
+    path = Path(options.json)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--json: must be a file in an existing folder, got {options.json!r}.")
 
 
 def print_estimate(folder: Path, plan: SweepPlan) -> None:
@@ -114,14 +113,9 @@ def close(
         sys.stdout.write(f"{json.dumps(sweep, indent=1)}\n")
     elif options.json:
         write_json(Path(options.json), sweep)
-    if options.csv:
-        atomic_write(Path(options.csv), to_csv(sweep), durable=False)
-    if lines or sweep["baseline"] is not None:
-        lines = lines or [*table(sweep), "", *closing(sweep)]
-        out = sys.stderr if options.json == "-" or gates else sys.stdout
-        out.write("\n".join(lines) + "\n")
-    else:
-        print_error(sweep["reason"])
+    lines = lines or [*table(sweep), "", *closing(sweep)]
+    out = sys.stderr if options.json == "-" or gates else sys.stdout
+    out.write("\n".join(lines) + "\n")
     if sweep["status"] == "stopped":
         print_error(f"To resume: {resume}")
         return STOPPED if sweep["reason"] == INTERRUPTED else FAILED

@@ -7,10 +7,9 @@ import json
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +51,6 @@ METRICS = (
     *("peak_allocated", "peak_reserved", "peak_process", "energy_per_sample", "loss", "mfu"),
 )
 """Metrics of a trial that sweep.json has for each variant (docs/lab.md)."""
-_Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
 class SweepError(Exception):
@@ -88,11 +86,7 @@ def only_one(folder: Path) -> Iterator[None]:
     # In an untrusted folder this may be a link: do not follow or truncate it.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with open(os.open(folder / LOCK, flags, 0o666)) as file:
-        locked = try_lock(file.fileno())
-        if locked is None:  # no locks on this file system
-            with suppress(SweepError):
-                locked = read_sweep(folder).get("status") != "running"
-        if locked is False:
+        if try_lock(file.fileno()) is False:  # None: the file system has no locks
             raise SweepError(
                 f"{folder.name}: another process is running this sweep. Stop it first."
             )
@@ -192,8 +186,6 @@ def write_samples(folder: Path, trials: Sequence[Trial]) -> None:
 
 def _decoded(text: bytes) -> Trial:
     sample = msgspec.json.decode(text, type=Trial)
-    for name in METRICS:
-        msgspec.convert(sample.metrics.get(name), _Finite | None)
     if sample.ok and (invalid := no_rate(sample.metrics)) is not None:
         raise ValueError(invalid)
     return sample

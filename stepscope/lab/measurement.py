@@ -158,7 +158,7 @@ class Steps:
             raise RunTooShortError("The run recorded no step.")
         series = run.series("perf/step_time")
         timed = np.flatnonzero(np.isfinite(series.value) & (series.value > 0))
-        self._rows = timed[timed >= (timed[warmup] if warmup < len(timed) else len(series.value))]
+        self._rows = timed[warmup:]
         if len(self._rows) < 2:
             raise RunTooShortError(
                 f"The run made {len(timed)} steps, {warmup} of them warm-up: none is left to "

@@ -29,8 +29,8 @@ WHERE = {
     "gc_off": "before the training loop, and in it",
     "set_to_none": "in the training loop",
 }
-MAX_SOURCE_BYTES = 2**20
-PATCH_JSON, PATCH_DIFF = "patch.json", "patch.diff"
+PATCH_JSON = "patch.json"
+PATCH_DIFF = "patch.diff"
 _MAX_BYTES = 2**20
 
 
@@ -115,8 +115,6 @@ def make_patch(source: str, path: str, name: str, settings: Sequence[AppliedSett
 
 
 def _parsed(text: str) -> ast.Module | None:
-    if len(text.encode(errors="replace")) > MAX_SOURCE_BYTES:
-        return None
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -146,18 +146,10 @@ def write_plan(folder: Path, plan: SweepPlan) -> None:
         "schema": SCHEMA,
         "id": folder.name,
         "status": "pending",
-        "reason": None,
         "created": now,
         "updated": now,
         "workload": plan.workload,
         "plan": plan.to_dict(),
-        "progress": None,
-        "baseline": None,
-        "variants": [],
-        "left_out": {},
-        "best": None,
-        "rounds": [],
-        "machine": {},
     }
     write_json(folder / SWEEP_JSON, pending)
 

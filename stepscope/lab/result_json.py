@@ -139,20 +139,17 @@ def _rounds(trials: Sequence[Trial]) -> list[dict[str, Any]]:
             "round": number,
             "contest": contest,
             "order": list(dict.fromkeys(one.name for one in taken)),
-            "samples": {one.name: _sample(one, taken) for one in taken},
+            "samples": {
+                one.name: {
+                    **{name: one.metrics.get(name) for name in _OF_A_ROUND},
+                    "seconds": one.seconds,
+                    "reason": one.reason,
+                }
+                for one in taken
+            },
         }
         for (contest, number), taken in found.items()
     ]
-
-
-def _sample(trial: Trial, of_round: Sequence[Trial]) -> dict[str, Any]:
-    failed = [one for one in of_round if one.name == trial.name and not one.ok]
-    return {
-        **{name: trial.metrics.get(name) for name in _OF_A_ROUND},
-        "seconds": trial.seconds,
-        "reason": trial.reason,
-        "failures": [one.reason for one in failed],
-    }
 
 
 def finite(value: Any) -> Any:

@@ -131,30 +131,27 @@ def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path) -> int:
     return subprocess.call(
         [changes.get(PYTHON, script.python), *watch, *module, target, *words],
         cwd=cwd,
-        env=_environment(job, limits, cwd),
+        env=_environment(job, limits),
         stdin=subprocess.DEVNULL,
     )
 
 
-def _environment(job: Mapping[str, Any], limits: dict[str, Any], cwd: str) -> dict[str, str]:
-    """Return the environment of a trial, whose `limits` get the folders of its PYTHONPATH."""
+def _environment(job: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a trial."""
     changes = job["changes"]
     # torch.compile's cache is shared; without this name it is in TMPDIR, a folder of the trial.
     cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     environment = {"TORCHINDUCTOR_CACHE_DIR": cache, **os.environ, **NO_UPLOAD}
-    environment["TMPDIR"] = job["temporary"]
+    environment |= {"TMPDIR": job["temporary"], TRIAL: json.dumps(limits)}
+    # The parent process has put the folder of this package first; a variant may have other ones.
+    own, *given = os.environ["PYTHONPATH"].split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join(given)
     environment |= {
         name.removeprefix(ENV): value for name, value in changes.items() if name.startswith(ENV)
     }
-    # The parent process has put the folder of this package first; a variant may have other ones.
-    own, *given = os.environ["PYTHONPATH"].split(os.pathsep)
-    if ENV + "PYTHONPATH" in changes:
-        given = environment["PYTHONPATH"].split(os.pathsep)
-        limits["folders"] = [os.path.realpath(Path(cwd, one)) for one in given if one]
     if own not in (*site.getsitepackages(), site.getusersitepackages()):
-        given.append(own)
-    environment["PYTHONPATH"] = os.pathsep.join(given)
-    environment[TRIAL] = json.dumps(limits)
+        folders = filter(None, (environment["PYTHONPATH"], own))
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
     return environment
 
 
@@ -250,8 +247,7 @@ def files(root: Path, without: Set[Path]) -> Files:
     """Return up to MAX_FILES visible files outside of `without`."""
     found: Files = set()
     for folder, folders, names in os.walk(root):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        for name in sorted(names + links):
+        for name in sorted(names):
             with contextlib.suppress(OSError):  # removed meanwhile
                 path = os.path.join(folder, name)
                 state = os.lstat(path)

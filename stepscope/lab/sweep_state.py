@@ -177,7 +177,7 @@ def _budget_test(
         before = _before(trials, VARIANTS, number)
         used_s = sum(one.seconds for one in before)
         limit_s = min(fraction * plan.budget_s, plan.budget_s - _reserve_s(plan, before))
-        return used_s + _expected_s(before, names) <= limit_s
+        return used_s + _expected_s(before, len(names)) <= limit_s
 
     return round_fits
 
@@ -186,7 +186,7 @@ def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], names: Sequence[
     """Return the number of rounds of the confirmation, fixed before its first one."""
     before = _before(trials, CONFIRM, 1)
     left_s = plan.budget_s - sum(one.seconds for one in before)
-    round_s = _expected_s(before, [BASELINE, *names])
+    round_s = _expected_s(before, 1 + len(names))
     least = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
     return max(least, int(min(plan.max_rounds, left_s / round_s)))
 
@@ -194,7 +194,7 @@ def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], names: Sequence[
 def _reserve_s(plan: SweepPlan, before: Sequence[Trial]) -> float:
     """Return the seconds that a confirmation needs at least."""
     rounds = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
-    return rounds * confirming_trials(plan) * _expected_s(before, [""])
+    return _expected_s(before, rounds * confirming_trials(plan))
 
 
 def confirming_trials(plan: SweepPlan) -> int:
@@ -210,18 +210,9 @@ def _before(trials: Sequence[Trial], key: str, number: int) -> Sequence[Trial]:
     return trials
 
 
-def _expected_s(before: Sequence[Trial], names: Sequence[str]) -> float:
-    """Return the expected seconds of a trial of each name, a new one being as slow as any.
-
-    Other programs can make a single trial ten times longer, so these are low medians.
-    """
-    seconds: dict[str, list[float]] = {}
-    for one in before:
-        seconds.setdefault(one.name, []).append(one.seconds)
-    typical = {name: statistics.median_low(values) for name, values in seconds.items()}
-    slowest = max((typical[name] for name in typical if len(seconds[name]) > 1), default=0.0)
-    slowest = slowest or max(typical.values(), default=0.0)
-    return sum(typical.get(name, slowest) for name in names)
+def _expected_s(before: Sequence[Trial], count: int) -> float:
+    """Return the expected seconds of a number of trials, by the mean so far."""
+    return count * statistics.fmean(one.seconds for one in before) if before else 0.0
 
 
 def seconds_needed(plan: SweepPlan, first: Trial) -> float:

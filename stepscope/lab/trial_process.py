@@ -25,7 +25,6 @@ from stepscope.host.child_process import Child, ChildOutput, ChildState, kill_un
 LOG = "sample.log"
 MAX_LOG_BYTES = 20_000  # Bytes at the end of the log that are searched for the last line.
 RUN = "sample-"  # Prefix of a trial's run folder, which is removed after the trial.
-_RUNS = RUN + 8 * "[a-z0-9_]" + "/"  # The names that mkdtemp makes of it.
 OF_SAMPLE = "STEPSCOPE_SAMPLE"  # Environment variable of a trial's processes: the run folder.
 KILL_TIMEOUT_S = 5.0
 
@@ -45,7 +44,7 @@ class TrialProcess:
         `stops` is set if the reason is the sweep's folder. If `stopping` is set, the result is
         invalid.
         """
-        for former in self.folder.glob(_RUNS):  # of a killed process
+        for former in self.folder.glob(f"{RUN}*/"):  # of a killed process
             shutil.rmtree(former, ignore_errors=True)
         run = Path(tempfile.mkdtemp(prefix=RUN, dir=self.folder)).resolve()
         temporary = tempfile.mkdtemp(prefix="trial-")  # short: a socket's path has 107 bytes

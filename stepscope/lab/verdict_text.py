@@ -21,11 +21,6 @@ class VariantVerdict(StrEnum):
     IMPOSSIBLE = "impossible"
     MEASURING = "measuring"
 
-    @classmethod
-    def _missing_(cls, value: object) -> VariantVerdict | None:
-        """Return `undecided` for a verdict of a later version."""
-        return cls.UNDECIDED if isinstance(value, str) else None
-
 
 EFFECT = (
     "An effect is the change of samples/s relative to the baseline of the same round, as geometric "

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,9 +35,8 @@ TRIAL = "STEPSCOPE_TRIAL"
 """Environment variable: JSON with `warmup` and `steps`, or without steps the `seconds` measured.
 
 Those of a trial of another revision have the `repository`, from which no module may be loaded, and
-the `tree` into which the revision was unpacked. `folders` are those of a variant's PYTHONPATH. With
-`probe`, settings are not applied: the run records which ones apply. `ranks` is the number of ranks,
-and `parent` the pid of their torchrun.
+the `tree` into which the revision was unpacked. With `probe`, settings are not applied: the run
+records which ones apply. `ranks` is the number of ranks, and `parent` the pid of their torchrun.
 """
 
 
@@ -53,7 +52,6 @@ class TrialLimit:
         seconds: float,
         repository: str | None = None,
         tree: str = "",
-        folders: Sequence[str] = (),
         probe: bool = False,
         ranks: int = 1,
         parent: int | None = None,
@@ -70,7 +68,6 @@ class TrialLimit:
         self._seconds = seconds
         self._repository = repository
         self._tree = tree
-        self._folders = folders
         self._ranks = ranks
         self._parent = parent
         self._until_s = float("inf")
@@ -171,8 +168,6 @@ class TrialLimit:
                 )
             if refused is None and self._repository is not None:
                 refused = _foreign_module(self._repository, self._tree)
-            if refused is None and self._folders:
-                refused = _nothing_from(self._folders)
             self._session.recorder.describe(trial={"refused": refused, "stops": stops})
             self._run.close()
         for stream in (sys.stdout, sys.stderr):
@@ -227,17 +222,6 @@ def _foreign_module(repository: str, tree: str) -> str | None:
                 "variant: a folder relative to the current one is that of the revision."
             )
     return None
-
-
-def _nothing_from(folders: Sequence[str]) -> str | None:
-    """Return why a variant's PYTHONPATH changes nothing, or None."""
-    for _, path in _modules():
-        if any(_is_in(os.path.realpath(path), one) for one in folders):
-            return None
-    return (
-        f"No module was loaded from PYTHONPATH ({os.pathsep.join(folders)}): the script's folder "
-        "precedes it. Move the modules out of that folder, or use rev:REVISION."
-    )
 
 
 def _is_in(path: str, folder: str) -> bool:

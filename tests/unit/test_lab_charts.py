@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboard.charts.lab import STYLES, effects_figure, listed, reasons, rows
-from dashboard.sweep_content import SweepStatus, to_content
-from stepscope.lab.verdict_text import VariantVerdict
+from dashboard.sweep_content import to_content
 from tests.support.fake_sweep import BEST, VARIANTS, metrics, sweep, variant
 
 
@@ -139,7 +138,7 @@ def test_columns_without_a_value_are_left_out() -> None:
     "broken",
     [
         {"variants": None, "plan": None, "best": None, "progress": None, "baseline": None},
-        {"variants": [variant("x", "of another version", float("nan"))]},
+        {"variants": [variant("x", "undecided", float("nan"))]},
         {"variants": [{"name": "<b>", "verdict": "faster", "effect": 1e300, "low": float("-inf")}]},
     ],
 )
@@ -171,9 +170,3 @@ def test_a_file_in_another_form_is_refused(broken: dict[str, Any]) -> None:
     content = {name: value for name, value in sweep(**broken).items() if value is not None}
     with pytest.raises(ValueError, match=r"sweep\.json: must be that of a sweep"):
         to_content(content)
-
-
-def test_a_later_versions_verdict_is_undecided() -> None:
-    content = to_content(sweep(variants=[variant("x", "maybe", 0.1)]))
-    assert content.status is SweepStatus.FINISHED
-    assert content.variants[0].verdict is VariantVerdict.UNDECIDED

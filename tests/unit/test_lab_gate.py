@@ -30,6 +30,7 @@ from stepscope.lab.gate import (
     worst,
 )
 from stepscope.lab.script_plan import ScriptCommand, ScriptPlan, parse_variant
+from tests.support import fake_sweep
 
 SCRIPT = ScriptCommand(
     target="t.py", is_module=False, arguments=(), cwd="/", python="python", sha256=None
@@ -178,7 +179,7 @@ def test_only_markdown_is_on_stdout_with_a_gate(
 ) -> None:
     monkeypatch.setattr(command, "table", lambda _: ["the table"])
     monkeypatch.setattr(command, "closing", lambda _: [])
-    options = argparse.Namespace(json=None, csv=None)
+    options = argparse.Namespace(json=None)
     for gates in (True, False):
         command.close(options, {"baseline": {}, "status": "finished"}, "", gates=gates)
         out, err = capsys.readouterr()
@@ -189,7 +190,7 @@ def test_only_json_is_on_stdout_if_both_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    done = {"status": "finished", "baseline": None, "reason": "", "variants": [], "best": None}
+    done = fake_sweep.sweep(variants=[])
     monkeypatch.setattr(lab, "SweepRunner", lambda *_: SimpleNamespace(run=lambda: done))
     monkeypatch.setattr(lab, "read_samples", lambda _: sweep(plan("new: --new"), 0.0, 1))
     (tmp_path / "t.py").touch()

@@ -176,8 +176,6 @@ def test_a_trial_is_repeated_once(tmp_path: Path, attempts: list[bool], verdict:
     assert verdicts(found) == {"kernel_warmup": verdict, "set_to_none=false": "no_difference"}
     first = found["variants"][0]
     assert first["reason"] == ("a crash" if verdict == "failed" else None)
-    trial = found["rounds"][0]["samples"]["kernel_warmup"]
-    assert trial["failures"] == ["a crash"] * sum(attempts)
 
 
 @pytest.mark.parametrize("good", [0, 1, 7])
@@ -350,7 +348,6 @@ RATES = {"samples_per_sec": 1.0, "step_time": 0.1}
     [
         {"metrics": {}},
         {"metrics": RATES | {"samples_per_sec": 0}},
-        {"metrics": RATES | {"mfu": "much"}},
         {"metrics": []},
         {"seconds": None},
         {"round": "1"},
