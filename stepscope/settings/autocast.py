@@ -11,8 +11,6 @@ from stepscope.memory.model_states import instances_of, with_subclasses
 from stepscope.settings.model import Call, ModelSetting
 from stepscope.settings.setting import Training
 
-LAYERS = 8  # Number of layers whose dtype is read in the first forward pass.
-
 
 class Bf16(ModelSetting):
     """Autocast from the first training call of the model to `backward()`."""
@@ -122,7 +120,7 @@ def in_backward() -> bool:
 
 
 def _layers(subject: Training) -> list[Any]:
-    """Return some layers that autocast runs in the smaller type."""
+    """Return the layers that autocast runs in the smaller type."""
     nn = sys.modules["torch"].nn
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    return [m for m in subject.model.modules() if isinstance(m, kinds)][:LAYERS]
+    return [m for m in subject.model.modules() if isinstance(m, kinds)]

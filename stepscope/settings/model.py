@@ -85,8 +85,6 @@ class ChannelsLast(ModelSetting):
             return f"{name} has parameters or buffers of five dimensions."
         if self._converted_weights():
             return "The script already uses channels_last."
-        if all(weight.size(1) == 1 or weight[0, 0].numel() == 1 for weight in self._weights):
-            return "With one channel or 1x1 kernels both formats are the same."
         return super().problem(subject)
 
     def replaced(self, subject: Training, call: Call) -> Call:

@@ -37,9 +37,7 @@ class Tf32(Setting):
 
     def evidence(self) -> tuple[bool, str]:
         precision = self._torch.get_float32_matmul_precision()
-        allowed = self._torch.backends.cuda.matmul.allow_tf32
-        text = f"float32_matmul_precision is {precision}, matmul.allow_tf32 is {allowed}."
-        return precision == "high" and allowed, text
+        return precision == "high", f"float32_matmul_precision is {precision}."
 
 
 class CudnnBenchmark(Setting):
@@ -52,8 +50,6 @@ class CudnnBenchmark(Setting):
         cudnn, convolution = torch.backends.cudnn, torch.nn.modules.conv._ConvNd
         if subject.device.type != "cuda":
             return f"cuDNN needs an NVIDIA GPU; the script trains on {subject.device.type}."
-        if not (cudnn.is_available() and cudnn.enabled):
-            return "cuDNN is unavailable or disabled."
         if cudnn.benchmark:
             return "The script already sets torch.backends.cudnn.benchmark."
         if cudnn.deterministic or torch.are_deterministic_algorithms_enabled():

@@ -29,9 +29,8 @@ from stepscope.lab.plan import write_plan
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import runs_root
-from trainer.config import Workload
 from trainer.config_validation import TrainDevice, validate
-from trainer.custom_workload import choose, user_problem, user_workload
+from trainer.custom_workload import choose, user_problem
 from trainer.datasets import data_problem
 from trainer.lab.options import PLANNING, is_file, parser, plan_of
 from trainer.lab.plan import WorkloadPlan, all_variants, speed_problem
@@ -62,8 +61,7 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     if refused is not None:
         raise SweepError(f"The baseline cannot run here: {refused}")
     sweep = SweepRunner(folder, plan, process, shown(options)).run()
-    given = user_workload() if sweep["workload"] == Workload.CUSTOM else None
-    custom = f" --workload {shlex.quote(f'{given.path}:{given.function}')}" if given else ""
+    custom = f" --workload {shlex.quote(options.workload)}" if is_file(options.workload) else ""
     return close(options, sweep, f"stepscope lab --folder {shlex.quote(str(folder))}{custom}")
 
 
@@ -72,27 +70,25 @@ def _folder_and_plan(
 ) -> tuple[Path, WorkloadPlan]:
     """Return folder and plan of a new or a resumed sweep, whose folder names no file to execute."""
     folder = Path(options.folder) if options.folder else None
-    resumes = folder is not None and (folder / PLAN_JSON).is_file()
-    if resumes and is_file(options.workload):
-        options.workload = None
     given = [name for name in PLANNING if getattr(options, name)]
-    if folder is not None and resumes:
-        if given:
-            raise UsageError(
-                f"--folder: has a plan already, got --{given[0].replace('_', '-')} as well. "
-                "Give --folder alone to resume it, or another folder."
-            )
-        try:
-            return folder, WorkloadPlan.from_dict(read_plan(folder), devices)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
-    if folder is not None and not given:
-        raise UsageError(f"--folder: {options.folder} has no plan.json. Give --workload too.")
-    plan = plan_of(options, devices)
-    if folder is None:
-        folder = new_sweep_folder(runs_root(), plan.config.workload)
-    write_plan(folder, plan)
-    return folder, plan
+    if folder is None or not (folder / PLAN_JSON).is_file():
+        if folder is not None and not given:
+            raise UsageError(f"--folder: {folder} has no plan.json. Give --workload too.")
+        plan = plan_of(options, devices)
+        folder = folder or new_sweep_folder(runs_root(), plan.config.workload)
+        write_plan(folder, plan)
+        return folder, plan
+    if is_file(options.workload):
+        given.remove("workload")
+    if given:
+        raise UsageError(
+            f"--folder: has a plan already, got --{given[0].replace('_', '-')} as well. Give "
+            "--folder alone to resume it, or another folder."
+        )
+    try:
+        return folder, WorkloadPlan.from_dict(read_plan(folder), devices)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     add_settings(found)
     help_ = "settings to compare (default: all supported ones)"
-    add("--variants", dest="variants", metavar="A,B=1,…", help=help_)
+    add("--variants", metavar="A,B=1,…", help=help_)
     add("--preset", choices=sorted(PRESETS), help="a ready-made baseline and settings")
     add_numbers(found)
     add("--list", action="store_true", help="list the settings for this baseline and exit")
@@ -117,27 +117,24 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
 
 def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
     """Return the baseline of the options. Raises UsageError and ConfigError."""
-    if options.workload is None:
-        raise UsageError(f"--workload: is missing. Choose one of {', '.join(Workload)}.")
     named = Workload.CUSTOM if is_file(options.workload) else options.workload
     if named not in list(Workload):
         known = f"path.py:build or one of {', '.join(Workload)}"
-        raise UsageError(f"--workload: must be {known}, got {named[:60]!r}.")
+        raise UsageError(f"--workload: must be {known}, got {named!r:.60}.")
     config = defaults(Workload(named), find_device(options.device, devices))
     changes = {field: value_of(field, text) for field, text in settings_of(options).items()}
     return replace(config, **changes)
 
 
 def find_device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
-    usable = [device for device in devices if device.reason is None]
-    if asked is None:
-        return usable[0].id if usable else "cpu"
-    if asked != "cuda":
+    if asked not in (None, "cuda"):
         return asked
-    gpus = [device for device in usable if device.cuda_index is not None]
-    if not gpus:
-        raise UsageError("--device: torch finds no usable GPU here. Give --device cpu.")
-    return gpus[0].id
+    for device in devices:
+        if device.reason is None and (asked is None or device.cuda_index is not None):
+            return device.id
+    if asked is None:
+        return "cpu"
+    raise UsageError("--device: torch finds no usable GPU here. Give --device cpu.")
 
 
 def is_file(workload: str | None) -> bool:

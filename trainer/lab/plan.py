@@ -215,10 +215,7 @@ class WorkloadPlan(SweepPlan):
         together, refused = SweepPlan.combine(self, first, second)
         if refused is not None:
             return together, refused
-        try:
-            problem = next(iter(validate(changed(self.config, together), self.devices)), None)
-        except ConfigError as error:
-            problem = error.problem
+        problem = next(iter(validate(changed(self.config, together), self.devices)), None)
         return together, None if problem is None else f"{problem.field}: {problem.reason}"
 
     @classmethod

@@ -97,8 +97,7 @@ def _ranks(most: int) -> list[int]:
     >>> _ranks(6)
     [2, 4, 6]
     """
-    powers = [2**power for power in range(1, 7) if 2**power <= most]
-    return sorted({*powers, most} - {1})
+    return sorted({2, 4, 8, 16, 32, most} & {*range(2, most + 1)})
 
 
 def _variants(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Variant]:

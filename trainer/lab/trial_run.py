@@ -81,7 +81,7 @@ def _run_here(config: RunConfig, folder: Path, warmup: int, seconds: float) -> N
         stop.set()
 
     if seconds < math.inf:
-        threading.Thread(target=watch, name="lab-clock", daemon=True).start()
+        threading.Thread(target=watch, daemon=True).start()
     try:
         run(config, folder, stop=stop, opened=recorders.append)
     finally:
@@ -90,10 +90,8 @@ def _run_here(config: RunConfig, folder: Path, warmup: int, seconds: float) -> N
 
 def _wait(step: Callable[[], int], ended: Callable[[], bool], warmup: int, seconds: float) -> None:
     """Wait for the end of the run, or for `seconds` after two steps beyond the warm-up."""
-    while step() < warmup + 2:
-        if ended():
-            return
-        time.sleep(POLL_S)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not ended():
+    until_s = math.inf
+    while time.monotonic() < until_s and not ended():
+        if until_s == math.inf and step() >= warmup + 2:
+            until_s = time.monotonic() + seconds
         time.sleep(POLL_S)
