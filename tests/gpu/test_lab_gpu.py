@@ -1,4 +1,4 @@
-"""A sample of the lab on CUDA: what only a GPU tells, and techniques that only it has."""
+"""A trial of the lab on CUDA: the metrics and settings of a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def take(folder: Path, gpu: str, **changes: Any) -> dict[str, Any]:
     return TrialProcess("trainer.lab.trial_run", folder).take(job, 110)
 
 
-def test_a_sample_on_a_gpu_has_its_memory_times_and_clocks(tmp_path: Path, gpu: str) -> None:
+def test_a_trial_on_a_gpu_has_its_memory_times_and_clocks(tmp_path: Path, gpu: str) -> None:
     answer = take(tmp_path, gpu)
     metrics = answer["metrics"]
     for name in ("peak_allocated", "peak_reserved", "gpu_time", "h2d", "samples_per_sec"):

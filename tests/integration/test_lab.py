@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -55,7 +54,7 @@ def taken(folder: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: Path) -> None:
+def test_a_trial_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: Path) -> None:
     tempfile.mkdtemp(prefix=RUN, dir=tmp_path)  # of a killed sweep
     process = TrialProcess("trainer.lab.trial_run", tmp_path)
     first = process.take(job(), 120)
@@ -83,18 +82,7 @@ def test_a_trial_has_a_constant_learning_rate_and_ends_by_time(tmp_path: Path) -
 TWO_RANKS = {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"}
 
 
-def ranks_below(folder: Path) -> list[psutil.Process]:
-    """The ranks that record below a folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        rank = "trainer.runners.rank_worker" in words and "torch.distributed.run" not in words
-        if rank and str(folder) in " ".join(words):
-            found.append(process)
-    return found
-
-
-def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> None:
+def test_a_trial_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> None:
     answer = TrialProcess("trainer.lab.trial_run", tmp_path).take(job(changes=TWO_RANKS), 150)
     metrics = answer["metrics"]
     assert metrics["steps"] == 60
@@ -103,24 +91,6 @@ def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> Non
     assert 0.8 * 2 * 32 < samples_per_step <= 2 * 32 + 1e-6
     assert metrics["peak_process"] > 2**26
     assert answer["machine"]["torch"]
-
-
-def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
-    process = TrialProcess("trainer.lab.trial_run", tmp_path)
-    began: list[psutil.Process] = []
-
-    def stop_when_begun() -> None:
-        wait_until(lambda: any(tmp_path.glob(f"{RUN}*/rank1.sqlite")))  # they train by now
-        began.extend(ranks_below(tmp_path))
-        process.stop()
-
-    stopper = threading.Thread(target=stop_when_begun)
-    stopper.start()
-    process.take(job(changes=TWO_RANKS, steps=LONG), 150)
-    stopper.join()
-    assert len(began) == 2
-    alive = psutil.wait_procs(began, 5)[1]  # a killed one may still write its pages to the disk
-    assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
@@ -133,7 +103,7 @@ def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
     assert diverged["metrics"]["loss_finite"] is False
 
 
-def test_a_folder_that_cannot_be_written_is_no_fault_of_the_sample(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_no_fault_of_the_trial(tmp_path: Path) -> None:
     # Files may have 4096 bytes: an empty store fits, and no more.
     code = (
         "import json, resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
@@ -151,8 +121,8 @@ def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
     process = TrialProcess("trainer.lab.trial_run", tmp_path)
 
     def kill() -> None:
-        wait_until(lambda: bool(samples_of(os.getpid())))
-        samples_of(os.getpid())[0].kill()
+        wait_until(lambda: bool(trials_of(os.getpid())))
+        trials_of(os.getpid())[0].kill()
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -168,11 +138,11 @@ def test_a_time_out_is_a_reason_and_leaves_no_process(tmp_path: Path) -> None:
     answer = TrialProcess("trainer.lab.trial_run", tmp_path).take(job(steps=LONG), 1.0)
     assert "1 s" in answer["reason"]
     assert "metrics" not in answer
-    wait_until(lambda: not samples_of(os.getpid()))
+    wait_until(lambda: not trials_of(os.getpid()))
 
 
-def samples_of(pid: int) -> list[psutil.Process]:
-    """Return the sample processes below a process, its own children and theirs."""
+def trials_of(pid: int) -> list[psutil.Process]:
+    """Return the trial processes below a process, its own children and theirs."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
@@ -212,7 +182,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     assert read_sweep(folder)["status"] == "finished"
 
 
-def test_ctrl_c_stops_a_sweep_and_the_folder_goes_on(tmp_path: Path) -> None:
+def test_kill_9_leaves_no_trial_and_a_sweep_that_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     words = [
         *SWEEP,
@@ -224,33 +194,8 @@ def test_ctrl_c_stops_a_sweep_and_the_folder_goes_on(tmp_path: Path) -> None:
         str(folder),
     ]
     process = lab(tmp_path, *words)
-    wait_until(lambda: taken(folder) >= 1 and bool(samples_of(process.pid)))
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert f"--folder {folder}" in stderr
-    assert read_sweep(folder)["status"] == "stopped"
-    resumed = lab(tmp_path, "--folder", str(folder))
-    _, stderr = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, stderr
-    found = read_sweep(folder)
-    assert (found["status"], found["progress"]["done"]) == ("finished", 3)
-
-
-def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    words = [
-        *SWEEP,
-        "--variants",
-        "set_to_none=false",
-        "--max-rounds",
-        "1",
-        "--folder",
-        str(folder),
-    ]
-    process = lab(tmp_path, *words)
-    wait_until(lambda: bool(samples_of(process.pid)))
-    child = samples_of(process.pid)[0]
+    wait_until(lambda: bool(trials_of(process.pid)))
+    child = trials_of(process.pid)[0]
     second = lab(tmp_path, "--folder", str(folder))
     second.communicate(timeout=60)
     assert second.returncode == 2

@@ -13,16 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
-from stepscope.distributed.rendezvous import find_place
 from stepscope.lab.folder import SAMPLES
 from stepscope.lab.script_plan import script_command
 from stepscope.lab.trial_process import TrialProcess
-from stepscope.run import RunKind, read_run, run_folders
-from stepscope.session.script_session import ScriptSession
-from stepscope.watch import trial
-from stepscope.watch.watched_run import WatchedRun
 from tests.support.git_repository import commit, content
 from tests.support.script_trials import folder_with, started_in, vars_of
 from tests.support.waiting import wait_until
@@ -74,39 +68,6 @@ def test_what_no_trial_may_do_is_a_reason(
     answer = take(tmp_path, "--trouble", trouble)
     assert word in answer["reason"]
     assert bool(answer.get("stops")) is stops
-
-
-def resume(folder: Path) -> None:
-    """Restore an optimizer from a file before the first step."""
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    torch.save(optimizer.state_dict(), folder / "state.pt")
-    state = torch.serialization.load(folder / "state.pt")
-    torch.optim.Adam(model.parameters()).load_state_dict(state)
-
-
-def test_a_resumed_optimizer_ends_the_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr(trial, "set_parent_death_signal", lambda: None)
-    for owner, name in (
-        (torch.serialization, "load"),
-        (torch.serialization, "save"),
-        (torch.optim.Optimizer, "load_state_dict"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # as the trial replaces them
-    place = find_place(tmp_path / "runs", "trial", {})
-    session = ScriptSession(place, name="trial", kind=RunKind.WATCH, sample=False)
-    trial.TrialLimit(WatchedRun(session), warmup=1, steps=2, seconds=1.0).install()
-    with pytest.raises(SystemExit):
-        resume(tmp_path)
-    [run] = run_folders(tmp_path / "runs")
-    ended = read_run(run).run_json["trial"]
-    assert "state.pt" in ended["refused"]
-    assert ended["stops"] is True
 
 
 def test_an_existing_checkpoint_is_not_overwritten(folder: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import signal
@@ -11,13 +9,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from stepscope.cli import lab
-from stepscope.lab import command, script_trial
+from stepscope.lab import script_trial
 from stepscope.lab.folder import Trial
 from stepscope.lab.gate import (
     EXIT_CODES,
@@ -30,7 +27,6 @@ from stepscope.lab.gate import (
     worst,
 )
 from stepscope.lab.script_plan import ScriptCommand, ScriptPlan, parse_variant
-from tests.support import fake_sweep
 
 SCRIPT = ScriptCommand(
     target="t.py", is_module=False, arguments=(), cwd="/", python="python", sha256=None
@@ -109,15 +105,6 @@ def test_equal_memory_passes_and_one_round_or_no_value_is_inconclusive() -> None
     assert markdown([memory, energy]).count("\n") == 4
 
 
-def test_a_wrong_gate_is_wrong_usage(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of pytest stay
-    argv = ["--gate", "speed:+3%", "--variant", "new: --new", "t.py"]
-    assert lab.main(argv) == 2
-    assert "speed" in capsys.readouterr().err
-
-
 def test_a_variant_with_another_pythonpath_keeps_its_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -172,34 +159,6 @@ def test_a_metric_without_values_is_an_error(
     }
     assert found == {"energy": 1, "step_time": 0}
     assert "energy was not measured" in capsys.readouterr().err
-
-
-def test_only_markdown_is_on_stdout_with_a_gate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "table", lambda _: ["the table"])
-    monkeypatch.setattr(command, "closing", lambda _: [])
-    options = argparse.Namespace(json=None)
-    for gates in (True, False):
-        command.close(options, {"baseline": {}, "status": "finished"}, "", gates=gates)
-        out, err = capsys.readouterr()
-        assert ("the table" in out, "the table" in err) == (not gates, gates)
-
-
-def test_only_json_is_on_stdout_if_both_are_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    done = fake_sweep.sweep(variants=[])
-    monkeypatch.setattr(lab, "SweepRunner", lambda *_: SimpleNamespace(run=lambda: done))
-    monkeypatch.setattr(lab, "read_samples", lambda _: sweep(plan("new: --new"), 0.0, 1))
-    (tmp_path / "t.py").touch()
-    argv = ["--gate", "step_time:+3%", "--json", "-", "--folder", str(tmp_path / "sweep")]
-    argv += ["--variant", "new: --new", str(tmp_path / "t.py")]
-    assert lab.main(argv) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out) == done
-    assert "| new | step_time |" in err
 
 
 def test_equal_memory_passes_a_gate_without_an_allowance() -> None:

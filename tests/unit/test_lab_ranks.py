@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli import lab, tune
-from stepscope.lab import torchrun
-from stepscope.lab.command import USAGE, UsageError
+from stepscope.lab import script_trial, torchrun
 from stepscope.lab.measurement import measured
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.lab.script_trial import on_all_ranks
@@ -31,7 +29,7 @@ SECONDS = (0.1, 0.15)
 WATTS = {"GPU-a": 100.0, "GPU-b": 60.0}
 
 
-def job_of(folder: Path, devices: list[str], samples: list[float | None]) -> Path:
+def job_of(folder: Path, devices: list[str], samples: list[float | None], **entries: Any) -> Path:
     """Write a job of two ranks of 40 steps; local rank 0 samples both GPUs."""
     gpus = {
         gpu: [(0.1 * i, 0, {"gpu/energy": watts * 0.1 * i, "gpu/power": watts}) for i in range(70)]
@@ -44,6 +42,7 @@ def job_of(folder: Path, devices: list[str], samples: list[float | None]) -> Pat
         steps = [(0.15 * i, i, values) for i in range(1, 41)]
         memory = [(0.15 * i, i, {"memory/peak_allocated": 1e9 * (rank + 1)}) for i in range(1, 41)]
         given = {"device": device, "world_size": 2, "rank": rank, "created": CREATED}
+        given |= entries
         write_run(folder, given, rank=rank, steps=steps, samples=memory, gpus={} if rank else gpus)
         if rank:
             ended = {"status": "finished", "heartbeat": CREATED}
@@ -55,6 +54,7 @@ def test_the_figures_of_a_job_are_those_of_all_ranks(tmp_path: Path) -> None:
     found = measured(job_of(tmp_path / "job", ["GPU-b", "GPU-a"], [32.0, 16.0]), 5, 2)
     assert found["step_time"] == pytest.approx(0.15)
     assert found["samples_per_sec"] == pytest.approx(48 / 0.15)
+    assert found["steps"] == 40 - 5
     assert found["peak_allocated"] == 2e9
     assert found["loss"] == 2.0
     assert found["power"] == pytest.approx(60.0), "the GPU of rank 0"
@@ -91,6 +91,21 @@ def test_a_setting_is_in_effect_on_all_ranks_or_the_rank_is_named() -> None:
         ("refused", "Rank 1: refused."),
     ]
     assert on_all_ranks([entries("refused")], "in effect")[0]["text"] == "refused."
+
+
+@pytest.mark.parametrize("state", ["in effect", "refused", "not reached"])
+def test_a_trial_counts_only_if_its_settings_are_in_effect(tmp_path: Path, state: str) -> None:
+    settings = [{"name": "fused", "state": state, "text": "The reason."}]
+    ended = {"refused": None, "stops": False}
+    job_of(tmp_path / "runs/a", ["cpu", "cpu"], [32.0, 16.0], trial=ended, settings=settings)
+    job = {"warmup": 5, "changes": {}}
+    found = script_trial._result(tmp_path, 0, job, 2)
+    assert found["settings"][0]["state"] == state
+    if state == "in effect":
+        assert found["metrics"]["steps"] == 40 - 5
+    else:
+        assert found["reason"] == f"fused {state}: Rank 0: The reason."
+    assert "metrics" in script_trial._result(tmp_path, 0, job | {"probe": ["fused"]}, 2)
 
 
 def test_all_ranks_of_a_timed_trial_end_after_the_same_step(
@@ -182,69 +197,3 @@ def test_secrets_are_not_shown_and_the_ranks_are(
         "--api-key '(hidden)'",
     ]
     assert variants[0].changes == {"env:HF_TOKEN": "x2"}
-
-
-def test_the_number_of_ranks_is_part_of_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
-
-    def plan(ranks: int | None) -> ScriptPlan:
-        script = script_command("train.py", [], is_module=False, nproc_per_node=ranks)
-        return ScriptPlan(script=script, variants=(parse_variant("env:A=1"),))
-
-    options: Any = SimpleNamespace(folder=str(tmp_path / "sweep"))
-    for ranks in (2, 2):
-        lab.folder_of(options, plan(ranks))
-    for other in (3, None):
-        with pytest.raises(UsageError, match="another sweep"):
-            lab.folder_of(options, plan(other))
-
-
-def test_the_cores_are_shared_by_the_ranks_of_a_tuned_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    Path("train.py").touch()
-    for ranks, workers in ((None, 4), (2, 3), (8, 1)):
-        number = [] if ranks is None else ["--nproc-per-node", str(ranks)]
-        plan = tune._plan(tune._parser().parse_args(number), ["train.py"])
-        assert plan.script.nproc_per_node == ranks
-        assert f"num_workers={workers}" in [variant.name for variant in plan.variants]
-
-
-@pytest.mark.parametrize("command", ["lab", "tune"])
-def test_the_number_of_ranks_is_positive(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    Path("train.py").touch()
-    words = ["--nproc-per-node", "0", "train.py"]
-    if command == "lab":
-        assert lab.main(["--variant", "env:A=1", *words]) == USAGE
-    else:
-        assert tune.main(words) == USAGE
-    assert "--nproc-per-node: must be 1 to" in capsys.readouterr().err
-
-
-def test_the_rank_that_failed_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ChildFailedError(Exception):
-        def get_first_failure(self) -> tuple[int, Any]:
-            return 3, SimpleNamespace(exitcode=self.args[0])
-
-    def fails(code: int) -> None:
-        raise ChildFailedError(code)
-
-    monkeypatch.setattr(torchrun, "set_parent_death_signal", lambda: None)
-    monkeypatch.setenv(TRIAL, "{}")
-    name = "torch.distributed"
-    errors = SimpleNamespace(ChildFailedError=ChildFailedError)
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(is_available=lambda: True))
-    monkeypatch.setitem(sys.modules, f"{name}.elastic.multiprocessing.errors", errors)
-    run = SimpleNamespace(parse_args=lambda _: SimpleNamespace(), run=lambda _: fails(7))
-    monkeypatch.setitem(sys.modules, f"{name}.run", run)
-    with pytest.raises(SystemExit, match="Rank 3 ended with exit code 7"):
-        torchrun.main(["-m", "stepscope.watch"])

@@ -10,12 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from stepscope.cli import lab
 from stepscope.host.environment import environment
-from stepscope.lab.command import USAGE, UsageError
-from stepscope.lab.plan import Variant
+from stepscope.lab.command import UsageError
 from stepscope.lab.revision import RevisionError, check_links, moved, repository, resolve, unpack
-from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
+from stepscope.lab.script_plan import parse_variant
 from stepscope.watch.trial import _foreign_module
 from tests.support.git_repository import commit, content, git
 from tests.support.gpu_processes import is_running
@@ -63,12 +61,8 @@ def test_a_variant_keeps_its_text_and_holds_the_commit(
     [
         "none",
         "--output=x",
-        "-h",
         "first..main",
         "HEAD:train.py",
-        "main^{tree}",
-        "first main",
-        "@{9}",
     ],
 )
 def test_what_is_no_commit_is_refused(top: Path, revision: str) -> None:
@@ -101,28 +95,6 @@ def test_a_git_that_waits_is_ended_and_may_not_prompt(
     pid, prompt = child.read_text().split()
     assert prompt == "0"
     wait_until(lambda: not is_running(int(pid)))
-
-
-def test_the_reason_of_git_is_told(top: Path, tmp_path: Path) -> None:
-    with pytest.raises(RevisionError, match=r"fatal: .*0{40}"):
-        unpack("0" * 40, top, tmp_path / "tree", [])
-    with pytest.raises(RevisionError, match=str(tmp_path / "none")):
-        resolve("first", tmp_path / "none")
-
-
-def test_a_full_disk_fails_no_run(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc"])
-    assert environment(None, None, top)["commit"] == git(top, "rev-parse", "HEAD")
-
-
-def test_two_revisions_are_not_combined(top: Path) -> None:
-    variants = (parse_variant("rev:first"), parse_variant("rev:main"), parse_variant("tf32"))
-    plan = ScriptPlan(script=script_command("train.py", [], is_module=False), variants=variants)
-    refused = plan.combine(variants[0].changes, variants[1].changes)[1]
-    assert refused is not None
-    assert refused.startswith("rev is ")
-    assert plan.combine(variants[0].changes, variants[2].changes)[1] is None
 
 
 def test_a_revision_is_unpacked_with_its_links(top: Path, tmp_path: Path) -> None:
@@ -175,33 +147,6 @@ def test_a_path_moves_into_the_revision(top: Path, tmp_path: Path) -> None:
     for path in (top / "more.py", tmp_path / "train.py", top / "../train.py"):
         with pytest.raises(RevisionError, match="is not in the re"):
             moved(path, top, tree)
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ("--variant tf32 --link data", "--link: requires a revision"),
-        ("--variant rev:first --link /etc", "--link: must be a path relative to "),
-        ("--variant rev:none", "--variant: rev: 'none'"),
-    ],
-)
-def test_a_wrong_command_is_a_usage_error(
-    top: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    why: str,
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # those of pytest stay
-    words = [*options.split(), "train.py"]
-    assert lab.main(words) == USAGE
-    assert capsys.readouterr().err.startswith(why)
-
-
-def test_links_are_part_of_the_plan(top: Path) -> None:
-    command = script_command("train.py", [], is_module=False, links=["data"])
-    variant = Variant(name="a", label="a", changes={"rev": "0"})
-    assert ScriptPlan(script=command, variants=(variant,)).to_dict()["script"]["links"] == ("data",)
 
 
 @pytest.mark.parametrize(

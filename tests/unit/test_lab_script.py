@@ -31,7 +31,7 @@ from stepscope.lab.script_trial import files
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.watch import trial
 from stepscope.watch.trial import TRIAL, begin_trial
-from stepscope.watch.watched_run import WatchedRun, begin
+from stepscope.watch.watched_run import WatchedRun
 from tests.support.fake_sweep import sweep
 from tests.support.trial_sessions import TrialSession
 
@@ -197,26 +197,6 @@ def test_a_trial_whose_steps_are_not_counted_ends(
             begin_trial(run, "KeyError: 'torch'")
         assert ended.value.code == code
     assert "KeyError: 'torch'" in str(session.refused)
-
-
-def test_a_script_that_cannot_be_recorded_is_no_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TRIAL, "{}")
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    (tmp_path / "runs").write_text("a file, not a folder")
-    with pytest.raises(SystemExit, match="1"):
-        begin("trial", "train.py", tmp_path / "runs")
-
-
-def test_a_changed_file_is_the_reason_without_a_run(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = script.parent / "sweep/sample"
-    folder.mkdir(parents=True)
-    monkeypatch.setattr(script_trial, "_run", lambda *_: (script.parent / "new").touch() or 1)
-    job = plan_of(script).subject() | {"folder": str(folder)}
-    assert "new" in script_trial.run_trial(job)["reason"]
 
 
 @pytest.mark.parametrize(

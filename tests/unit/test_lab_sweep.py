@@ -300,15 +300,6 @@ def test_a_stopped_sweep_repeats_the_open_round_and_continues(tmp_path: Path) ->
     assert len(read_samples(tmp_path / "parts")) == expected["progress"]["done"]
 
 
-def test_a_full_disk_stops_the_sweep(tmp_path: Path) -> None:
-    full = {"reason": "No space left.", "stops": True, "metrics": {}}
-    found = measured(tmp_path, {}, WARMUP, answers={"kernel_warmup": full}, max_rounds=2)
-    assert found["status"] == "stopped"
-    assert found["reason"] == "No space left. Resume continues from here once that is fixed."
-    assert found["variants"][0]["verdict"] == "undecided"
-    assert measured(tmp_path, {}, WARMUP, max_rounds=2)["status"] == "finished"
-
-
 @pytest.mark.parametrize("key", ["host", "gpu", "torch"])
 def test_a_sweep_continues_only_on_its_machine(tmp_path: Path, key: str) -> None:
     def answer(value: str) -> FakeTaker:
@@ -446,18 +437,6 @@ def test_a_variant_is_compared_with_the_geometric_mean_of_the_baselines(runs: in
     state = replay_comparison(comparison, trials, plan(max_rounds=2).rules, seed=0)
     assert state.next is None
     assert state.speed["variant"].effect == pytest.approx(0)
-
-
-def test_many_variants_are_compared_with_several_trials_of_the_baseline(tmp_path: Path) -> None:
-    variants = [LAST, WARMUP, variant(deterministic=True), ZERO]
-    found = measured(tmp_path, {}, *variants, max_rounds=2, find_best=False)
-    names = ["baseline", "baseline 2", *(one.name for one in variants)]
-    assert [sorted(one["order"]) for one in found["rounds"]] == [sorted(names)] * 2
-    assert [one["order"] for one in found["rounds"]] != [names] * 2
-    trials = [one for one in read_samples(tmp_path)[1:] if one.name.startswith("baseline")]
-    rates = sorted(one.metrics["samples_per_sec"] for one in trials)
-    rate = found["baseline"]["metrics"]["samples_per_sec"]
-    assert rate == pytest.approx(sum(rates[1:3]) / 2)
 
 
 def test_plans_survive_json_and_reject_invalid_values() -> None:

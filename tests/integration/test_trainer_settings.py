@@ -1,4 +1,4 @@
-"""Each switch of the step on the CPU: it trains as plain fp32 does, and resumes bit for bit."""
+"""Each setting of the training step on the CPU: trains as plain fp32 and resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CNN = replace(
 )
 SAVED = 15  # within the second epoch of 13 steps
 
-# Each switch, with how far its losses may be from those of plain fp32, relative to them. What
+# Each setting, with how far its losses may be from those of plain fp32, relative to them. What
 # takes the same arithmetic must be equal; other orders of sums differ by rounding, which 20 steps
 # of Adam make larger; 16 bits keep two to three digits, and in the weights too if they are pure.
-SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
+SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     "warm-up": ({"kernel_warmup": True}, 0.0),
     "gradients filled with zeros": ({"set_to_none": False}, 0.0),
     "deterministic": ({"deterministic": True}, 0.0),
@@ -48,11 +48,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     return losses
 
 
-@pytest.mark.parametrize("name", SWITCHED)
-def test_a_switch_trains_as_plain_fp32_and_resumes_bitwise(
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_trains_as_plain_fp32_and_resumes_bitwise(
     name: str, plain: np.ndarray, tmp_path: Path, saving_at_step: SaveAtStep
 ) -> None:
-    changes, tolerance = SWITCHED[name]
+    changes, tolerance = SETTINGS[name]
     config = replace(CNN, **changes)
     saving_at_step(SAVED)
     whole = train(tmp_path, "whole", config)
@@ -85,12 +85,12 @@ def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> No
     train(tmp_path, "pure", config)
     model = read_checkpoint(tmp_path / "pure" / "last.pt")["model"]
     assert {weights.dtype for weights in model.values()} == {torch.bfloat16}
-    again: RunConfig = replace(CNN, max_steps=20, resume_from="pure/last.pt")
-    losses = train(tmp_path, "fp32", again)
+    resumed: RunConfig = replace(CNN, max_steps=20, resume_from="pure/last.pt")
+    losses = train(tmp_path, "fp32", resumed)
     assert losses[-1] < losses[0]
 
 
-def test_an_operation_without_a_deterministic_algorithm_is_told_with_the_remedy(
+def test_an_operation_without_a_deterministic_algorithm_is_named_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = TrainStep.forward

@@ -1,4 +1,4 @@
-"""Each switch of the step on a GPU: it acts, trains as plain fp32 does, and resumes.
+"""Each setting of the training step on a GPU: it acts, trains as plain fp32 does, and resumes.
 
 CUDA Graphs, autocast, the loss scale and checkpointing run on the simulator too. The modes of
 torch.compile for GPUs do not, and nothing here says how fast anything is.
@@ -34,10 +34,10 @@ from trainer.workloads import WORKLOADS
 
 SAVED = 33  # within the second epoch of 26 steps
 
-# Each switch, with how far its losses may be from those of plain fp32, relative to them: 60 steps
+# Each setting, with how far its losses may be from those of plain fp32, relative to them: 60 steps
 # of Adam make the rounding of another order of sums larger; 16 bits keep two to three digits; Adam
 # in pure fp16 divides by more, and so takes other steps.
-SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
+SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     "warm-up": ({"kernel_warmup": True, "preallocate_memory": True}, 5e-3),
     "cudnn.benchmark": ({"cudnn_benchmark": True}, 5e-3),
     "gradients filled with zeros": ({"set_to_none": False}, 5e-3),
@@ -72,11 +72,11 @@ def plain(gpu: TrainDevice, tmp_path_factory: pytest.TempPathFactory) -> np.ndar
     return train(tmp_path_factory.mktemp("plain"), "run", cnn(gpu))
 
 
-@pytest.mark.parametrize("name", SWITCHED)
-def test_a_switch_trains_as_plain_fp32_and_resumes(
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_trains_as_plain_fp32_and_resumes(
     name: str, plain: np.ndarray, gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes, tolerance = SWITCHED[name]
+    changes, tolerance = SETTINGS[name]
     config = cnn(gpu, **changes)
     if refused := validate(config, [gpu]):
         pytest.skip(str(refused[0]))
@@ -117,9 +117,9 @@ def test_whole_batches_are_replayed_and_the_rest_goes_without_the_graph(
     for key in ("train/grad_norm", "val/loss"):
         found, wanted = (metric(tmp_path / name, key) for name in ("graphs", "eager"))
         np.testing.assert_allclose(found, wanted, rtol=1e-3)
-    told = [event.text for event in events(tmp_path / "graphs") if event.kind == "cuda_graphs"]
-    assert len(told) == 1
-    assert "; the smaller last step of each epoch runs without the graph" in told[0]
+    texts = [event.text for event in events(tmp_path / "graphs") if event.kind == "cuda_graphs"]
+    assert len(texts) == 1
+    assert "; the smaller last step of each epoch runs without the graph" in texts[0]
 
 
 def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_path: Path) -> None:
