@@ -93,7 +93,6 @@ class MachinePoller:
                     return
 
     def _watch(self) -> None:
-        self._machine.arm(True)
         deadline = self._clock()
         while self._wait_until(deadline):
             self._poll()
@@ -104,7 +103,6 @@ class MachinePoller:
         if self._machine.xid_watcher is not None:
             self._machine.xid_watcher.stop()
             self._machine.xid_watcher = None
-        self._machine.arm(False)
 
     def _wanted(self) -> bool:
         return not self._ending and self._clock() - self._asked_at <= IDLE_S

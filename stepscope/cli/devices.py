@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from stepscope.cli import call_driver
@@ -36,7 +35,6 @@ EXAMPLES = (
 )
 FIRST_WAIT_S = 0.3  # Pause between the first two samples, which give process loads and activity.
 SILENT_S = 15.0  # Timeout of a driver call.
-END_S = 1.0  # Timeout of the call that disables the activity counters.
 MIN_COLUMNS = 40
 MIN_WINDOW_S = 5.0  # Of throttling times; a shorter one shows those since the driver was loaded.
 MAX_COMMAND = 100  # characters
@@ -110,25 +108,20 @@ def show(
 ) -> int:
     """Print the devices once, or every `watch_s` seconds; return 1 if the driver is silent."""
     try:
-        call_driver(lambda: machine.arm(True), SILENT_S)
-        try:
-            call_driver(machine.poll, SILENT_S)
-            sleep(FIRST_WAIT_S)
-            while True:
-                view = call_driver(machine.poll, SILENT_S)
-                if as_json:
-                    indent = 1 if watch_s is None else None
-                    print(json.dumps(machine_json(view), indent=indent), flush=True)
-                else:
-                    clear = CLEAR if watch_s is not None and sys.stdout.isatty() else ""
-                    columns = shutil.get_terminal_size().columns
-                    print(clear + "\n".join(table(view, columns)), flush=True)
-                if watch_s is None:
-                    return 0
-                sleep(watch_s)
-        finally:
-            with suppress(TimeoutError):
-                call_driver(lambda: machine.arm(False), END_S)
+        call_driver(machine.poll, SILENT_S)
+        sleep(FIRST_WAIT_S)
+        while True:
+            view = call_driver(machine.poll, SILENT_S)
+            if as_json:
+                indent = 1 if watch_s is None else None
+                print(json.dumps(machine_json(view), indent=indent), flush=True)
+            else:
+                clear = CLEAR if watch_s is not None and sys.stdout.isatty() else ""
+                columns = shutil.get_terminal_size().columns
+                print(clear + "\n".join(table(view, columns)), flush=True)
+            if watch_s is None:
+                return 0
+            sleep(watch_s)
     except TimeoutError:
         print(f"The NVIDIA driver did not answer within {SILENT_S:g} s.", file=sys.stderr)
         return 1

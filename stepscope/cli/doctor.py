@@ -174,12 +174,10 @@ def check_gpus(open_nvml: Callable[[], DeviceSource], *, has_cuda: bool) -> list
 
 
 def _check_gpu(source: DeviceSource, info: DeviceInfo) -> CheckResult:
-    source.arm_gpm(True)
     source.read(info.uuid, *SamplingTier)
     time.sleep(BETWEEN_S)
     values = source.read(info.uuid, *SamplingTier)
     reasons = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
-    source.arm_gpm(False)
     what, lost = f"GPU {info.nvml_index}", source.lost(info.uuid)
     if lost is not None:
         remedy = "Look for 'Xid' in dmesg; the GPU may need a reset."

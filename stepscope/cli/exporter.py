@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 
 from stepscope.cli import CommandError
@@ -44,7 +45,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
     from stepscope.gpu.machine_monitor import MachineMonitor
     from stepscope.gpu.source import open_source
 
-    collector = ExporterCollector(root, MachineMonitor(open_source))
+    # A DCGM exporter may read the activity counters.
+    machine = MachineMonitor(functools.partial(open_source, reads_activity=False))
+    collector = ExporterCollector(root, machine)
     try:
         server = open_server(collector, options.address, options.port)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Read the activity of a GPU's units by NVML's GPM (Hopper and newer): means between two samples.
 
-Reading disturbs other readers, such as a DCGM exporter, so GPM is disabled by default.
+Reading disturbs other readers, such as a DCGM exporter, so it happens only for a page or a run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from stepscope.gpu.nvml_queries import BYTES_PER_SECOND, ONE_READING, PERCENT
 
 MIB = 2**20
 MIN_INTERVAL_S = 0.1  # Between two samples (nvml.h).
+MAX_INTERVAL_S = 10.0  # A mean over a longer break would be misleading.
 
 METRICS = {
     2: "gpu/sm_active",
@@ -33,7 +34,6 @@ ONLY_ROOT = (
     "permission: this driver lets only administrators read the activity counters "
     "(its option NVreg_RestrictProfilingToAdminUsers)"
 )
-NOT_ARMED = "read only while it is shown or recorded"
 BEFORE_HOPPER = "not supported on this GPU (Hopper and newer have it)"
 _REASONS = {PERMISSION: ONLY_ROOT, NOT_BY_GPU: BEFORE_HOPPER}
 
@@ -53,29 +53,26 @@ class GpmReader:
     def read(self) -> dict[str, float]:
         """Return the means since the last call; {} without a sample at least 0.1 s old."""
         now = self._device.library.clock()
-        if self._sampled_at is not None and now - self._sampled_at < MIN_INTERVAL_S:
-            return {}
+        if self._sampled_at is not None:
+            if now - self._sampled_at < MIN_INTERVAL_S:
+                return {}
+            if now - self._sampled_at > MAX_INTERVAL_S:
+                self._sampled_at = None
         values = self._device.query(self._calls)
         if values is None:
-            self.rest()
+            self.given = frozenset()
+            self._sampled_at = None
             return {}
         if self._sampled_at is not None:
             self.given = frozenset(values)
         self._sampled_at = now
         return values
 
-    def rest(self) -> None:
-        """Discard the last sample and `given`, until the next call of `read`."""
-        self.given = frozenset()
-        self._sampled_at = None
-
-    def reasons(self, *, armed: bool) -> dict[str, str]:
+    def reasons(self) -> dict[str, str]:
         """Return the reasons for missing metrics of SHARES, by key."""
         reason = self._device.reason(self._calls)
         if reason is not None:
             reason = _REASONS.get(reason, reason)
-        elif not armed:
-            reason = NOT_ARMED
         else:
             reason = NOT_BY_GPU if self.given else ONE_READING
         return {key: reason for key in SHARES if key not in self.given}

@@ -167,13 +167,6 @@ class MachineMonitor:
         self._devices: dict[str, DeviceMonitor] = {}
         self._host = HostSampler()
         self.xid_watcher: XidWatcher | None = None  # Set by the thread that polls.
-        self._armed = False
-
-    def arm(self, armed: bool) -> None:
-        """Enable or disable the counters of SM, tensor and DRAM activity."""
-        if self._source is not None and armed != self._armed:
-            self._source.arm_gpm(armed)
-        self._armed = armed
 
     def poll(self) -> MachineState:
         """Read the values that are due; return all. Takes some milliseconds for each GPU."""
@@ -217,8 +210,6 @@ class MachineMonitor:
         """The source of the latest poll, opened now if there is none."""
         if self._source is None or self._clock() >= self._source.retry_at:
             source = self._source = self._open_source()
-            if self._armed:
-                source.arm_gpm(True)
             self._since = None  # sums begin at the next poll
             self._devices = {info.uuid: DeviceMonitor(info) for info in source.devices()}
         return self._source

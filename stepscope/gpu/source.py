@@ -56,9 +56,6 @@ class DeviceSource:
         """Return the driver's recovery action for a GPU as text; None for none or unknown."""
         return None
 
-    def arm_gpm(self, on: bool) -> None:
-        """Read the activity counters of newer GPUs from now on; each True needs one False."""
-
     def reasons(self, uuid: str) -> dict[str, str]:
         """Return the reasons for missing metrics, and "processes", by key, of queries so far."""
         return {}
@@ -108,12 +105,12 @@ class NvmlSource(DeviceSource):
     block the call.
     """
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic, *, reads_activity: bool = True) -> None:
         self._library = NvmlLibrary(clock)
         self._infos = {info.uuid: info for info in _list_devices(self._library)}
         self._names = ProcessInfoCache(clock)
         self._gpus: dict[str, _Gpu] = {}
-        self._armed = 0
+        self._reads_activity = reads_activity
 
     def devices(self) -> list[DeviceInfo]:
         return list(self._infos.values())
@@ -122,15 +119,15 @@ class NvmlSource(DeviceSource):
         gpu = self._gpu(uuid)
         # GPM is cheaper than the counters of links, which take 0.25 ms each (docs/gpu).
         values = gpu.values.read(tiers, gpu.activity.given)
-        if self._armed and SamplingTier.MEDIUM in tiers:
+        if self._reads_activity and SamplingTier.MEDIUM in tiers:
             values |= gpu.activity.read()
         return values
 
     def reasons(self, uuid: str) -> dict[str, str]:
         gpu = self._gpu(uuid)
         reasons = gpu.values.reasons() | gpu.processes.reasons()
-        if gpu.device.found or gpu.device.lost:
-            reasons |= gpu.activity.reasons(armed=self._armed > 0)
+        if self._reads_activity and (gpu.device.found or gpu.device.lost):
+            reasons |= gpu.activity.reasons()
         return {key: text for key, text in reasons.items() if key not in gpu.activity.given}
 
     def lost(self, uuid: str) -> str | None:
@@ -169,12 +166,6 @@ class NvmlSource(DeviceSource):
     def recovery_action(self, uuid: str) -> str | None:
         number = self._gpu(uuid).device.query(_RECOVERY)
         return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
-
-    def arm_gpm(self, on: bool) -> None:
-        self._armed = max(0, self._armed + (1 if on else -1))
-        if not self._armed:
-            for gpu in self._gpus.values():
-                gpu.activity.rest()
 
     def _gpu(self, uuid: str) -> _Gpu:
         if uuid not in self._gpus:
@@ -238,27 +229,30 @@ _OPEN_AGAIN_S = 30.0
 _opened: dict[tuple[int, str], DeviceSource] = {}
 
 
-def open_source(clock: Clock = time.monotonic, *, reader: str = "sampler") -> DeviceSource:
+def open_source(
+    clock: Clock = time.monotonic, *, reader: str = "sampler", reads_activity: bool = True
+) -> DeviceSource:
     """Return this process's source, opened on the first call (tens of ms on a GPU machine).
 
     Each `reader` has a separate source: rates are means since its last reading, and a source is
     not thread-safe. Without a driver it returns a `NullSource`, and retries after 30 s. There is no
-    lock, which a fork could leave locked: NVML counts its initializations.
+    lock, which a fork could leave locked: NVML counts its initializations. `reads_activity`: the
+    activity counters of newer GPUs, which other programs may read as well.
     """
     key = os.getpid(), reader
     source = _opened.get(key)
     if source is None or clock() >= source.retry_at:
-        source = _opened[key] = _open(clock)
+        source = _opened[key] = _open(clock, reads_activity)
     return source
 
 
-def _open(clock: Clock) -> DeviceSource:
+def _open(clock: Clock, reads_activity: bool) -> DeviceSource:
     if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
         return NullSource(_WRONG_PACKAGE)
     retry_at = clock() + _OPEN_AGAIN_S
     try:
         pynvml.nvmlInit()
-        source = NvmlSource(clock)
+        source = NvmlSource(clock, reads_activity=reads_activity)
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
             return NullSource(_UPDATED)

@@ -90,7 +90,6 @@ class Sampler:
             self._thread.join(timeout_s)
         watcher, self._xid = self._xid, None
         if watcher is not None:  # its thread ends within half a second
-            self._source.arm_gpm(False)
             watcher.stop(timeout_s=0.0)
         if self._thread.is_alive():
             log.warning("stepscope-sampler did not end within %.1f s", timeout_s)
@@ -200,9 +199,8 @@ class Sampler:
         )
 
     def _begin_watching(self) -> None:
-        """Enable the activity counters, and watch for Xid events, if there are GPUs."""
+        """Watch for Xid events if there are GPUs."""
         if self._xid is None and self._source.reason is None and self._devices:
-            self._source.arm_gpm(True)
             self._xid = XidWatcher(self._source, self._on_xid, uuids=frozenset(self._devices))
 
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:

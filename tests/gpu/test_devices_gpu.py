@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from stepscope.common.metrics import Stream
-from stepscope.gpu.gpm import NOT_ARMED, SHARES
+from stepscope.gpu.gpm import SHARES
 from stepscope.gpu.process_memory import OTHERS, OWN
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.run import RunKind, RunStatus
@@ -115,7 +115,6 @@ def test_a_run_records_its_share_of_the_memory_and_its_neighbors(
 def test_activity_is_recorded_or_has_a_reason(source: DeviceSource, tmp_path: Path) -> None:
     folder = record(tmp_path / "run", 2.5, half_busy)
     missing = run_json(folder)["capabilities"]["missing"][gpu_uuid(0)]
-    assert NOT_ARMED not in missing.values(), "a run that is recorded reads them"
     for key in SHARES:
         if key in missing:
             continue

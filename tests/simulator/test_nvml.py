@@ -51,7 +51,7 @@ def test_everything_that_a_gpu_tells_is_recorded(library: Path, tmp_path: Path) 
     assert values["gpu/nvlink_tx"] > 0
     assert set(found["missing"][FIRST]) == {
         f"gpu/{key}" for key in ("sm_active", "sm_occupancy", "tensor_active", "dram_active")
-    }, "only what nobody has armed"
+    }, "only what this GPU lacks"
 
 
 REFUSALS = {

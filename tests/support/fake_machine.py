@@ -143,7 +143,6 @@ class FakeSource(DeviceSource):
     gpus: list[Gpu] = field(default_factory=list)
     reason: str | None = None
     reads: list[tuple[str, SamplingTier]] = field(default_factory=list)
-    armed: bool | None = None
     before_read: Callable[[], None] = lambda: None
 
     def devices(self) -> list[DeviceInfo]:
@@ -176,9 +175,6 @@ class FakeSource(DeviceSource):
 
     def recovery_action(self, uuid: str) -> str | None:
         return self._gpu(uuid).recovery
-
-    def arm_gpm(self, armed: bool) -> None:
-        self.armed = armed
 
     def _gpu(self, uuid: str) -> Gpu:
         every = [*self.gpus, *(one for gpu in self.gpus for one in gpu.instances)]

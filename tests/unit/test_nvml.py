@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.common.metrics import METRICS, Stream
 from stepscope.gpu import source as nvml
-from stepscope.gpu.gpm import NOT_ARMED, SHARES
+from stepscope.gpu.gpm import BEFORE_HOPPER, SHARES
 from stepscope.gpu.nvml_device import (
     NOT_BY_DRIVER,
     NOT_BY_GPU,
@@ -33,7 +33,7 @@ from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, insta
 A, B = "GPU-aaaa", "GPU-bbbb"
 ALL = tuple(SamplingTier)
 RATES = {f"gpu/{link}_{way}" for link in ("pcie", "nvlink") for way in ("tx", "rx")}
-LATER = dict.fromkeys(RATES, ONE_READING) | dict.fromkeys(SHARES, NOT_ARMED)
+LATER = dict.fromkeys(RATES, ONE_READING) | dict.fromkeys(SHARES, BEFORE_HOPPER)
 """Why values are missing from a first read of a GPU that has them all."""
 UTIL = "nvmlDeviceGetUtilizationRates"
 HANDLE = "nvmlDeviceGetHandleByUUID"

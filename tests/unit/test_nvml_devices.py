@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from stepscope.gpu.device_info import DeviceProperties
-from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
+from stepscope.gpu.gpm import BEFORE_HOPPER, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, PERMISSION, RETRY_S
 from stepscope.gpu.nvml_queries import KEYS, ONE_READING, SamplingTier
@@ -195,9 +195,6 @@ def test_activity_is_the_mean_between_two_samples_that_take_turns(
 ) -> None:
     gpu.activity = BUSY
     assert "gpu/sm_active" not in source.read(A, SamplingTier.MEDIUM)
-    assert source.reasons(A)["gpu/sm_active"] == NOT_ARMED
-    source.arm_gpm(True)
-    assert "gpu/sm_active" not in source.read(A, SamplingTier.MEDIUM)
     assert source.reasons(A)["gpu/sm_active"] == ONE_READING
     clock.now += 0.05
     source.read(A, SamplingTier.MEDIUM)
@@ -211,13 +208,15 @@ def test_activity_is_the_mean_between_two_samples_that_take_turns(
     assert set(source.reasons(A)) & set(SHARES) == {"gpu/tensor_active"}
     assert library.compared == [(2, 1), (1, 2), (2, 1)]
     assert library.calls["nvmlGpmSampleAlloc"] == 2
+    clock.now += 100
+    values = source.read(A, SamplingTier.MEDIUM)
+    assert "gpu/sm_active" not in values, "the mean over a break is nothing"
 
 
 def test_an_instances_activity_is_that_of_its_parents_counters(
     divided: NvmlSource, library: FakeNvml, clock: FakeClock
 ) -> None:
     library.gpus[0].activity = {2: 40.0}
-    divided.arm_gpm(True)
     divided.read(SLICE, SamplingTier.MEDIUM)
     clock.now += 0.5
     assert divided.read(SLICE, SamplingTier.MEDIUM)["gpu/sm_active"] == 40.0
@@ -236,7 +235,6 @@ def test_links_have_their_rates_from_the_activity_counters_or_from_byte_counters
         clock.now += 0.2
         return source.read(A, *SamplingTier)
 
-    source.arm_gpm(True)
     for _ in range(3):
         read()
     library.asked_fields.clear()
@@ -245,10 +243,11 @@ def test_links_have_their_rates_from_the_activity_counters_or_from_byte_counters
     assert values["gpu/pcie_tx"] == round(BUSY[20] * 2**20, -3)
     assert (values["gpu/nvlink_rx"], values["gpu/nvlink_tx"]) == (5_243_000, 6_291_000)
     assert not {"gpu/nvlink_rx", "gpu/pcie_rx"} & set(source.reasons(A))
-    source.arm_gpm(False)
+    source = NvmlSource(clock, reads_activity=False)
     read()
     values = read()
     assert (values["gpu/pcie_tx"], values["gpu/nvlink_rx"]) == (5000.0, 5000.0 * 1024)
+    assert not {*SHARES} & set(source.reasons(A))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +271,6 @@ def test_activity_follows_the_error_rule(
 ) -> None:
     gpu.activity = BUSY
     gpu.errors = {function: code}
-    source.arm_gpm(True)
     for _ in range(11):
         assert "gpu/temp" in source.read(A, SamplingTier.MEDIUM)
         assert source.reasons(A)["gpu/dram_active"].startswith(reason)
@@ -285,7 +283,6 @@ def test_a_shutdown_by_other_code_ends_the_buffers(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     gpu.activity = BUSY
-    source.arm_gpm(True)
     source.read(A, SamplingTier.MEDIUM)
     library.errors = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_UNINITIALIZED}
     source.read(A, SamplingTier.FAST)
@@ -293,29 +290,6 @@ def test_a_shutdown_by_other_code_ends_the_buffers(
     clock.now += 10
     source.read(A, SamplingTier.MEDIUM)
     assert [number for number, _ in library.sampled] == [2, 4]
-
-
-def test_who_arms_last_disarms(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    gpu.activity = BUSY
-    for on in (True, True, False):
-        source.arm_gpm(on)
-    for _ in range(2):
-        source.read(A, SamplingTier.MEDIUM)
-        clock.now += 0.5
-    assert library.calls["nvmlGpmMetricsGet"] == 1
-    for on in (False, False):
-        source.arm_gpm(on)
-    source.read(A, SamplingTier.MEDIUM)
-    assert library.calls["nvmlGpmSampleGet"] == 2
-    assert source.reasons(A)["gpu/sm_active"] == NOT_ARMED
-    clock.now += 100
-    source.arm_gpm(True)
-    values = source.read(A, SamplingTier.MEDIUM)
-    assert "gpu/sm_active" not in values, "the mean over the break is nothing"
-    clock.now += 0.5
-    assert "gpu/sm_active" in source.read(A, SamplingTier.MEDIUM)
 
 
 CODES = (1, 2, 3, 4, 6, 7, 9, 10, 13, 15, 16, 18, 21, 25, 28, 999)
@@ -332,7 +306,6 @@ def test_under_any_errors_each_gap_has_a_reason_and_nothing_is_raised(
     functions += [name[1:] for name in vars(FakeNvml) if name.startswith("_nvml")]
     functions.remove("nvmlErrorString")
     machine = MachineMonitor(lambda: divided, clock=clock)
-    machine.arm(True)
     for _ in range(20):
         failing = chance.sample(functions, chance.randint(0, 8))
         library.errors = {name: chance.choice(CODES) for name in failing}
