@@ -20,7 +20,6 @@ from stepscope.memory.breakdown import (
 )
 from stepscope.memory.breakdown_series import (
     BreakdownReading,
-    BreakdownSource,
     breakdown_source,
     newest_breakdown,
     peaks,
@@ -90,7 +89,7 @@ def gpu_of(content: RunView) -> str | None:
 def breakdown_of(run: RunInfo) -> Breakdown | None:
     """Return the memory breakdown of a run; None before any sample. Raises StoreError."""
     with StoreReader(run.folder) as reader:
-        source = _source(reader, run)
+        source = breakdown_source(reader.series(), gpu_of(run_content(run)))
         if source is None:
             return None
         now = newest_breakdown(reader, source)
@@ -170,13 +169,6 @@ def breakdown_figure(found: Breakdown, created: float) -> Json:
         yaxis=figures.FIXED | {"ticksuffix": f" {unit}", "rangemode": "tozero"},
     )
     return {"data": areas, "layout": layout}
-
-
-def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
-    """Return the source of the breakdown, without the split metric if it is unavailable."""
-    split = (run.run_json.get("capabilities") or {}).get("split")
-    unreliable = frozenset({SPLIT} if isinstance(split, str) else ())
-    return breakdown_source(reader.series(), gpu_of(run_content(run)), unreliable)
 
 
 def missing_reasons(run: RunInfo) -> dict[str, str]:

@@ -7,6 +7,7 @@ for the driver or the device, a read stops every Python thread.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -34,6 +35,8 @@ def read(device_index: int) -> dict[str, float]:
         return {}
     stats = sys.modules["torch"].cuda.memory_stats_as_nested_dict(device_index)
     values = {key: _follow(stats, path) for key, path in _PATHS.items()}
+    if _omits_split():
+        del values["memory/inactive_split"]
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -86,6 +89,11 @@ def has_expandable_segments(settings: str) -> bool:
     """
     values = _EXPANDABLE.findall(settings)
     return bool(values) and values[-1].lower() == "true"
+
+
+@functools.cache  # the settings hold from the start of CUDA on
+def _omits_split() -> bool:
+    return split_reason() is not None
 
 
 def split_reason() -> str | None:

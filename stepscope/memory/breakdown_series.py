@@ -47,17 +47,14 @@ class BreakdownReading:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownSource:
-    """The series of a process and its GPU; metrics in `unreliable` count as missing."""
+    """The series of a process and its GPU."""
 
     place: MemoryDomain
     samples: SeriesInfo
     device: SeriesInfo | None
-    unreliable: frozenset[str] = frozenset()
 
 
-def breakdown_source(
-    series: Iterable[SeriesInfo], gpu: str | None, unreliable: frozenset[str] = frozenset()
-) -> BreakdownSource | None:
+def breakdown_source(series: Iterable[SeriesInfo], gpu: str | None) -> BreakdownSource | None:
     """Return the source of the breakdown, None before any sample; `gpu` is None for the CPU."""
     by_source = {(info.stream, info.source): info for info in series}
     samples = by_source.get((Stream.SAMPLES.value, ""))
@@ -65,7 +62,7 @@ def breakdown_source(
         return None
     place = MemoryDomain.HOST if gpu is None else MemoryDomain.DEVICE
     device = by_source.get((Stream.DEVICES.value, gpu or ""))
-    return BreakdownSource(place, samples, None if gpu is None else device, unreliable)
+    return BreakdownSource(place, samples, None if gpu is None else device)
 
 
 def read_breakdown(
@@ -144,8 +141,6 @@ def _read(
             device = reader.read(source.device.id, *rows, bucket)
             if len(device):
                 columns |= _gpu_columns(device, ts, reserved + np.nan_to_num(outside), hold_s)
-    for key in source.unreliable:
-        columns.pop(key, None)
     readings = []
     for row, values in enumerate(zip(*columns.values(), strict=True)):
         known = dict(zip(columns, map(float, values), strict=True))

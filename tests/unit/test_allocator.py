@@ -115,3 +115,8 @@ def test_expandable_segments_have_no_count_of_their_split(
         native._accelerator_getAllocatorSettings = lambda: program
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=native))
     assert split_reason() == reason
+    allocator._omits_split.cache_clear()
+    use(monkeypatch, FakeCuda(STATS))
+    sys.modules["torch"]._C = native  # type: ignore[attr-defined]
+    assert ("memory/inactive_split" in allocator.read(0)) is (reason is None)
+    allocator._omits_split.cache_clear()

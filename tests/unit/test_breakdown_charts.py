@@ -17,7 +17,6 @@ from dashboard.charts.memory_breakdown import (
     breakdown_rows,
 )
 from dashboard.views.run_memory import process_rows
-from stepscope.memory.allocator import NO_SPLIT
 from stepscope.memory.breakdown import CATEGORIES
 from stepscope.run import RunInfo, RunKind, read_run
 from tests.support.breakdown_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
@@ -95,17 +94,6 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
             "state and other: it was not recorded at this moment."
         ),
     ]
-
-
-def test_a_split_that_torch_does_not_count_is_missing_and_not_zero(tmp_path: Path) -> None:
-    run = cuda_run(tmp_path, capabilities={"split": NO_SPLIT})
-    found = read(run)
-    assert found.now["cache"] == 200 * MIB
-    assert not {"split", "cached"} & {key for one in found.readings for key in one.categories or {}}
-    assert (
-        "Cached memory is not split into reclaimable and fragmented memory: torch does not count "
-        "the split of expandable segments (expandable_segments:True)."
-    ) in found.notes
 
 
 def test_a_run_without_samples_has_no_breakdown(tmp_path: Path) -> None:
