@@ -111,6 +111,7 @@ def _text(path: Path | str) -> str:
     return ""
 
 
+OWN_STARTERS = ("stepscope-code", "stepscope-alerts")  # Their children are not the script's.
 REST = 200  # Cooldown in multiples of a reading's duration: 0.5% of the sampler's thread.
 
 
@@ -123,8 +124,8 @@ def resident() -> int | None:
     pid = os.getpid()
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return None
-    threads = {thread.native_id or pid for thread in threading.enumerate()}
-    found = _children((pid, thread) for thread in threads | {pid})
+    threads = [thread for thread in threading.enumerate() if thread.name not in OWN_STARTERS]
+    found = _children((pid, thread.native_id or pid) for thread in threads)
     for child in found:  # grows meanwhile: workers of a fork server are children of a child
         found += _children([(child, child)])
     return sum(map(_pages, found)) * os.sysconf("SC_PAGE_SIZE")

@@ -84,13 +84,6 @@ LONG_BATCH = """
 net, optimizer = training(pause=0.2)  # so that a busy machine's sampler reads memory meanwhile
 net(torch.empty(int(0.4 * free / 1024), 256, device="cuda"))
 """
-OPTIMIZER = """
-size = int(0.28 * free / 24 / 4)
-weights = [nn.Parameter(torch.zeros(size, device="cuda")) for _ in range(24)]
-optimizer = torch.optim.AdamW(weights, foreach=False)
-sum(weight.sum() for weight in weights).backward()
-optimizer.step()
-"""
 BACKWARD = """
 class Hungry(torch.autograd.Function):
     @staticmethod
@@ -109,8 +102,6 @@ CASES = {
     "pieces": (PIECES, OomCause.FRAGMENTATION, None),
     "another process": (OTHER_PROCESS, OomCause.OTHER_PROCESS, None),
     "growth": (GROWTH, OomCause.GROWTH, None),
-    "long batch": (LONG_BATCH, OomCause.TOO_LARGE, "forward"),
-    "optimizer": (OPTIMIZER, OomCause.TOO_LARGE, "optimizer"),
     "backward": (BACKWARD, OomCause.TOO_LARGE, "backward"),
 }
 

@@ -68,16 +68,17 @@ def told(folder: Path) -> list[str]:
     return [event.text for event in events(folder) if event.kind == "memory_growth"]
 
 
-def found(folder: Path) -> list[str]:
+def found(folder: Path) -> list[tuple[str, str | None]]:
     every = findings(read_recorded(read_run(folder)))
-    return [finding.text for finding in every if finding.kind == "memory-growth"]
+    return [(one.text, one.next) for one in every if one.kind == "memory-growth"]
 
 
 def test_the_leak_is_named(folders: tuple[Path, Path]) -> None:
     leak, _ = folders
     [text] = told(leak)
     assert "losses" in text
-    assert found(leak)
+    [(finding, advice)] = found(leak)
+    assert f"{finding} {advice}" == text
 
 
 def test_the_sound_script_is_not(folders: tuple[Path, Path]) -> None:

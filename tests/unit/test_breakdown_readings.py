@@ -189,13 +189,6 @@ def long_run(folder: Path, ticks: int, peak: int) -> BreakdownSource:
         return source_of(reader)
 
 
-@pytest.mark.parametrize("peak", [0, 777, 39_999])
-def test_a_peak_of_one_tick_is_found_in_a_long_run(tmp_path: Path, peak: int) -> None:
-    source = long_run(tmp_path, 40_000, peak)
-    with StoreReader(tmp_path) as reader:
-        assert peaks(reader, source)["reserved"] == 8 * GIB
-
-
 @pytest.mark.parametrize("bucket", [2, 16, 64, 1024])
 def test_buckets_sum_to_the_total_as_well(tmp_path: Path, bucket: int) -> None:
     source = long_run(tmp_path, 40_000, 777)

@@ -1,18 +1,14 @@
-"""Growth events of a live run: when, of what, and how often; and their finding."""
+"""Growth events of a live run: when, of what, and how often."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.memory.growth_detector import GrowthMonitor
-from stepscope.run import RunStatus, read_run
-from stepscope.store.recorder import Recorder
 from tests.support.fake_nvml import FakeClock
 
 MIB = 2.0**20
@@ -186,18 +182,3 @@ def test_a_level_that_was_reached_before_is_no_growth(bench: Bench) -> None:
     """Each epoch of ten minutes: growth in the first one at most."""
     bench.run(range(1, 40_000), rss=tooth(12_000, 400 * MIB))
     assert len(bench.events) == 1
-
-
-# --- the finding ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("advice", ["Look for tensors.", None])
-def test_the_newest_event_is_a_finding(tmp_path: Path, advice: str | None) -> None:
-    texts = [f"Allocated memory grows by {n} MiB per 100 steps. Look for tensors." for n in "12"]
-    recorder = Recorder(tmp_path, name="growth")
-    for text in texts:
-        recorder.event("memory_growth", text, next=advice)
-    recorder.close(RunStatus.FINISHED)
-    [finding] = findings(read_recorded(read_run(tmp_path)))
-    assert (finding.kind, finding.rank, finding.next) == ("memory-growth", 0, advice)
-    assert finding.text == (texts[1] if advice is None else texts[1].removesuffix(f" {advice}"))

@@ -51,7 +51,8 @@ def test_children_count_while_they_live() -> None:
     assert resident() == before
 
 
-def test_children_of_children_and_of_threads_count() -> None:
+@pytest.mark.parametrize(("name", "share"), [("worker", 1), ("stepscope-code", 0)])
+def test_children_of_children_and_of_the_scripts_threads_count(name: str, share: int) -> None:
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
     before, found = resident(), []
     assert before is not None
@@ -63,10 +64,10 @@ def test_children_of_children_and_of_threads_count() -> None:
             found.append(((resident() or 0) - before) / whole)
             inner.kill()
 
-    thread = threading.Thread(target=start)
+    thread = threading.Thread(target=start, name=name)
     thread.start()
     thread.join()
-    assert found == [pytest.approx(1, abs=0.05)]
+    assert found == [pytest.approx(share, abs=0.05)]
 
 
 def test_a_reading_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:

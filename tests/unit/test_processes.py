@@ -62,17 +62,6 @@ def test_a_process_has_a_name_a_command_and_a_user(
     assert not ProcessInfoCache().get(os.getpid()).yours
 
 
-def test_a_command_that_was_empty_at_the_start_is_read_again(
-    child: subprocess.Popen[bytes], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = ProcessInfoCache(clock)
-    with monkeypatch.context() as starting:
-        starting.setattr(psutil.Process, "cmdline", lambda _self: [])
-        assert table.get(child.pid).command == table.get(child.pid).name
-    clock.now += MAX_AGE_S
-    assert table.get(child.pid).command.endswith("-c input() --lr 0.1")
-
-
 def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: FakeClock) -> None:
     table = ProcessInfoCache(clock)
     before = table.get(child.pid)
