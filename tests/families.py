@@ -45,7 +45,6 @@ SLOW = {
         paths=("stepscope/distributed/", "dashboard/ranks/"),
         files=(
             "integration/test_stragglers.py",
-            "integration/test_collectives_recorded.py",
             "browser/test_ranks_page.py",
         ),
         core=(
@@ -195,7 +194,7 @@ CUDA = {
     "cuda-jobs": Family(
         paths=("simulator/", "stepscope/distributed/", "stepscope/session/"),
         files=(
-            *_gpu("agreement", "communication", "hang", "stragglers"),
+            *_gpu("agreement", "hang", "stragglers"),
             "simulator/test_nccl.py",
         ),
         core=("simulator/test_nccl.py",),

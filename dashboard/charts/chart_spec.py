@@ -16,7 +16,6 @@ _KEYS = {
     "blue": (
         *("train/loss", "train/lr", "train/grad_norm", "train/amp_scale", "memory/allocated"),
         *("process/rss", "process/cpu", "perf/samples_per_sec", "perf/tflops", "perf/step_time"),
-        "comm/rate",
     ),
     "orange": (
         *("val/loss", "memory/reserved", "gpu/temp", "perf/tokens_per_sec", "perf/mfu"),

@@ -19,7 +19,6 @@ from dashboard.charts.run_view import RunView, optimizer_keys, rate_keys
 from stepscope.common.metrics import METRICS, Unit
 from stepscope.run import RunKind
 
-NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
 WARM_UP_ROWS = 3  # First, slow steps of a run: drawn, but excluded from the scale of step time.
 NO_LOSS = {
     RunKind.WATCH: "No loss yet: it is captured when the script calls backward() on a scalar.",
@@ -71,8 +70,6 @@ def _training(content: RunView) -> list[Json]:
     if content.kind is RunKind.TRAINER:  # FLOPs of scripts are not counted
         charts.append(_flops(content))
     charts += [_learning_rates(content), _gradient_norms(content), _amp_scale()]
-    if content.ranks > 1:
-        charts.append(_communication(content))
     return charts
 
 
@@ -257,18 +254,3 @@ def _amp_scale() -> Json:
     ]
     y, y2 = y_axis(Unit.NONE), y_axis(Unit.COUNT)
     return chart("amp_scale", "AMP scale", traces, group="more", y=y, y2=y2)
-
-
-def _communication(content: RunView) -> Json:
-    """Return the chart of the collectives of a job."""
-    unread = content.collectives.get("comm/bytes")
-    empty = NO_COLLECTIVES if unread is None else f"Collectives are not read: {unread}."
-    return chart(
-        "communication",
-        "Communication",
-        [trace("comm/rate", "points")],
-        y=y_axis(Unit.BYTES_PER_SECOND),
-        empty=empty,
-        note="Collectives of rank 0.",
-        group="more",
-    )

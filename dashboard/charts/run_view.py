@@ -57,7 +57,7 @@ class RunView:
     """Inputs of the chart layout.
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID. `used_gpus`: those of
-    `gpus` for training, empty if unknown. `…_reason`, `collectives`: why values are missing.
+    `gpus` for training, empty if unknown. `…_reason`: why values are missing.
     `optimizers`: class names in the order of their first steps. `custom`: metrics of this run that
     get a chart; `custom_left` counts the others. `samples_per_s`: of all ranks of an ended run.
     """
@@ -75,7 +75,6 @@ class RunView:
     flops_reason: str | None = None
     peak_reason: str | None = None
     ranks: int = 1
-    collectives: Mapping[str, str] = field(default_factory=dict)
     samples_per_s: float | None = None
 
 
@@ -100,7 +99,6 @@ def run_content(run: RunInfo) -> RunView:
         flops_reason=run_json.get("flops_reason"),
         peak_reason=run_json.get("peak_reason"),
         ranks=run.world_size,
-        collectives=_reasons(capabilities.get("collectives")),
         samples_per_s=float(rate) if isinstance(rate, int | float) else None,
     )
 

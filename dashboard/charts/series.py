@@ -41,7 +41,6 @@ FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),
     *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),
     *("gpu/temp", "gpu/power_limit"),
-    "comm/rate",
 }
 """Metrics of folded charts, like learning rates and gradient norms: sent only while open."""
 LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {

@@ -283,20 +283,6 @@ SAMPLES = (
         "Resident memory of this process's children and of theirs, such as data-loading "
         "workers, once a second; pages shared with this process count again.",
     ),
-    (
-        "comm/bytes",
-        "collective bytes per step",
-        "B",
-        "Bytes of the tensors that this rank passed to collectives per step: mean of the steps "
-        "since the previous sample, 1 to 64 s ago. Only in jobs of several processes.",
-    ),
-    (
-        "comm/rate",
-        "collective throughput",
-        "B/s",
-        "Bytes per second that this rank passed to collectives since the previous sample; the "
-        "traffic on the link is up to twice as much.",
-    ),
 )
 """The process and its host, one row per tick of the sampler."""
 DEVICES = (

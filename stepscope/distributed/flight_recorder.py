@@ -4,9 +4,8 @@ NCCL and the other backends have a recorder each, read by private functions of t
 never requested: they take a second and may deadlock on the GIL. A dump of 2,000 entries takes 10 to
 15 ms and holds the GIL; parsing all of it takes 15 ms more.
 
-NCCL's dump queries CUDA events and holds the GIL while the driver answers. So only the training
-thread calls it, and not while it captures a graph, which the query would end. Other threads read
-NCCL's recorder by `debug_pipe`.
+NCCL's dump queries CUDA events and holds the GIL while the driver answers, so it is read by
+`debug_pipe`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from msgspec import Meta
 from stepscope.common.clock import clock
 from stepscope.common.plain_pickle import PlainUnpickler
 
-DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")  # Of all but NCCL; of NCCL, not in CPU builds.
+RECORDER = "_dump_fr_trace"  # Of all backends but NCCL.
+NCCL_RECORDER = "_dump_nccl_trace"  # Not in CPU builds.
 SIZES = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
     **dict.fromkeys(("Float", "Int"), 4),
@@ -45,8 +45,7 @@ class Collective:
 
     `sequence` counts the collectives of a group: equal numbers on its ranks are the same collective
     (None for point-to-point operations). `created_s` is when this rank enqueued it, by the clock of
-    its process, or 0 if unknown. `record` counts the entries of one recorder. `backend` is torch's
-    name, such as gloo.
+    its process, or 0 if unknown.
     """
 
     group: Text
@@ -55,8 +54,6 @@ class Collective:
     input_bytes: Count = 0
     created_s: Seconds = 0.0
     done: bool = False
-    record: Count = 0
-    backend: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +65,9 @@ class FlightRecorderDump:
 
 
 def dump() -> FlightRecorderDump | None:
-    """Return all recorders as one; None without any. Training thread only if a group uses NCCL."""
-    parts = list(map(parsed, dumps().values()))
-    if not parts:
-        return None
-    collectives = (one for part in parts for one in part.collectives)
-    return FlightRecorderDump(
-        collectives=tuple(sorted(collectives, key=lambda one: one.created_s)),
-        groups={name: ranks for part in parts for name, ranks in part.groups.items()},
-    )
-
-
-def dumps() -> dict[str, Mapping[str, Any]]:
-    """Return the raw dump of each recorder of this torch, by the names of DUMPS."""
-    calls = {name: getattr(_library(), name, None) for name in DUMPS}
-    return {name: unpickled(call(True, False, False)) for name, call in calls.items() if call}
+    """Return the recorder of all backends but NCCL; None if this torch has none."""
+    call = getattr(_library(), RECORDER, None)
+    return None if call is None else parsed(unpickled(call(True, False, False)))
 
 
 def counts() -> Any:
@@ -90,7 +75,7 @@ def counts() -> Any:
 
     Thread-safe: a dump without collectives queries no event and takes no lock (0.2 ms).
     """
-    call = getattr(_library(), DUMPS[1], None)
+    call = getattr(_library(), NCCL_RECORDER, None)
     return None if call is None else unpickled(call(False, False, False)).get("pg_status")
 
 
@@ -106,8 +91,8 @@ def unpickled(data: bytes) -> Mapping[str, Any]:
     return content
 
 
-def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecorderDump:
-    """Return a dump from its content, without malformed records and those up to `after`.
+def parsed(content: Mapping[str, Any]) -> FlightRecorderDump:
+    """Return a dump from its content, without malformed records.
 
     >>> record = parsed({"entries": [], "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}})
     >>> record.groups
@@ -116,8 +101,7 @@ def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecorderDump:
     collectives, wall_offset_s = [], clock.wall_offset()
     for entry in content.get("entries") or ():
         try:
-            if after < 0 or entry.get("record_id", 0) > after:
-                collectives.append(_collective(entry, wall_offset_s))
+            collectives.append(_collective(entry, wall_offset_s))
         except (KeyError, TypeError, ValueError):
             continue
     groups = {}
@@ -133,7 +117,6 @@ def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecorderDump:
 def _collective(entry: Mapping[str, Any], wall_offset_s: float) -> Collective:
     backend, _, operation = str(entry["profiling_name"]).partition(":")
     return Collective(
-        record=int(entry["record_id"]),
         sequence=None if entry.get("is_p2p") else int(entry["collective_seq_id"]),
         group=str(entry["process_group"][0]),
         operation=operation or backend,
@@ -141,7 +124,6 @@ def _collective(entry: Mapping[str, Any], wall_offset_s: float) -> Collective:
         created_s=int(entry["time_created_ns"]) / 1e9 - wall_offset_s,
         # With gloo the state stays "scheduled".
         done=bool(entry.get("retired")) or entry.get("state") == "completed",
-        backend=backend if operation else "",
     )
 
 

@@ -57,7 +57,6 @@ class CommandServer:
         self._serving = False
         self._snapshot: SnapshotRecording | None = None
         self.step = step or (lambda: recorder.step)
-        self._readings.collectives.step = self.step
         self.profiling = ProfileCommand(
             recorder, step=self.step, on_gpu=lambda: self.on_gpu, ended_here=closed_here
         )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from stepscope.distributed.collective_metrics import CollectiveMetrics
 from stepscope.gpu.device_events import DeviceEventDetector
 from stepscope.gpu.health import XID_PAGE
 from stepscope.gpu.machine_state import XidEvent
@@ -134,7 +133,6 @@ class Sampler:
                 values |= self._guarded("host", self.host.host) or {}
         values |= self._guarded("allocator", self.readings.take) or {}
         values |= self._sharing.take_own()
-        values |= self.readings.collectives.take()
         if self.readings.wanted:
             self._recorder.request_boundary()
         if self._cost_s is not None:
@@ -168,7 +166,6 @@ class Sampler:
         if self.readings.index is None:
             no_allocator = "the run has used no CUDA device"
         optional = {
-            "collectives": self.readings.collectives.reasons() or None,
             "split": None if no_allocator else allocator.split_reason(),
         }
         capabilities = {
@@ -230,8 +227,7 @@ class BoundarySampler:
     and between the phases of a step (`look`). During a phase `take` repeats the latest reading, for
     REPEATED_S at most. Allocation retries and failures are counted from the construction on.
     `index` is the CUDA index of the allocator, None if there is none. About once a second a
-    boundary also measures `parts` and, without an allocator, the `resident` bytes; in a distributed
-    job it reads the `collectives` every 1 to 64 s.
+    boundary also measures `parts` and, without an allocator, the `resident` bytes.
     """
 
     def __init__(
@@ -243,7 +239,6 @@ class BoundarySampler:
     ) -> None:
         self.index: int | None = None
         self.parts = ModelStateTracker(clock=clock)
-        self.collectives = CollectiveMetrics(clock=clock)
         self.wanted = False
         """True while the sampler requests a reading. Every boundary checks this flag."""
         self._clock = clock
@@ -274,7 +269,7 @@ class BoundarySampler:
     def serve(self) -> float:
         """Read at a boundary; return the seconds of optional readings. Training thread only."""
         now = self._clock()
-        other_s = self.parts.find() + self.collectives.read()
+        other_s = self.parts.find()
         self._read_now(now + other_s)
         return other_s
 
@@ -315,7 +310,7 @@ class BoundarySampler:
         now = self._clock()
         split, self._split = self._split, {}
         if self.index is None:
-            self.wanted = self.wanted or self.parts.is_due(now) or self.collectives.is_due()
+            self.wanted = self.wanted or self.parts.is_due(now)
             return split
         if self._asked_at <= self._read_at:
             self._asked_at = now

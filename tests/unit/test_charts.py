@@ -10,9 +10,7 @@ import pytest
 
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
-from dashboard.charts.series import FOLDED
 from stepscope.common.metrics import BY_KEY, Stream
-from stepscope.distributed.collective_metrics import KEYS, SWITCHED_OFF
 from stepscope.run import RunKind
 
 CPU = RunView(
@@ -222,23 +220,3 @@ def test_flops_and_their_share_of_the_peak_have_an_axis_each() -> None:
     (line,) = flops["traces"]
     assert not line["optional"], "the chart stays, with its reason"
     assert all(entry["id"] != "flops" for entry in layout(WATCHED)["charts"])
-
-
-def collectives(**reasons: str) -> dict[str, Any]:
-    """The charts of the collectives of a job."""
-    made = layout(RunView(has_cuda=False, ranks=2, collectives=reasons))["charts"]
-    return {entry["id"]: entry for entry in made if entry["id"] == "communication"}
-
-
-def test_the_collectives_of_a_timed_job_are_folded_away() -> None:
-    assert "communication" not in {entry["id"] for entry in layout(CUDA)["charts"]}
-    found = collectives()
-    drawn = {line["metric"] for entry in found.values() for line in entry["traces"]}
-    assert drawn == {"comm/rate"} <= FOLDED
-    assert {entry["group"] for entry in found.values()} == {"more"}
-    assert {line["series"] for entry in found.values() for line in entry["traces"]} == {"samples"}
-
-
-def test_missing_collectives_have_the_reason_once() -> None:
-    off = collectives(**dict.fromkeys(KEYS, SWITCHED_OFF))["communication"]
-    assert off["empty"] == f"Collectives are not read: {SWITCHED_OFF}."

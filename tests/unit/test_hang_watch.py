@@ -169,14 +169,14 @@ def test_a_hang_is_over_once_collectives_go_on(
 
 
 def collective(number: int, *, done: bool) -> Collective:
-    return Collective(record=number, sequence=number, group="0", operation="x", done=done)
+    return Collective(sequence=number, group="0", operation="x", done=done)
 
 
 def test_what_is_not_over_is_kept_and_the_newest() -> None:
     content = [collective(number, done=number != 3) for number in range(500)]
-    assert [one.record for one in newest(content)] == [3, *range(500 - KEPT, 500)]
+    assert [one.sequence for one in newest(content)] == [3, *range(500 - KEPT, 500)]
     waiting = [collective(number, done=False) for number in range(500)]
-    kept = [one.record for one in newest(waiting)]
+    kept = [one.sequence for one in newest(waiting)]
     assert kept == [*range(KEPT), *range(500 - KEPT, 500)]
 
 
