@@ -312,8 +312,7 @@ class BoundarySampler:
         if self.index is None:
             self.wanted = self.wanted or self.parts.is_due(now)
             return split
-        if self._asked_at <= self._read_at:
-            self._asked_at = now
+        self._asked_at = now
         self.wanted = True
         if self._error is not None:
             raise self._error

@@ -246,6 +246,16 @@ def test_a_command_is_withdrawn_after_an_exit_or_a_suspension(
     assert (leader.proposals[0].state, leader.proposals[0].why) == (ProposalState.WITHDRAWN, why)
 
 
+def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
+    leader = Coordinator()
+    for number in (1, 2):
+        leader.submit(command(number))
+    leader.propose(0.0)
+    assert not leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4}}, {})
+    assert leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4, 1: 7}}, {})
+    assert [notice.step for notice in leader.proposals] == [7, 4]
+
+
 def test_commands_of_a_pause_have_its_step_and_those_after_it_the_step_of_their_votes() -> None:
     leader = Coordinator()
     names = (CommandName.PAUSE, CommandName.MARK, CommandName.RESUME, CommandName.MARK)
@@ -272,3 +282,17 @@ def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_dec
     member.update([Proposal(command(1), ProposalState.DECIDED, 4)])
     assert member.take() == []
     assert member.may_leave()
+
+
+def test_only_the_first_boundary_of_a_step_is_the_same_place_on_all_ranks() -> None:
+    step = 7
+    member = Participant(lambda: step, lead=1)
+    member.update([Proposal(command(1))])
+    assert member.take() == []  # in validation, or after a second optimizer
+    member.update([Proposal(command(2))])
+    assert member.votes == {1: 8, 2: 8}
+    assert member.may_leave()
+    step = 8
+    assert member.take() == []
+    member.update([Proposal(command(3))])
+    assert member.votes == {1: 8, 2: 8, 3: 8}

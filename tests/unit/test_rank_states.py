@@ -85,6 +85,13 @@ def test_a_host_with_a_folder_of_its_own_speaks_of_the_others(job: Job) -> None:
     assert job.states() == ["elsewhere", "elsewhere", "alive", "never started"]
 
 
+def test_ranks_that_a_launcher_counts_in_another_way_miss_none(job: Job) -> None:
+    here = {"folder_of": "host", "local_world_size": 2}
+    job.rank(0, rank=2, local_rank=1, **here)
+    job.rank(1, rank=3, local_rank=2, **here)
+    assert job.states() == ["elsewhere", "alive", "alive"]
+
+
 def test_init_may_be_called_by_one_rank_only(job: Job) -> None:
     job.rank(0, kind="init")
     assert job.states() == ["alive"] + ["not recorded"] * 3

@@ -283,6 +283,19 @@ def test_a_live_run_is_listed_beyond_the_newest(
     assert link.ask().runs == ["c", "b"]
 
 
+def test_run_json_of_an_open_run_beyond_the_newest_is_followed(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_run(link.far / "a", LIVE | {"pid": 2**22 + 1}) / "run.json"
+    link.ask("a")
+    monkeypatch.setattr(far_reader, "MAX_RUNS", 1)
+    write_run(link.far / "b")
+    link.list_anew()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "failed"}))
+    assert link.ask("a").runs == ["b"]
+    assert read_run(link.near / "a").status is RunStatus.FAILED
+
+
 def test_a_live_run_that_is_deleted_there_is_live_no_more(link: Link) -> None:
     folder = write_run(link.far / "r", LIVE | {"world_size": 2})
     shutil.copy(folder / "run.json", folder / "rank1.json")
@@ -341,6 +354,15 @@ def test_a_command_is_stored_once_and_not_after_its_deadline_or_the_end(link: Li
     assert [one[2] is None for one in answer.commands] == [True, True, False, False, False]
     with closing(sqlite3.connect(folder / STORE_NAME)) as store:
         assert store.execute("SELECT id, name FROM commands").fetchall() == [(1, "mark")]
+
+
+def test_a_command_for_a_run_of_another_user_is_refused(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(link.far / "r", LIVE)
+    monkeypatch.setattr(far_reader.os, "geteuid", lambda: os.getuid() + 1)
+    answer = link.ask(commands=[["r", 1, "mark", "{}", time.monotonic() + 9]])
+    assert "another user" in str(answer.commands[0][2])
 
 
 def test_a_host_cannot_make_its_run_a_local_one(link: Link) -> None:

@@ -123,6 +123,18 @@ def test_the_lab_stops_the_lock_holder(tmp_path: Path, innocent: subprocess.Pope
         assert not psutil.pid_exists(process.pid)
 
 
+def test_a_sweep_of_this_server_that_a_terminal_resumed_is_stopped_there(tmp_path: Path) -> None:
+    lock = tmp_path / "lab" / SWEEP / LOCK
+    lock.parent.mkdir(parents=True)
+    sweeps = Sweeps(tmp_path, tmp_path / "examples")
+    with holding(lock) as process, subprocess.Popen(["true"]) as child:
+        make_sweep(tmp_path, process)
+        child.wait()
+        sweeps._child, sweeps._child_id = child, SWEEP
+        sweeps.stop(SWEEP)
+        assert not psutil.pid_exists(process.pid)
+
+
 @pytest.mark.parametrize(
     "made", ["missing", "link", "second name", "FIFO", "only read", "another user", "its own"]
 )

@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from stepscope.common import files as sleeper_module
 from stepscope.common.files import WakeableSleep
 
 LONG_S = 20.0
@@ -53,6 +55,16 @@ def test_a_touch_of_the_folder_ends_the_sleep_until_it_is_forgotten(folder: Path
     began = time.monotonic()
     assert not sleeper.sleep(0.05)
     assert time.monotonic() - began >= 0.05
+
+
+def test_without_inotify_wake_ends_the_sleep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = SimpleNamespace(inotify_init1=lambda _flags: -1)
+    monkeypatch.setattr(sleeper_module.ctypes, "CDLL", lambda _name: libc)
+    sleeper = WakeableSleep(folder)
+    assert not sleeper.sees_touches
+    sleeper.forget_touches()
+    sleeper.wake()
+    assert sleeper.sleep(LONG_S)
 
 
 def test_its_files_are_closed_by_the_thread_and_with_the_object(folder: Path) -> None:

@@ -114,6 +114,14 @@ def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     assert not unsupported & set(run_json["commands"])
 
 
+def test_the_time_of_the_first_stop_is_recorded(live: ScriptSession) -> None:
+    live._stopper.close()
+    live.announce(Command(1, CommandName.STOP, {}))
+    first = live.recorder.run_json["stop_asked"]
+    live.announce(Command(2, CommandName.STOP, {}))
+    assert live.recorder.run_json["stop_asked"] == first > 0
+
+
 def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(
     live: ScriptSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
