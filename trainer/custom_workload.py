@@ -88,9 +88,8 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
     return None
 
 
-def place_in_user_code(error: BaseException) -> str | None:
+def place_in_user_code(error: BaseException, folder: Path) -> str | None:
     """Return the innermost place in the user's folder, as "my.py, line 12, in build", or None."""
-    folder = Path(os.environ.get(VARIABLE, "").rpartition(":")[0]).parent
     if isinstance(error, SyntaxError) and Path(error.filename or "").parent == folder:
         return f"{Path(error.filename or '').name}, line {error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

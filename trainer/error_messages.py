@@ -9,7 +9,7 @@ import torch
 from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import Precision, RunConfig, Runner, Workload
-from trainer.custom_workload import place_in_user_code
+from trainer.custom_workload import place_in_user_code, user_workload
 
 
 class RunFailedError(Exception):
@@ -64,7 +64,8 @@ def describe_failure(
             f"A GPU call failed: {first[:300]}. The GPU still responds: start again, and check "
             "the traceback if it recurs."
         )
-    place = place_in_user_code(error) if config.workload is Workload.CUSTOM else None
+    given = user_workload() if config.workload is Workload.CUSTOM else None
+    place = place_in_user_code(error, given.path.parent) if given else None
     at = f" at {place}" if place else ""
     return failed(f"Training raised {type(error).__name__}{at}: {first[:300]}. See the traceback.")
 

@@ -42,7 +42,7 @@ def task(config: RunConfig) -> Task:
         raise UserCodeError(str(error)) from None
     if given is None:
         raise UserCodeError(f"workload: no custom workload was given. Start the page with: {START}")
-    with wrap_user_errors(f"{given} cannot be used"):
+    with wrap_user_errors(given.path, f"{given} cannot be used"):
         build = getattr(load(given.path), given.function, None)
         if not callable(build):
             raise UserCodeError(
@@ -67,7 +67,7 @@ def _split(given: CustomWorkload, name: str, data: Any) -> Split:
     """Return a Split, also of a Dataset. Raises UserCodeError."""
     if isinstance(data, Split):
         return data
-    with wrap_user_errors(f"{name} of {given} cannot be used"):
+    with wrap_user_errors(given.path, f"{name} of {given} cannot be used"):
         return CollatedDataset.of(data, name, UserFile(given.path))
 
 
@@ -102,7 +102,7 @@ def _loaded(path: Path) -> UserFile:
 
 
 @contextmanager
-def wrap_user_errors(what: str) -> Iterator[None]:
+def wrap_user_errors(file: Path, what: str) -> Iterator[None]:
     """Raise UserCodeError with the line of the file, or `what`, for any error but out of memory."""
     try:
         yield
@@ -111,7 +111,7 @@ def wrap_user_errors(what: str) -> Iterator[None]:
     except Exception as error:
         if shortage(error) is not None:
             raise
-        place = place_in_user_code(error) or f"workload: {what}"
+        place = place_in_user_code(error, file.parent) or f"workload: {what}"
         text = " ".join(str(error).split())[:300].rstrip(".")
         raise UserCodeError(
             f"{place}: {type(error).__name__}: {text}. Correct the file and start again."
@@ -138,7 +138,7 @@ class CollatedDataset:
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64) as one batch. Raises UserCodeError."""
-        with wrap_user_errors(f"a sample of {self.name} cannot be made"):
+        with wrap_user_errors(self.source.path, f"a sample of {self.name} cannot be made"):
             return _batch([self.dataset[place] for place in indices.tolist()], self.name)
 
 
