@@ -99,9 +99,8 @@ def span(rows: int, cursor: SeriesCursor | None) -> tuple[int, int, int, bool]:
     natural = bucket_for(rows, TARGET)
     if cursor is not None and cursor.row <= rows:
         bucket = max(cursor.bucket, natural)
-        start = rows if cursor.row == rows else cursor.row - cursor.row % bucket
-        if rows - start <= MAX_NEW * bucket:
-            return start, rows, bucket, False
+        if rows - cursor.row <= MAX_NEW * bucket:
+            return cursor.row, rows, bucket, False
     return 0, rows, natural, True
 
 

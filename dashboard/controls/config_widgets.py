@@ -53,9 +53,7 @@ def switch_or_number(name: str, state: SidebarState) -> None:
         other = not value
     elif value == getattr(DEFAULTS, name):
         other = LEAST_USE.get(name)
-    refused = None
-    if problem is None and other is not None:
-        refused = state.refusal(name, other)
+    refused = None if other is None else state.refusal(name, other)
     if isinstance(value, bool):
         toggle(name, refused)
     else:

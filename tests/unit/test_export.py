@@ -17,6 +17,7 @@ from stepscope.cli import main
 from stepscope.export.tables import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store import reader as store_rows
+from tests.support.killed_runs import killed_run
 from tests.support.run_folders import Row, make_run, make_store
 
 
@@ -141,6 +142,13 @@ def test_another_rank_is_another_store(run: Path, capsys: pytest.CaptureFixture[
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert main(["export", run.name, "--format", "csv"]) == 1
     assert "rank0.sqlite: missing" in capsys.readouterr().err
+
+
+def test_the_last_rows_of_a_killed_run_are_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = killed_run(tmp_path, lines=40)
+    assert int(table(tmp_path, capsys)[-1]["step"]) >= last
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def answer(
 )
 def test_an_overview_has_at_most_500_buckets(rows: int, bucket: int) -> None:
     assert series.span(rows, None) == (0, rows, bucket, True)
+    assert series.span(rows, SeriesCursor(rows, 1)) == (rows, rows, bucket, False)
 
 
 def test_first_answer_is_an_overview(tmp_path: Path) -> None:
