@@ -57,19 +57,10 @@ def test_buttons_and_sampler_during_a_cuda_run(gpu: TrainDevice, tmp_path: Path)
         before, after = emptied.data["before"], emptied.data["after"]
         assert after["memory/reserved"] < before["memory/reserved"]
         assert after["memory/allocated"] == before["memory/allocated"]
-        assert after["memory/reserved"] >= after["memory/allocated"]
         send_command(tmp_path, "reset_peaks", {})
         reset = event_of(tmp_path, "reset_peaks").data
         assert reset["after"]["memory/peak_allocated"] == reset["after"]["memory/allocated"]
         assert reset["after"]["memory/peak_allocated"] < reset["before"]["memory/peak_allocated"]
-        send_command(tmp_path, "resume", {})
-        event_of(tmp_path, "resume")
-        step = run_json(tmp_path)["step"]
-        wait_for(lambda: run_json(tmp_path)["step"] > step)
-        send_command(tmp_path, "save_checkpoint", {})
-        assert event_of(tmp_path, "save_checkpoint").data["ok"] is True
-        send_command(tmp_path, "stop", {})
-        wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
     for key in ("memory/allocated", "memory/reserved", "memory/peak_allocated"):
         assert len(metric(tmp_path, key, "samples")) > 5, key
 

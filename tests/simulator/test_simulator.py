@@ -80,11 +80,8 @@ def net(kind: str) -> tuple[nn.Module, torch.Tensor]:
             nn.Linear(256, 10),
         )
         return model, torch.randn(512, 1, 8, 8)
-    if kind == "transformer":
-        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-        return nn.Sequential(layer, nn.Flatten(), nn.Linear(8 * 32, 10)), torch.randn(512, 8, 32)
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.LayerNorm(128), nn.Linear(128, 10))
-    return model, torch.randn(512, 64)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(8 * 32, 10)), torch.randn(512, 8, 32)
 
 
 def losses(device: str, kind: str, dtype: torch.dtype | None, fused: bool) -> list[float]:
@@ -114,7 +111,7 @@ def losses(device: str, kind: str, dtype: torch.dtype | None, fused: bool) -> li
 LIMITS = {None: 0.01, torch.bfloat16: 0.1, torch.float16: 0.03}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize("kind", ["cnn", "transformer"])
 def test_training_matches_the_cpu(kind: str) -> None:
     true = losses("cpu", kind, None, fused=False)
     for dtype, limit in LIMITS.items():

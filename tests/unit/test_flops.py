@@ -103,21 +103,14 @@ def test_speed_and_share_of_the_peak() -> None:
         "peak_flops": 989.5e12,
         "peak_reason": None,
     }
-
-
-@pytest.mark.parametrize(("strategy", "gpus"), [(Strategy.DP, 4), (Strategy.DDP, 1)])
-def test_the_peak_of_dataparallel_is_that_of_all_its_gpus(strategy: Strategy, gpus: int) -> None:
-    config = RunConfig(batch_size=8, precision=Precision.BF16, strategy=strategy)
-    several = replace(config, devices_per_node=4)
-    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), several, GPU)
-    assert speed.facts(8)["peak_flops"] == gpus * 989.5e12
+    four = replace(config, strategy=Strategy.DP, devices_per_node=4)
+    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), four, GPU)
+    assert speed.facts(8)["peak_flops"] == 4 * 989.5e12
 
 
 DEVICES = [
     (H100, "bf16", 989.5),
-    (H100, "pure_fp16", 989.5),
     (H100, "fp32", 67),
-    ("NVIDIA H100 PCIe", "bf16", 756.5),
     ("NVIDIA A100-SXM4-80GB", "bf16", 312),
     ("NVIDIA A100 80GB PCIe", "fp32", 19.5),
     ("Tesla V100-SXM2-32GB", "fp16", 125),
@@ -135,9 +128,7 @@ def test_known_devices(device: str, precision: str, tflops: float) -> None:
     [
         (None, "No MFU: a CPU's peak depends on its cores, clock and vector units."),
         ("NVIDIA A10G", "the peak of NVIDIA A10G"),
-        ("NVIDIA GeForce RTX 4090 D", "is unknown."),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "is unknown."),
-        ("NVIDIA H100 80GB HBM3 (cudasim)", "is unknown."),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a part of a GPU"),
         ("Tesla T4", "has no native bf16 arithmetic."),
     ],

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support.sizes import SMALL
 from tests.support.training_runs import losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
-from trainer.workloads import WORKLOADS, digits, gpt, linear, memory_stress
+from trainer.workloads import WORKLOADS, digits, gpt, memory_stress
 from trainer.workloads.task import Task, TensorSplit
 
 
@@ -128,12 +128,3 @@ def test_validation_digits_are_unseen() -> None:
     twins = sum(image.numpy().tobytes() in seen for image in task.validation.inputs)
     assert twins <= 3
     assert len(seen) > 1400
-
-
-def test_the_line_is_drawn_against_the_truth() -> None:
-    task = made(Workload.LINEAR)
-    fit = task.run_info["fit"]
-    assert len(fit["x"]) == len(fit["y"]) == linear.PICTURED
-    residual = torch.tensor(fit["y"]) - fit["slope"] * torch.tensor(fit["x"]) - fit["intercept"]
-    assert residual.std().item() == pytest.approx(linear.NOISE, rel=0.2)
-    assert set(task.recorded) == {"model/weight", "model/bias"}
