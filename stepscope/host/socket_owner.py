@@ -29,11 +29,10 @@ def loopback_owner(local: Address, remote: Address) -> int | None:
     local_ip, remote_ip = _loopback_ip(local[0]), _loopback_ip(remote[0])
     if local_ip is None or remote_ip is None:
         return None
-    ports = _PORTS.pack(local[1], remote[1])
     addresses = local_ip.packed.ljust(16, b"\0") + remote_ip.packed.ljust(16, b"\0")
     family = socket.AF_INET if local_ip.version == 4 else socket.AF_INET6
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
-    request += ports + addresses + _ANY_INTERFACE_AND_COOKIE
+    request += _PORTS.pack(local[1], remote[1]) + addresses + _ANY_INTERFACE_AND_COOKIE
     length = _HEADER.size + len(request)
     header = _HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
@@ -41,10 +40,10 @@ def loopback_owner(local: Address, remote: Address) -> int | None:
         answer = netlink.recv(8192, socket.MSG_DONTWAIT)  # the kernel answers within sendto
     if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None  # the kernel has no such socket, or no module for the request
-    _, state, _, _, found, _, _, _, user, inode = _MESSAGE.unpack_from(answer, _HEADER.size)
+    _, state, *_, user, inode = _MESSAGE.unpack_from(answer, _HEADER.size)
     # Without a connected socket the kernel returns one that listens on `local`. A closed socket has
     # no inode, and may be listed with the user id 0.
-    is_connected = found.startswith(ports) and state in _CONNECTED_STATES and inode != 0
+    is_connected = state in _CONNECTED_STATES and inode != 0
     return user if is_connected and user != UNKNOWN_USER else None
 
 

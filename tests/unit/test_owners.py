@@ -8,12 +8,22 @@ import threading
 import torch
 
 from stepscope.memory import model_states
+from stepscope.memory.model_states import StorageBytes
 
 
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = torch.nn.Linear(2, 2)
+
+
+def test_each_storage_counts_once_where_it_is() -> None:
+    tensor = torch.ones(10)
+    weights = StorageBytes(None)
+    weights.add([tensor, tensor.view(2, 5), torch.empty(7, device="meta")])
+    state = StorageBytes(None, weights)
+    state.add([tensor, torch.ones(3), torch.eye(4).to_sparse()])
+    assert (weights.bytes, state.bytes) == (40, 12 + 4 * (2 * 8 + 4))
 
 
 def test_finds_made_optimizers_and_all_modules() -> None:
