@@ -254,10 +254,6 @@ class Services:
         """Return the connection to the host of a remote run; None for a local run."""
         return next((each for each in self.sources if each.folder == run.folder.parent), None)
 
-    def list_runs(self) -> list[RunInfo]:
-        """Return the listed runs, live ones first, then newest first."""
-        return list(self.run_list.fresh().runs)
-
     def list_examples(self) -> list[RunInfo]:
         """Return the recorded examples, if installed, the GPU's first."""
         found = []

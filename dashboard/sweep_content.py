@@ -35,14 +35,14 @@ class SweepStatus(StrEnum):
         return self in (SweepStatus.PENDING, SweepStatus.RUNNING)
 
 
-class Loss(Struct, frozen=True, kw_only=True):
+class Loss(Struct, frozen=True):
     """The loss of a variant after equal steps, relative to the baseline's."""
 
     verdict: str | None = None
     text: str | None = None
 
 
-class VariantResult(Struct, frozen=True, kw_only=True):
+class VariantResult(Struct, frozen=True):
     """One setting, or the baseline: its verdict and the medians of its measurements.
 
     Effects are relative differences of the throughput from the baseline's (0.12: 12% faster).
@@ -62,7 +62,7 @@ class VariantResult(Struct, frozen=True, kw_only=True):
     loss: Loss = Loss()
 
 
-class Best(VariantResult, frozen=True, kw_only=True):
+class Best(VariantResult, frozen=True):
     """The best combination: its variants, the settings to apply, the confirmed effect."""
 
     name: str = "best"
@@ -71,7 +71,7 @@ class Best(VariantResult, frozen=True, kw_only=True):
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class Progress(Struct, frozen=True):
     """Progress: trials done, their maximum, and the seconds left at `updated`."""
 
     done: Count = 0
@@ -80,19 +80,19 @@ class Progress(Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
 
 
-class RoundSample(Struct, frozen=True, kw_only=True):
+class RoundSample(Struct, frozen=True):
     """The device during one trial: why it was throttled."""
 
     throttle: str | None = None
 
 
-class Round(Struct, frozen=True, kw_only=True):
+class Round(Struct, frozen=True):
     """The trials of one round by the variant's name."""
 
     samples: dict[str, RoundSample] = field(default_factory=dict)
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class Plan(Struct, frozen=True):
     """The plan of the sweep."""
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -101,16 +101,16 @@ class Plan(Struct, frozen=True, kw_only=True):
     minutes: float | None = None  # the time budget
 
 
-class SweepContent(Struct, frozen=True, kw_only=True):
+class SweepContent(Struct, frozen=True):
     """A sweep at one moment."""
 
     workload: str
     status: SweepStatus
     created: Time
+    baseline: VariantResult
     updated: Time = 0.0
     reason: str | None = None
     progress: Progress = Progress()
-    baseline: VariantResult
     variants: Annotated[tuple[VariantResult, ...], Meta(max_length=200)] = ()
     best: Best | None = None
     left_out: dict[str, str] = field(default_factory=dict)

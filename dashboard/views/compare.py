@@ -46,7 +46,7 @@ def read(_run: RunInfo, folder: str, state: tuple[object, ...]) -> tuple[RunFigu
 
 def chosen_runs(server: Services) -> list[RunInfo]:
     """Draw the choice of runs, which the address has too; return those with a store here."""
-    known = {run.id: run for run in server.list_runs()}
+    known = {run.id: run for run in server.run_list.fresh().runs}
     asked = st.query_params.get("runs", "").split(",")
     wanted = list(filter(None, dict.fromkeys(st.session_state.get(CHOSEN, asked))))
     if len(wanted) > MAX_RUNS:

@@ -46,7 +46,7 @@ with left, st.container(key="lab_choice"):
         width="stretch",
         key="lab_start",
     )
-    other = newest_live(server.list_runs())
+    other = newest_live(server.run_list.fresh().runs)
     if other is not None and other != server.active_id():
         choice.place.caption(
             f":material/warning: Run {escape_markdown(other)} is live on this machine and will "

@@ -107,7 +107,7 @@ def test_during_a_lesson_no_run_and_no_sweep_starts(
     lesson = write(SLEEP)
     server.start_lesson(lesson)
     start_run(live)  # drawn before the lesson began
-    assert not server.list_runs()
+    assert not server.run_list.fresh().runs
     assert start_refused(live) == server.busy_reason(ServerActivity.RUN) is not None
     # The other token makes the browser run the page, when the lesson begins and when it ends.
     assert component(live)["page_token"] != before

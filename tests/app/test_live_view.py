@@ -182,14 +182,14 @@ def test_a_second_start_is_refused_and_the_run_may_lose_its_folder(
 ) -> None:
     first, second = page(epochs="5000"), page(epochs="5000")
     start_run(first)
-    (run,) = server.list_runs()
+    (run,) = server.run_list.fresh().runs
     assert component(first)["run"] == run.id
     start_run(second)  # drawn before the first one began
     assert run.id in str(start_refused(second))
-    assert len(server.list_runs()) == 1
+    assert len(server.run_list.fresh().runs) == 1
     second.run()
     assert header(second)["error"] is None  # shown once
-    wait_until(lambda: server.list_runs()[0].status is RunStatus.RUNNING)
+    wait_until(lambda: server.run_list.fresh().runs[0].status is RunStatus.RUNNING)
     (run.folder / "run.json").unlink()
     for _ in range(5):  # the recorder may write it again meanwhile
         first.run()

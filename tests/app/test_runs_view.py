@@ -162,7 +162,7 @@ def test_ticked_runs_are_renamed_tagged_and_pinned(
     assert {found.group for found in both} == {"first", "second"}, "as before"
     assert sorted(found.tags for found in both) == [("added",), ("kept", "added")]
     assert (edited.cells["Name"], edited.cells["Tags"]) == ("best [1]", "kept")
-    assert "best [1]" in {str(run.run_json["name"]) for run in server.list_runs()}
+    assert "best [1]" in {str(run.run_json["name"]) for run in server.run_list.fresh().runs}
 
 
 def test_runs_are_deleted_after_a_question_but_not_pinned_or_live_ones(

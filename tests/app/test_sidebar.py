@@ -152,7 +152,7 @@ def test_values_survive_another_page_are_in_the_link_and_are_started(
     assert {name: widget(app, name).value for name in values} == values
     label(app, "selectbox", "Precision").select("bf16")  # and no time to draw the page with it
     start_run(app)
-    (run,) = server.list_runs()
+    (run,) = server.run_list.fresh().runs
     config = run.run_json["config"]
     assert {name: config[name] for name in values} == values
     assert (config["max_steps"], config["precision"]) == (3, "bf16")

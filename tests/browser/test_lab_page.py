@@ -23,7 +23,7 @@ from tests.support.fake_sweep import sweep
 from tests.support.server import Server
 
 SLOW = pytest.mark.timeout(600)  # ten processes that import torch, on a machine that is busy
-SAMPLES = 6  # of two rounds: two settings and the baseline
+SAMPLES = 7  # one to calibrate, and of two rounds: two settings and the baseline
 ID = "20261122-061500-digits-mlp-ab12"
 DIFF = """--- a/train.py
 +++ b/train.py

@@ -87,16 +87,6 @@ def test_the_buttons_follow_the_run_and_its_status() -> None:
     assert beside == {"empty_cache", "reset_peaks", "collect_garbage"}
 
 
-def test_help_says_what_happens_to_a_script() -> None:
-    def help_of(name: str, info: RunInfo) -> str:
-        return next(str(button["help"]) for button in buttons(info) if button["name"] == name)
-
-    watched = run(kind="watch", commands=["pause", "stop"])
-    assert "next optimizer step" in help_of("pause", watched)
-    assert "SIGTERM, then SIGKILL" in help_of("stop", watched)
-    assert "SIGTERM" not in help_of("stop", run())
-
-
 def test_start_says_what_is_in_its_way() -> None:
     wrong = ConfigIssue("precision", "fp16 needs CUDA", "Choose fp32")
     assert start_refusal(None, ()) is None

@@ -81,8 +81,8 @@ def test_the_runs_of_all_folders_are_one_list_and_the_first_folder_has_an_id(
     for name in "bc":
         source.receive(tmp_path / "far" / name)
     record(server.runs, "c")
-    assert {run.id for run in server.list_runs()} == {"a", "b", "c"}
-    found = {run.id: run for run in server.list_runs()}
+    assert {run.id for run in server.run_list.fresh().runs} == {"a", "b", "c"}
+    found = {run.id: run for run in server.run_list.fresh().runs}
     expected = {"a": tmp_path / "other", "b": source.folder, "c": server.runs}
     for name, root in expected.items():
         assert found[name].folder == server.folder(name) == root / name
