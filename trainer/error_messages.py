@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import torch
 
+from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import Precision, RunConfig, Runner, Workload
@@ -64,8 +66,11 @@ def describe_failure(
             f"A GPU call failed: {first[:300]}. The GPU still responds: start again, and check "
             "the traceback if it recurs."
         )
-    given = user_workload() if config.workload is Workload.CUSTOM else None
-    place = place_in_user_code(error, given.path.parent) if given else None
+    place = None
+    if config.workload is Workload.CUSTOM:
+        with contextlib.suppress(ConfigError):  # the file is gone
+            given = user_workload()
+            place = place_in_user_code(error, given.path.parent) if given else None
     at = f" at {place}" if place else ""
     return failed(f"Training raised {type(error).__name__}{at}: {first[:300]}. See the traceback.")
 

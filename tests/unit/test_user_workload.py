@@ -199,7 +199,7 @@ def test_files_of_its_folder_can_be_imported_but_hide_none_of_ours(
 
 
 def test_an_error_while_training_is_told_with_its_line(write: Write) -> None:
-    write(
+    path = write(
         HEAD
         + "\nclass Model(nn.Linear):\n    def forward(self, x):\n        return x @ x\n"
         + returning(model="Model(1, 2)").removeprefix(HEAD)
@@ -211,6 +211,9 @@ def test_an_error_while_training_is_told_with_its_line(write: Write) -> None:
     outcome = describe_failure(caught.value, defaults(Workload.CUSTOM))
     assert outcome.reason is not None
     assert outcome.reason.startswith("Training raised RuntimeError at mine.py, line 11, in forward")
+    path.unlink()
+    outcome = describe_failure(caught.value, defaults(Workload.CUSTOM))
+    assert str(outcome.reason).startswith("Training raised RuntimeError: ")
 
 
 def test_lists_of_pairs_of_arrays_and_numbers_are_datasets() -> None:
