@@ -329,7 +329,9 @@ def annotate(
     recorder = session.recorder
     try:
         texts = {"group": group, "note": note}
-        recorder.describe(**{name: to_text(text) for name, text in texts.items() if text})
+        recorder.describe(
+            **{name: to_text(text) for name, text in texts.items() if text is not None}
+        )
         if tags:
             added = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
             known = recorder.run_json.get("tags") or ()

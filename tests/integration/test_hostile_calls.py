@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,9 @@ import torch
 
 from stepscope import tracker
 from stepscope.distributed.rendezvous import find_place
-from stepscope.run import RunKind, RunStatus
+from stepscope.run import RunKind
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
-from stepscope.store.recorder import Recorder
 from stepscope.tracker import Tracker
 from tests.support.run_values import metric
 
@@ -60,7 +58,6 @@ ARRAYS = [np.float32(1), np.int64(3), np.zeros(2), np.array("x"), np.datetime64(
 TENSORS = [torch.tensor(1.0), torch.zeros(2), torch.tensor(1j), torch.zeros((), requires_grad=True)]
 TENSORS += [torch.empty(0), torch.tensor(1.0).to_sparse(), torch.empty((), device="meta")]
 HOSTILE: list[Any] = [*INTEGERS, *FLOATS, *TEXTS, *OBJECTS, *ARRAYS, *TENSORS]
-NAMES = ["", "train/loss", "\ud800", "\0\n", "k" * 100_000, "ü" * 300, 1, None, (), math.nan]
 
 
 def texts(folder: Path) -> list[str]:
@@ -76,38 +73,6 @@ def attempt(calls: list[Callable[[], object]]) -> list[str]:
         except Exception as error:  # noqa: BLE001 - what the test looks for
             raised.append(f"{number}: {type(error).__name__}: {error}"[:200])
     return raised
-
-
-def recorder_calls(recorder: Recorder, value: Any) -> list[Callable[[], object]]:
-    return [
-        lambda: recorder.log(value, {"train/loss": 0.5}),
-        lambda: recorder.log(recorder.step, {"train/loss": value, "train/lr": 0.5}),
-        lambda: recorder.log(recorder.step, {"train/lr": 0.5}, value),
-        lambda: recorder.log_step({"a": value, "perf/samples": value}),
-        lambda: recorder.event("mark", value, data=value, more=[value], **{"k\0": value}),
-        lambda: recorder.event(value, "text"),
-        lambda: recorder.describe(fact=value, facts={"a": [value]}),
-        lambda: recorder.set_status(RunStatus.RUNNING, value),
-    ]
-
-
-def test_no_call_of_a_recorder_raises(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
-) -> None:
-    recorder = Recorder(tmp_path, name="hostile")
-    request.addfinalizer(lambda: recorder.close(RunStatus.FAILED))
-    assert [said for value in HOSTILE for said in attempt(recorder_calls(recorder, value))] == []
-    for name in NAMES:
-        recorder.log(recorder.step, {name: 1.0})  # type: ignore[dict-item]
-    recorder.step = 1000
-    recorder.log(2**62, {"sane": 1.0})
-    recorder.log_step({"sane": 2.0})
-    recorder.event("mark", "sane")
-    recorder.close(RunStatus.FINISHED)
-    assert metric(tmp_path, "sane").tolist() == [2.0]
-    assert texts(tmp_path)[-1] == "sane"
-    assert max(len(record.message) for record in caplog.records) < 500
-    assert [record for record in caplog.records if record.levelno > logging.WARNING] == []
 
 
 def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:

@@ -21,7 +21,7 @@ from stepscope.store.step_blocks import STEP_TIME
 from stepscope.store.writer_thread import BALLAST, WriterThread
 from tests.support.child_process import child
 from tests.support.run_values import metric, steps_of
-from tests.support.waiting import wait_for, wait_until
+from tests.support.waiting import wait_until
 
 
 def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
@@ -190,22 +190,6 @@ def test_a_full_disk_delays_rows_and_recovers(tmp_path: Path) -> None:
         assert recorder.run_json["dropped"] == 0
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-
-
-def test_the_writer_may_run_before_the_recorder_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    start = threading.Thread.start
-
-    def start_and_wait(self: threading.Thread) -> None:
-        start(self)
-        if self.name == "stepscope-writer":
-            written = (tmp_path / "run.json").stat().st_mtime_ns
-            wait_for(lambda: (tmp_path / "run.json").stat().st_mtime_ns > written, 5)
-
-    monkeypatch.setattr(threading.Thread, "start", start_and_wait)
-    Recorder(tmp_path, name="slow").close(RunStatus.FINISHED)
-    assert not caplog.records
 
 
 class InterleavedCommands(deque[Command]):

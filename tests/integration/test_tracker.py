@@ -268,28 +268,6 @@ assert files() <= before, (before, files())
     assert {(run["name"], run["step"]) for run in runs} == {(f"trial {i}", 1) for i in range(12)}
 
 
-def test_ctrl_c_while_a_run_is_closed_ends_it_all_the_same(tmp_path: Path) -> None:
-    code = """
-import stepscope
-from stepscope.session.sampler import Sampler
-def interrupted(self, timeout_s=2.0):
-    raise KeyboardInterrupt
-rec = stepscope.init("closing")
-rec.step(loss=1.0)
-stop, Sampler.stop = Sampler.stop, interrupted
-try:
-    rec.close()
-except KeyboardInterrupt:
-    stop(rec.session._sampler)
-import time
-time.sleep(0.1)
-import sys
-from stepscope.run import read_run
-sys.exit(0 if read_run(rec.folder).status == "finished" else 3)
-"""
-    script(tmp_path, code)
-
-
 OPTIMIZED = """
 import stepscope, torch
 w = torch.nn.Parameter(torch.ones(3))

@@ -18,7 +18,7 @@ from stepscope.store.blocks import Sample
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover_ended
-from stepscope.store.writer_thread import BALLAST, WriterThread
+from stepscope.store.writer_thread import WriterThread
 from tests.support.run_values import steps_and_losses
 from tests.support.waiting import wait_until
 
@@ -82,17 +82,6 @@ def test_an_internal_error_is_logged_once_and_retried_after_a_pause(
     assert texts(tmp_path) == ["here"]
     errors = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
     assert [message.endswith("RuntimeError: a mistake") for message in errors] == [True]
-
-
-def test_the_end_is_recorded_if_the_reserve_cannot_be_removed(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, name="test")
-    recorder.log_step({"train/loss": 1.0})
-    (tmp_path / BALLAST).unlink()
-    (tmp_path / BALLAST).mkdir()
-    recorder.close(RunStatus.FAILED, "A reason.")
-    run = read_run(tmp_path)
-    assert (run.status, run.reason) == (RunStatus.FAILED, "A reason.")
-    assert not (tmp_path / "rank0.ring").exists()
 
 
 def test_the_end_of_a_locked_store_is_tried_few_times(

@@ -17,8 +17,6 @@ from stepscope.run.rank_info import now_of, read_rank_file
 from stepscope.store import StoreReader
 from stepscope.store.recorder import Recorder
 from tests.support.run_values import metric
-from trainer.config import Workload, defaults
-from trainer.runners.child_process import write_pending
 
 HOUR_S = 3600.0
 SetClock = Callable[[float], None]
@@ -47,13 +45,6 @@ def test_the_clock_ignores_changes_of_the_wall_clock(set_clock: SetClock) -> Non
     one.restart()
     assert one.wall_offset() == 0.0
     assert one.now() == pytest.approx(time.time(), abs=60.0)
-
-
-def test_a_pending_run_has_the_present_time(tmp_path: Path, set_clock: SetClock) -> None:
-    set_clock(HOUR_S)  # after this process began, such as by NTP after the boot
-    write_pending(tmp_path, defaults(Workload.LINEAR, "cpu"), "Waits.")
-    run = read_run(tmp_path)
-    assert run.created == run.run_json["heartbeat"] == pytest.approx(time.time(), abs=60.0)
 
 
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])

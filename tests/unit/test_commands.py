@@ -63,12 +63,6 @@ def history(monkeypatch: pytest.MonkeyPatch) -> History:
     return History(monkeypatch)
 
 
-def test_without_a_command_nothing_happens(bench: Bench) -> None:
-    assert bench.serve() == 0.0
-    assert bench.flushed == 0
-    assert bench.recorder.events == []
-
-
 def test_pause_serves_commands_until_resume(bench: Bench) -> None:
     bench.recorder.while_paused = [
         command(CommandName.MARK, text="here"),
@@ -222,15 +216,6 @@ def test_a_snapshot_of_another_number_of_steps_is_refused(
     [(_, text, data)] = bench.recorder.events
     assert "steps must be a whole number from 1 to 50, got" in text
     assert (data["ok"], history.calls) == (False, [])
-
-
-def test_a_history_of_the_scripts_own_goes_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = History(monkeypatch, running=True)
-    bench.serve(CommandName.MEMORY_SNAPSHOT)
-    bench.train(1)
-    assert history.calls == ["dump"]
 
 
 def test_a_run_that_ends_within_the_step_keeps_what_there_is(

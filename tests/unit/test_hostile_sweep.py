@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from stepscope.lab.folder import (
     SWEEP_JSON,
     SweepError,
     only_one,
-    read_sweep,
 )
-from stepscope.run import process_identity, process_of
+from stepscope.run import process_identity
 from tests.support.fake_sweep import sweep
 
 HUGE = 10**400
@@ -77,15 +75,6 @@ def test_numbers_beyond_all_bounds_do_not_end_the_page(tmp_path: Path, bad: dict
     assert made.active_id() is None or bad["status"] == "running"
 
 
-def test_brackets_without_end_are_no_json(tmp_path: Path) -> None:
-    folder = written(tmp_path, BAD, "[" * 200_000)
-    with pytest.raises(SweepError, match="is not JSON"):
-        read_sweep(folder)
-    for text in ("[" * 200_000, "{", "[]", '{"status": "finished"}'):
-        (folder / SWEEP_JSON).write_text(text)
-        assert Sweeps(tmp_path, tmp_path / "examples").list_sweeps() == []
-
-
 def test_only_a_recently_planned_sweep_is_active(tmp_path: Path) -> None:
     made = sweeps(tmp_path, status="pending", created=9e9)
     assert made.active_id() is None
@@ -111,15 +100,6 @@ def test_null_in_place_of_a_number_is_a_missing_value() -> None:
     assert (found.variants[0].rounds, found.variants[0].metrics) == (0, {})
     assert found.rounds[0].samples == {}
     assert found.plan.config["max_steps"] is None  # a setting may be null
-
-
-def test_a_process_number_that_is_none_is_no_process() -> None:
-    for pid in (float("inf"), HUGE, "x", None):
-        assert process_of({**process_identity(), "pid": pid}) is None
-    assert process_of(process_identity() | {"pid_started": HUGE}) is None
-    found = process_of(process_identity())
-    assert found is not None
-    assert found.pid == os.getpid()
 
 
 def test_a_lock_or_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -120,13 +120,6 @@ def test_an_unknown_run_or_store_is_an_error(tmp_path: Path, recorder: Recorder)
         stepscope.open("first", rank=1).events()
 
 
-def test_a_star_import_keeps_the_built_in_open() -> None:
-    names: dict[str, object] = {}
-    exec("from stepscope import *", names)
-    assert "open" not in names
-    assert {"init", "log", "open"} <= set(dir(stepscope))
-
-
 def test_the_ranks_of_a_job_are_listed(recorder: Recorder) -> None:
     folder = recorder.folder
     assert stepscope.open("first").ranks == (0,)

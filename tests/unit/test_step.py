@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.backends import cudnn
 
 from trainer.config import Precision, RunConfig
@@ -163,30 +163,6 @@ def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
     assert all(value > 0 for value in times)
     assert sum(times) <= took
     assert not any(phases.take().values())
-
-
-class Compiled:
-    """Like torch.compile's wrapper: `__len__` raises for a model without a length."""
-
-    calls = 0
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        outputs: Tensor = self._model(inputs)
-        return outputs
-
-    def __len__(self) -> int:
-        raise TypeError("Linear does not support len()")
-
-
-def test_a_compiled_model_without_a_length_takes_the_step() -> None:
-    plain = make()
-    compiled = Compiled(plain.model)
-    replace(plain, wrapped=compiled)(*BATCH)
-    assert compiled.calls == 1
 
 
 def test_the_host_runs_so_many_steps_ahead_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
