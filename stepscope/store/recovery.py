@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import time
 from collections.abc import Collection
 from contextlib import closing, suppress
 from pathlib import Path
@@ -23,9 +22,7 @@ log = logging.getLogger(__name__)
 
 LIVE = tuple(status for status in RunStatus if status.live)
 
-RETRY_S = 10.0  # Pause after a failure, as the server calls `recover_ended` every few seconds.
-_failed: dict[tuple[Path, int], float] = {}
-"""Monotonic time of the last failure, by folder and rank."""
+_failed: set[tuple[Path, int]] = set()  # folder and rank of each failure that was logged
 
 
 def recover_ended(run: RunInfo) -> int:
@@ -34,15 +31,12 @@ def recover_ended(run: RunInfo) -> int:
         return 0
     gained = 0
     for number in ranks_with_unstored_rows(run):
-        rank = run.folder, number
-        if time.monotonic() - _failed.get(rank, -RETRY_S) < RETRY_S:
-            continue
         try:
             gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            if rank not in _failed:
+            if (run.folder, number) not in _failed:  # the server calls this every few seconds
                 log.warning("%s: the last rows could not be stored: %s", run.id, error)
-            _failed[rank] = time.monotonic()
+            _failed.add((run.folder, number))
     return gained
 
 

@@ -67,8 +67,7 @@ class RingBuffer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.reason: str | None = None
-        self.dropped = 0  # rows refused because the ring was full
-        self.lost = 0  # slots that were claimed and never written
+        self.dropped = 0  # rows of a full ring, and slots that were never written
         self.last = -1  # number of the newest row; approximate while several threads write
         self.end = SLOTS - MARGIN  # number of the first row without a free slot
         self.drained = 0  # rows before this number are in the store
@@ -138,7 +137,7 @@ class RingBuffer:
 
     def release(self, rows: RingRows) -> None:
         """Free the slots of stored rows."""
-        self.lost += rows.end - self.drained - len(rows.slots)
+        self.dropped += rows.end - self.drained - len(rows.slots)
         self.drained = rows.end
         if self._final is None:
             self.end = rows.end + SLOTS - MARGIN

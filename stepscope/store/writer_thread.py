@@ -40,7 +40,6 @@ BALLAST_BYTES, RESERVE_BYTES = 256 * 1024, 64 * 1024
 rest is freed at the end of the run, for the last run.json."""
 MAX_LISTED_CUSTOM = 64
 _NUMBERED = re.compile(r"\.optimizer|\.group")
-MAX_LOGGED = 20  # maximum number of different errors that are logged
 
 OnCommand = Callable[[int, str, str], None]
 """Called with a command's id, name and arguments (JSON), in the writer thread."""
@@ -110,7 +109,7 @@ class WriterThread:
     @property
     def dropped(self) -> int:
         """Rows and events lost to full queues or errors of this thread."""
-        return self._lost + self.ring.dropped + self.ring.lost
+        return self._lost + self.ring.dropped
 
     def put(self, item: QueueItem) -> None:
         """Queue an item; count it as dropped if the queue is full."""
@@ -303,7 +302,7 @@ class WriterThread:
 
     def _log_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
         text = f"{what}: {type(error).__name__}: {first_line(error)}"
-        if text not in self._logged and len(self._logged) < MAX_LOGGED:
+        if text not in self._logged:
             self._logged.add(text)
             log.error("stepscope: %s", text, exc_info=error if traceback else None)
 
