@@ -15,6 +15,7 @@ import pytest
 from stepscope.cli import main
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter
 from stepscope.store.blocks import CommandResult, Event
+from stepscope.store.final_values import typical
 from stepscope.store.reader import send_command
 from stepscope.store.schema import SCHEMA_VERSION, WAL_BYTES
 from stepscope.store.writer import CHECKPOINT_COMMITS
@@ -125,6 +126,17 @@ def test_a_failed_transaction_can_be_repeated(tmp_path: Path, writer: StoreWrite
     with StoreReader(tmp_path) as reader:
         assert [(s.stream, s.rows) for s in reader.series()] == [("steps", 40_700)]
         assert reader.read(1, 0, 700, 1).mean[0].tolist() == list(range(700))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [([9.0], 9.0), ([9.0, 1.0], 1.0), ([9.0] * 10 + [1.0, 1.0, 1.0, 1.0, 6.0] * 18, 2.0)],
+    ids=["one step", "the first step", "the first tenth, and stalls between steps"],
+)
+def test_a_typical_time_leaves_the_warm_up_out(seconds: list[float], expected: float) -> None:
+    rows = SeriesBlock.from_rows([(float(i), i, {"a": one}) for i, one in enumerate(seconds)])
+    assert typical(rows, "a") == pytest.approx(expected)
+    assert typical(rows, "b") is None
 
 
 def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: StoreWriter) -> None:
