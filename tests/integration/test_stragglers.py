@@ -13,15 +13,10 @@ import numpy as np
 import pytest
 
 import stepscope
-from dashboard import services
 from stepscope.distributed.stragglers.reader import ROWS, recent_times
 from stepscope.run import run_folders
 from stepscope.store import StoreReader
-from tests.support.polls import poll, server
 from tests.support.recorded_runs import Row, write_run
-from tests.support.straggler_cases import CASES
-
-__all__ = ["server"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "straggler_script.py"
@@ -73,36 +68,6 @@ def test_a_rank_that_is_late_in_backward_is_named_from_the_command_line(tmp_path
         for rank in (0, 1)
     ]
     assert walls[0] == pytest.approx(walls[1], rel=0.25)
-
-
-def recorded_job(folder: Path, case: str) -> Path:
-    """Write a recorded case as the run of four ranks that it was."""
-    for told in CASES[case]:
-        rank, rows = told["rank"], list[Row]()
-        for place, ms in enumerate(told["ms"]):
-            values = {
-                key: column[place] / 1e6
-                for key, column in told["us"].items()
-                if column[place] is not None
-            }
-            rows.append((ms / 1e3, told["first"] + place, values))
-        shared = {"rank": rank, "world_size": 4, "kind": "watch", "device": "cpu"}
-        write_run(folder, shared, rank=rank, steps=rows)
-        if rank:
-            (folder / f"rank{rank}.json").write_text(json.dumps(shared | {"status": "finished"}))
-    return folder
-
-
-def test_the_page_tells_it_before_what_a_rank_waits_for(
-    server: services.Services, tmp_path: Path
-) -> None:
-    recorded_job(tmp_path / "job", "forward")
-    told = poll("job")["verdict"]
-    assert told["kind"] == "straggler"
-    assert "rank 0" in told["text"]
-    assert "forward" in told["words"]
-    recorded_job(tmp_path / "even", "none")
-    assert (poll("even")["verdict"] or {"kind": None})["kind"] != "straggler"
 
 
 def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:

@@ -205,23 +205,6 @@ def test_too_few_steps_in_common_are_not_compared() -> None:
         assert find_straggler(few).text.startswith("Not enough data")
 
 
-def test_only_the_same_steps_are_compared() -> None:
-    """Rank 1 was sampled at every second step."""
-    own = noise(3, 120, seed=8)
-    own[2, 0] += 0.005
-    first, second, third = made(own)
-    half = replace(
-        second,
-        steps=second.steps[::2],
-        ts=second.ts[::2],
-        step_time=second.step_time[::2],
-        wait=second.wait[::2],
-        own=second.own[:, ::2],
-    )
-    found = find_straggler([first, half, third])
-    assert (found.ranks, found.phase, found.steps) == ((2,), StepPhase.INPUT, 60)
-
-
 @given(seed=st.integers(0, 10**6), late=st.floats(0.12, 0.5), phase=st.sampled_from(OWN))
 @settings(deadline=None, max_examples=50)
 def test_a_clear_delay_is_always_found(seed: int, late: float, phase: StepPhase) -> None:

@@ -9,8 +9,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,11 +18,9 @@ from stepscope.gpu.device_info import DeviceInfo
 from stepscope.run import RunStatus
 from stepscope.run.status import outcome
 from stepscope.session.script_session import visible_gpus
-from stepscope.watch import watched_run
 from stepscope.watch.main import _parse, main
 from stepscope.watch.output_log import OutputLog
 from stepscope.watch.script import ScriptNotFoundError, from_file
-from stepscope.watch.watched_run import SpawnedRank, WatchedRun
 from tests.support.fake_machine import info
 
 
@@ -262,34 +258,3 @@ def test_a_script_beside_the_target_of_a_linked_folder_is_found(
         from_file("missing.py", [])
     assert from_file("link/../script.py", []).path == f"{tmp_path}/link/../script.py"
     assert sys.path[0] == str(tmp_path / "real")
-
-
-@pytest.mark.parametrize(("count", "given"), [(0, 0), (1, 1), (2, 1)])
-def test_a_script_gives_its_run_to_the_processes_that_it_spawns(
-    monkeypatch: pytest.MonkeyPatch, count: int, given: int
-) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(watched_run, "_give_away", lambda run, fn, count: calls.append(count))
-    session: Any = SimpleNamespace(recorder=SimpleNamespace(step=0))
-    run = WatchedRun(session)
-    watched_run._start_processes(lambda *args, **kwargs: None, run, print, nprocs=count)
-    assert calls == [count] * given
-
-
-@pytest.mark.parametrize("broken", ["none", "closed"])
-def test_a_spawned_rank_without_a_stdout_ends_as_it_would_bare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    closed: list[bool] = []
-    run = SimpleNamespace(close=lambda: closed.append(True))
-    monkeypatch.setattr(watched_run, "begin", lambda *_: run)
-
-    def work(number: int) -> int:
-        closed_stream = io.TextIOWrapper(io.BytesIO())
-        closed_stream.close()
-        streams = {"none": None, "closed": closed_stream}
-        monkeypatch.setattr("sys.stdout", streams[broken])
-        return number
-
-    assert SpawnedRank(work, tmp_path, 2, "a", "a.py", "")(1) == 1
-    assert closed == [True]
