@@ -48,7 +48,7 @@ SLOW = {
             "browser/test_ranks_page.py",
         ),
         core=(
-            "integration/test_stragglers.py::test_the_page_tells_it_before_what_a_rank_waits_for",
+            "integration/test_stragglers.py::test_a_long_run_costs_no_more_than_a_short_one",
         ),
     ),
     "agreement": Family(
