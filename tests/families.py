@@ -169,7 +169,7 @@ CUDA = {
     "cuda-training": Family(
         paths=("simulator/", "trainer/training/", "trainer/workloads/", "trainer/runners/"),
         files=(
-            *_gpu("training", "values", "parallel", "settings", "switches", "workloads", "loading"),
+            *_gpu("training", "values", "parallel", "settings", "trainer_settings", "workloads", "loading"),
             *_gpu("synchronizations", "worker", "endings", "failures", "two_devices", "verdict"),
             *_gpu("lab", "lessons"),
             "browser/test_cuda_page.py",
