@@ -47,9 +47,7 @@ SLOW = {
             "integration/test_stragglers.py",
             "browser/test_ranks_page.py",
         ),
-        core=(
-            "integration/test_stragglers.py::test_a_long_run_costs_no_more_than_a_short_one",
-        ),
+        core=("integration/test_stragglers.py::test_a_long_run_costs_no_more_than_a_short_one",),
     ),
     "agreement": Family(
         paths=("stepscope/session/", "stepscope/distributed/"),
@@ -169,7 +167,15 @@ CUDA = {
     "cuda-training": Family(
         paths=("simulator/", "trainer/training/", "trainer/workloads/", "trainer/runners/"),
         files=(
-            *_gpu("training", "values", "parallel", "settings", "trainer_settings", "workloads", "loading"),
+            *_gpu(
+                "training",
+                "values",
+                "parallel",
+                "settings",
+                "trainer_settings",
+                "workloads",
+                "loading",
+            ),
             *_gpu("synchronizations", "worker", "endings", "failures", "two_devices", "verdict"),
             *_gpu("lab", "lessons"),
             "browser/test_cuda_page.py",
