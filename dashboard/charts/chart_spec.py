@@ -14,17 +14,46 @@ Json = dict[str, Any]
 # The color of each metric in every chart and tile; theme.js has them for light and dark.
 _KEYS = {
     "blue": (
-        *("train/loss", "train/lr", "train/grad_norm", "train/amp_scale", "memory/allocated"),
-        *("process/rss", "process/cpu", "perf/samples_per_sec", "perf/tflops", "perf/step_time"),
+        "train/loss",
+        "train/lr",
+        "train/grad_norm",
+        "train/amp_scale",
+        "memory/allocated",
+        "process/rss",
+        "process/cpu",
+        "perf/samples_per_sec",
+        "perf/tflops",
+        "perf/step_time",
     ),
     "orange": (
-        *("val/loss", "memory/reserved", "gpu/temp", "perf/tokens_per_sec", "perf/mfu"),
+        "val/loss",
+        "memory/reserved",
+        "gpu/temp",
+        "perf/tokens_per_sec",
+        "perf/mfu",
         "perf/data_wait",
     ),
-    "green": ("gpu/mem_used", "host/mem_used", "host/cpu", "gpu/util", "perf/h2d"),
-    "pink": ("memory/peak_allocated", "process/peak_rss", "perf/gpu_time"),
-    "amber": ("gpu/mem_util", "gpu/power"),
-    "gray": ("gpu/mem_total", "host/mem_total", "gpu/power_limit"),
+    "green": (
+        "gpu/mem_used",
+        "host/mem_used",
+        "host/cpu",
+        "gpu/util",
+        "perf/h2d",
+    ),
+    "pink": (
+        "memory/peak_allocated",
+        "process/peak_rss",
+        "perf/gpu_time",
+    ),
+    "amber": (
+        "gpu/mem_util",
+        "gpu/power",
+    ),
+    "gray": (
+        "gpu/mem_total",
+        "host/mem_total",
+        "gpu/power_limit",
+    ),
 }
 COLORS = {key: color for color, keys in _KEYS.items() for key in keys}
 LINES = ("blue", "green", "orange", "pink", "amber", "gray")  # of lines with one metric

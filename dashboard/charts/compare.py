@@ -15,7 +15,9 @@ from stepscope.run import RunInfo
 from stepscope.store.blocks import Floats
 
 POINTS = 300  # of the mean of a group
-HEIGHT_PX, LEGEND_ROW_PX, NAME_CHARS = 340, 20, 24
+HEIGHT_PX = 340
+LEGEND_ROW_PX = 20
+NAME_CHARS = 24
 COLORS = (figures.BLUE, figures.ORANGE, figures.GREEN, figures.PINK, figures.AMBER, figures.GRAY)
 DASHES = ("solid", "dash", "dot", "dashdot")  # of more runs than colors
 
@@ -29,26 +31,33 @@ class RunLine(NamedTuple):
 
 def line_names(runs: Sequence[RunInfo], settings: Sequence[ComparisonRow]) -> list[str]:
     """Return numbered names; equal ones with the only setting that differs, or the id's end."""
-    names, found = [run_name(run) for run in runs], []
+    names = [run_name(run) for run in runs]
+    numbered = []
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
-        same = [other for other, text in enumerate(names) if text == name]
-        rows = [row for row in settings if len({row.values[other] for other in same}) > 1]
-        more = run.id.rpartition("-")[2]
-        if len(rows) == 1:
-            more = f"{rows[0].label}={rows[0].shown(index)}"
-        room = max(8, NAME_CHARS - len(more) - 6)  # The legend cuts the end.
-        short = name if len(name) <= room else f"{name[: room - 1]}…"
-        found.append(f"{index + 1} · {name if len(same) == 1 else f'{short} {more}'}")
-    return found
+        text = name
+        equal = [other for other, other_name in enumerate(names) if other_name == name]
+        if len(equal) > 1:
+            rows = [row for row in settings if len({row.values[other] for other in equal}) > 1]
+            more = run.id.rpartition("-")[2]
+            if len(rows) == 1:
+                more = f"{rows[0].label}={rows[0].shown(index)}"
+            length = max(8, NAME_CHARS - len(more) - 6)  # The legend cuts the end.
+            short = name if len(name) <= length else f"{name[: length - 1]}…"
+            text = f"{short} {more}"
+        numbered.append(f"{index + 1} · {text}")
+    return numbered
 
 
 def smooth(values: Floats, weight: float) -> Floats:
     """Return the exponential moving average, unbiased; `weight` (0 to 1): of all earlier points."""
-    found, mean, total = np.empty_like(values), 0.0, 0.0
-    for at, value in enumerate(values.tolist()):
-        mean, total = weight * mean + value, weight * total + 1.0
-        found[at] = mean / total
-    return found
+    smoothed = np.empty_like(values)
+    mean = 0.0
+    total = 0.0
+    for index, value in enumerate(values.tolist()):
+        mean = weight * mean + value
+        total = weight * total + 1.0
+        smoothed[index] = mean / total
+    return smoothed
 
 
 def mean_of(lines: Sequence[RunLine]) -> tuple[RunLine, Floats, Floats]:

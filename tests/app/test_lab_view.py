@@ -18,16 +18,14 @@ from streamlit.testing.v1 import AppTest
 from dashboard.controls import script_form as form
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
-from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import Sweeps
 from stepscope.lab.folder import SweepError
-from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
+from stepscope.lab.script_plan import ScriptPlan
 from stepscope.lab.statistics import NO_SCIPY
 from stepscope.run import process_identity, user_name
 from tests.support.app_page import Machine, OpenPage, at_address, label, start_refused, text_of
 from tests.support.fake_sweep import BEST, sweep
 from tests.support.train_devices import SIMULATED
-from tests.support.waiting import wait_until
 from trainer.config import SETTINGS, Precision
 from trainer.lab.plan import WorkloadPlan
 
@@ -435,14 +433,3 @@ def test_a_patch_is_shown_or_its_file_is_named(
         assert codes == []
         named = any("patch" in one.value for one in app.error)
         assert named == (content != {"diff": "", "by_hand": []})
-
-
-def test_a_command_of_another_plan_measures_nothing(server: Services, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    script = script_command("train.py", (), is_module=False, cwd=tmp_path)
-    plan = ScriptPlan(script=script, variants=(parse_variant("tf32"),))
-    started = server.sweeps.start(plan, ("lab", "--variant", "bf16", "train.py"))
-    wait_until(lambda: not server.sweeps.read(started).live, 60)
-    content = server.sweeps.read(started).content
-    assert content.status is SweepStatus.STOPPED
-    assert not (server.runs / "lab" / started / "samples.jsonl").exists()
