@@ -117,7 +117,8 @@ def file_content(path: Path) -> bytes:
 def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     """Return the end of a text file as a terminal would show it; None if it cannot be read."""
     try:
-        text, size = read_tail(path, limit), path.stat().st_size
+        text = read_tail(path, limit)
+        size = path.stat().st_size
     except OSError:
         return None
     if size > limit:

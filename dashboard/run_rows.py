@@ -21,7 +21,9 @@ from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError
 from stepscope.store.final_values import final_values
 
-MIB, GIB, J_PER_WH = 2**20, 2**30, 3600.0
+MIB = 2**20
+GIB = 2**30
+J_PER_WH = 3600.0
 MAX_CELLS = 200  # settings and metrics of one run
 MAX_SEARCHED_CHARS = 20_000
 
@@ -85,7 +87,9 @@ def cells_of(run: RunInfo, size: int | None) -> dict[str, Any]:
     The fixed columns precede settings and metrics: `config: lr`, `final: val/accuracy`, `best: …`.
     """
     metadata = whole_metadata(run)
-    totals, final, git = metadata.totals or {}, metadata.final or {}, metadata.git
+    totals = metadata.totals or {}
+    final = metadata.final or {}
+    git = metadata.git
     best = (final[key].best for key in ("val/loss", "train/loss") if key in final)
 
     def total(name: str, unit: float = 1.0) -> float | None:

@@ -192,7 +192,8 @@ class Services:
 
     def drop_probe(self) -> None:
         """Forget the last memory probe; end it if it still runs."""
-        probe, self.probe = self.probe, None
+        probe = self.probe
+        self.probe = None
         if probe is not None:
             probe.stop()
 
@@ -299,7 +300,8 @@ class Services:
                 lesson.stop()
             self.drop_probe()
             with self._lock:
-                active, self._active = self._active, None
+                active = self._active
+                self._active = None
             patience_s = JOB_STOP_TIMEOUT_S if isinstance(active, TorchrunRun) else STOP_TIMEOUT_S
             if active is not None and not active.stop(patience_s):
                 log.warning("run %s did not stop in time", active.folder.name)
@@ -340,7 +342,8 @@ def get() -> Services:
 @asynccontextmanager
 async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
-    services, over = get(), threading.Event()
+    services = get()
+    over = threading.Event()
     _end_on_signals(services, over)
     # Set by `stepscope.show()` only: standard input is a pipe whose other end the notebook has.
     if "STEPSCOPE_END_WITH_STDIN" in os.environ:

@@ -34,7 +34,8 @@ def source_state(source: RemoteSource, run: RunInfo) -> dict[str, Any]:
 
     `text` is its badge, `note` set while the run is loaded, `lost` while its page is out of date.
     """
-    state, label = source.state(), printable(source.label)
+    state = source.state()
+    label = printable(source.label)
     problem = connection_problem(state)
     loaded = (run.folder / STORE_NAME).exists()
     note = lost = None

@@ -121,7 +121,8 @@ class SweepContent(Struct, frozen=True):
     @property
     def share(self) -> float:
         """The fraction done, 0 to 1: of the time budget, or of the trials without one."""
-        progress, budget_s = self.progress, 60 * (self.plan.minutes or 0.0)
+        progress = self.progress
+        budget_s = 60 * (self.plan.minutes or 0.0)
         if budget_s > 0 and progress.seconds_left is not None:
             return min(1.0, max(0.0, 1 - progress.seconds_left / budget_s))
         return min(1.0, progress.done / progress.total) if progress.total > 0 else 0.0

@@ -142,7 +142,8 @@ class Sweeps:
                 return
             sweep = self._changeable("Stop", sweep_id)
             # Started in a terminal, or by a server that was killed.
-            named, lock = process_of(sweep.json), sweep.folder / LOCK
+            named = process_of(sweep.json)
+            lock = sweep.folder / LOCK
             process = recorder_of(sweep.json, lock)
             if process is not None:
                 self._end(process, timeout_s)
@@ -168,7 +169,9 @@ class Sweeps:
     def close(self, timeout_s: float) -> None:
         """Stop the sweep that this server started; a second call does nothing."""
         with self._lock:
-            child, self._child, self._child_id = self._child, None, None
+            child = self._child
+            self._child = None
+            self._child_id = None
         if child is not None and child.poll() is None:
             self._end(child, timeout_s)
 

@@ -48,7 +48,8 @@ def _straggler(found: StragglerFinding | None) -> BottleneckDiagnosis | None:
     """Return a straggler as the diagnosis of the run: it outranks any other."""
     if found is None or found.next is None:
         return None
-    step, kind = Recommendation(text=found.next), BottleneckKind.STRAGGLER
+    step = Recommendation(text=found.next)
+    kind = BottleneckKind.STRAGGLER
     return BottleneckDiagnosis(kind=kind, text=found.text, share=found.share, next=step)
 
 

@@ -80,7 +80,8 @@ def _parse(body: bytes) -> _Asked:
 
 def _arguments(name: CommandName, args: dict[str, Any]) -> dict[str, Any]:
     if name in STEPS_LIMITS:
-        steps, limit = args.get("steps"), STEPS_LIMITS[name]
+        steps = args.get("steps")
+        limit = STEPS_LIMITS[name]
         if type(steps) is not int or not 1 <= steps <= limit:
             raise ValueError(f"args: steps must be a whole number from 1 to {limit}.")
         return {"steps": steps}

@@ -42,7 +42,8 @@ class OwnPagesOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         headers = Headers(scope=scope) if scope["type"] != "lifespan" else Headers()
-        origin, host = headers.get("origin"), headers.get("host")
+        origin = headers.get("origin")
+        host = headers.get("host")
         app = self._app
         if origin not in (None, f"http://{host}", f"https://{host}", *self._allowed):
             error = f"Origin: must be this server's, got {str(origin)[:100]!r}. "

@@ -114,7 +114,8 @@ class MachinePoller:
             return self._wanted()
 
     def _poll(self) -> None:
-        view, error = self._view, None
+        view = self._view
+        error = None
         try:
             view = self._machine.poll()
         except Exception as failure:  # shown on the page; the next reading may succeed

@@ -74,7 +74,8 @@ def of_total(used: float, total: float | None) -> str:
     """
     if not total:
         return format_bytes(used)
-    whole, part = format_bytes(total), format_bytes(used)
+    whole = format_bytes(total)
+    part = format_bytes(used)
     number, _, unit = part.partition(" ")
     part = number if whole.endswith(f" {unit}") else part
     return f"{part} of {whole}"
@@ -87,7 +88,8 @@ def gpu_rows(view: MachineState, cuda: Mapping[str, int], ours: Mapping[int, str
     """
     rows: list[Row] = []
     for device in view.devices:
-        index, health = cuda.get(device.info.uuid), device.health
+        index = cuda.get(device.info.uuid)
+        health = device.health
         rows.append(
             {
                 "GPU": f"GPU {device.info.nvml_index}",
@@ -208,7 +210,8 @@ def _row(group: str, label: str, text: str, meaning: str) -> Row:
 
 def _metric(device: DeviceState, key: str) -> tuple[str, str, str]:
     """Return label, text and meaning of a metric."""
-    metric, value = BY_KEY[key], device.values.get(key)
+    metric = BY_KEY[key]
+    value = device.values.get(key)
     text = _missing(device, key) if value is None else TEXTS[metric.unit](value)
     return metric.label[:1].upper() + metric.label[1:], text, metric.meaning
 

@@ -67,12 +67,14 @@ class _RankValues:
     @property
     def busy_s(self) -> float | None:
         """Mean time of a step without waiting for other ranks; None if unknown."""
-        time, wait = self.mean("perf/step_time"), self.mean("perf/comm_wait")
+        time = self.mean("perf/step_time")
+        wait = self.mean("perf/comm_wait")
         return None if time is None or wait is None else time - wait
 
     def share(self, key: str) -> float | None:
         """Return a time in percent of the step time; None if one of them is unknown."""
-        part, whole = self.mean(key), self.mean("perf/step_time")
+        part = self.mean(key)
+        whole = self.mean("perf/step_time")
         return None if part is None or not whole else 100.0 * part / whole
 
 

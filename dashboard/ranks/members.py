@@ -68,7 +68,8 @@ def used_gpus(run: RunInfo) -> frozenset[str]:
     if len(sampled) < 2 or run_kind(run) is RunKind.TRAINER:
         return frozenset()
     used = {training_device(run)} | (DEVICES.of(run) or set())
-    listed, pid = dict_of(run.run_json.get("gpu_processes")), run.run_json.get("pid")
+    listed = dict_of(run.run_json.get("gpu_processes"))
+    pid = run.run_json.get("pid")
     for uuid, processes in listed.items():
         pids = [dict_of(one).get("pid") for one in processes] if isinstance(processes, list) else []
         if pid is not None and pid in pids:

@@ -30,7 +30,8 @@ MAX_UNSCROLLED = 30  # rows of a table without a scroll bar
 CHOSEN = "compare_runs"
 AXES = {"step": "Step", "time": "Time since start (s)", "date": "Time", "samples": "Samples"}
 FIRST_METRICS = ("train/loss", "perf/step_time", "memory/allocated", "process/rss")
-EACH, OWN = "each run", "group of the runs"
+EACH = "each run"
+OWN = "group of the runs"
 Lines = dict[str, tuple[Any, Any, Any]]
 
 
@@ -146,7 +147,8 @@ content = [
     read(run, str(run.folder), (run.status, *(modified_ns(run.folder / name) for name in files)))
     for run in runs
 ]
-each, lines = [figures for figures, _ in content], [found for _, found in content]
+each = [figures for figures, _ in content]
+lines = [found for _, found in content]
 names = line_names(runs, comparison.compare_runs(each).configuration)
 with st.container(horizontal=True):
     options = dict(enumerate(names))

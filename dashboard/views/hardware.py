@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import streamlit as st
@@ -115,9 +114,7 @@ def _torch_name(server: Services, device: DeviceState) -> str:
     index = server.cuda_indices().get(device.info.uuid)
     if index is not None:
         return f"cuda:{index}"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    unused = "torch does not use it here"
-    return f"none: {unused if visible is None else f'CUDA_VISIBLE_DEVICES is {visible[:80]!r}'}"
+    return "none: torch does not use it here"
 
 
 server = services.get()

@@ -35,7 +35,8 @@ from trainer.config import RunConfig
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 SWEEP = "lab_sweep"  # Session state: the id of the shown sweep, also `sweep` in the URL.
 AGAIN_S = 1.0
-TIME, SIZE = "%.2f ms", "%.1f MiB"
+TIME = "%.2f ms"
+SIZE = "%.1f MiB"
 MAX_SETTING_WIDTH = 320  # px
 COLUMNS = {
     "Verdict": text(
@@ -91,7 +92,8 @@ def picked_sweep(server: Services) -> str | None:
 
     One just started or in the URL, chosen before, running, the newest; an example only if chosen.
     """
-    state, sweeps = st.session_state, server.sweeps.list_sweeps()
+    state = st.session_state
+    sweeps = server.sweeps.list_sweeps()
     known = {sweep.id: sweep for sweep in sweeps}
     own = [sweep.id for sweep in sweeps if sweep.read_only_reason != EXAMPLE]
     first = next((sweep.id for sweep in sweeps if sweep.live), own[0] if own else None)
@@ -210,7 +212,8 @@ def progress_words(content: SweepContent) -> str:
 
 
 def _actions(server: Services, sweep: StoredSweep) -> None:
-    sweeps, refused = server.sweeps, sweep.read_only_reason
+    sweeps = server.sweeps
+    refused = sweep.read_only_reason
     if sweep.live:
         about = "Stop now. Measurements are kept; Resume continues from there."
         if button("Stop", "stop_circle", f"lab_stop_{sweep.id}", about, refused):
@@ -308,7 +311,8 @@ def _best(sweep: SweepContent) -> None:
             why = best.reason or best.text or "No setting is faster than the baseline."
             st.markdown(f"**No better combination.** {escape_markdown(why)}")
         else:
-            parts, effect = labels(sweep, best.names), _confirmation(best)
+            parts = labels(sweep, best.names)
+            effect = _confirmation(best)
             st.markdown(
                 f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(effect)}",
                 width="stretch",

@@ -15,10 +15,8 @@ from stepscope.host.child_process import ChildOutput, ChildState
 from stepscope.run import RunError
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 
-REFRESH, IDLE_REFRESH = (
-    "500ms",
-    "5s",
-)  # Refresh of the output while a lesson runs, and while none does.
+REFRESH = "500ms"  # Of the output while a lesson runs.
+IDLE_REFRESH = "5s"
 
 
 def cuda_note(lesson: Lesson) -> None:

@@ -73,7 +73,8 @@ def start_if_requested(
     try:
         if problems:
             raise RunError(str(problems[0]))
-        state[RUN], state[TAB] = server.start(config).name, "overview"
+        state[RUN] = server.start(config).name
+        state[TAB] = "overview"
     except (RunError, OSError) as error:
         state[ERROR] = f"The run could not start. {error}"
     else:

@@ -123,7 +123,8 @@ def _result(answer: Mapping[str, Any], seconds: float, run: MemoryProbeRun) -> N
 
 
 def _fits_text(probe: Mapping[str, Any]) -> str:
-    peak, reserved = probe["measured_peak_bytes"], probe["measured_reserved_bytes"]
+    peak = probe["measured_peak_bytes"]
+    reserved = probe["measured_reserved_bytes"]
     allocated = "" if reserved is None else f" allocated, {format_bytes(reserved)} reserved"
     free = format_bytes(probe["free_bytes"])
     return f"**Fits.** Peak {format_bytes(peak)}{allocated}; {free} stay free."

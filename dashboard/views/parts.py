@@ -29,7 +29,8 @@ PLOT_CONFIG: dict[str, Any] = {
     "toImageButtonOptions": {"filename": "stepscope", "scale": 2},
 }
 OUTPUT_LINES = 12  # Lines that fit into a box of TABLE_HEIGHT.
-text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+text = st.column_config.TextColumn
+number = st.column_config.NumberColumn
 
 
 def devices(server: Services) -> Devices:

@@ -24,7 +24,8 @@ found = devices(server)
 link_problems = controls.load_settings(found)
 listing = server.run_list.fresh()
 picked = picked_run(server, listing)
-run, trouble = None, None
+run = None
+trouble = None
 try:
     run = read_run(server.folder(picked)) if picked else None
 except RunError as error:
@@ -37,7 +38,8 @@ foreign = run is not None and run_kind(run) is not RunKind.TRAINER
 form = controls.sidebar(
     found, checkpoints(server.runs), run_name(run) if run is not None and foreign else None
 )
-config, problems = form.config, form.problems
+config = form.config
+problems = form.problems
 refused = start_refusal(server.busy_reason(ServerActivity.RUN), problems)
 if not problems:
     with form.estimate:

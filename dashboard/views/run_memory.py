@@ -116,7 +116,8 @@ def _processes(run: RunInfo, gpu: str) -> None:
 
 
 def _row(entry: dict[str, Any]) -> dict[str, Any]:
-    memory, pid = entry.get("memory"), entry.get("pid")
+    memory = entry.get("memory")
+    pid = entry.get("pid")
     if not isinstance(memory, int | float) or isinstance(memory, bool) or memory < 0:
         memory = None
     yours = " (you)" if entry.get("yours") is True else ""
@@ -154,7 +155,8 @@ def oom_section(run: RunInfo) -> None:
         return
     if found is None:
         return
-    finding, record = found.finding, found.report.last
+    finding = found.finding
+    record = found.report.last
     ended = "Out of memory" if found.report.ended else "Allocation failed, script continued"
     with st.container(border=True, key="oom"):
         st.markdown(f"#### {ended}: {escape_markdown(finding.cause.value)}")
@@ -175,7 +177,8 @@ def oom_section(run: RunInfo) -> None:
 
 
 def _when(found: OomAnalysis) -> str:
-    last, seen = found.report.last, found.report.seen
+    last = found.report.last
+    seen = found.report.seen
     try:
         clock = f"{datetime.datetime.fromtimestamp(last.ts):%H:%M:%S}"
     except (ValueError, OverflowError, OSError):

@@ -14,7 +14,9 @@ from dashboard.verdicts import rank_verdict
 from dashboard.views import parts
 from stepscope.run import RunError, RunInfo, read_run
 
-PERCENT, GIB, MS = "%.0f%%", "%.2f GiB", "%.1f ms"
+PERCENT = "%.0f%%"
+GIB = "%.2f GiB"
+MS = "%.1f ms"
 COLUMNS = {
     "Rank": parts.number(pinned=True, help="Global rank of the process."),
     "Status": parts.text(help="Alive: the process is still recording."),

@@ -275,7 +275,8 @@ def profile_section(run: RunInfo) -> None:
             st.markdown("#### Profile", width="content")
             profile = _chosen(run, made)
             if profile.trace_size is not None:
-                path, size = run.folder / profile.trace, profile.trace_size
+                path = run.folder / profile.trace
+                size = profile.trace_size
                 parts.download(
                     f"Trace ({format_bytes(size)})",
                     functools.partial(file_content, path),
@@ -324,7 +325,8 @@ def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
 
 
 def _steps(profile: ProfileFiles) -> str:
-    first, last = profile.first, profile.last
+    first = profile.first
+    last = profile.last
     return f"Step {first:,}" if first == last else f"Steps {first:,} to {last:,}"
 
 

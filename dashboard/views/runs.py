@@ -94,7 +94,8 @@ def table() -> None:
     key = f"runs_table_{st.session_state.get(SELECTION, 0)}_{query}"
     # Ticks are row numbers: while there are any, the rows stay those that were drawn.
     if any(st.session_state.get(key, {}).get("selection", {}).values()):
-        by_id, drawn = {row.id: row for row in found}, st.session_state.get("runs_order", ())
+        by_id = {row.id: row for row in found}
+        drawn = st.session_state.get("runs_order", ())
         if drawn and by_id.keys() >= set(drawn):
             found = [by_id[name] for name in drawn]
         else:
@@ -175,9 +176,11 @@ def _buttons(ticked: Sequence[RunRow]) -> None:
 def edit_ticked(ticked: Sequence[RunRow]) -> None:
     """Draw the form and the question about the ticked runs, which must be of this user."""
     try:
-        runs, refused = [read_run(server.folder(row.id)) for row in ticked], None
+        runs = [read_run(server.folder(row.id)) for row in ticked]
+        refused = None
     except RunError as error:
-        runs, refused = [], str(error)
+        runs = []
+        refused = str(error)
     foreign = next((run for run in runs if not is_own(run)), None)
     if foreign is not None:
         refused = f"{foreign.id} belongs to another user or host."
@@ -191,7 +194,8 @@ def edit_ticked(ticked: Sequence[RunRow]) -> None:
 def _edit(runs: Sequence[RunInfo]) -> None:
     known = [read_metadata(run) for run in runs]
     tags = sorted({tag for metadata in known for tag in metadata.tags})
-    groups, pins = {metadata.group for metadata in known}, [metadata.pinned for metadata in known]
+    groups = {metadata.group for metadata in known}
+    pins = [metadata.pinned for metadata in known]
     # What stays as shown is not written: several runs keep their groups and tags.
     shown = {"group": (groups.pop() or "") if len(groups) == 1 else "", "pinned": all(pins)}
     key = _key_of(runs)
