@@ -224,7 +224,7 @@ _START_ERRORS = {
     9: "The NVIDIA driver is not loaded.",  # NVML_ERROR_DRIVER_NOT_LOADED
     12: _NO_LIBRARY,  # NVML_ERROR_LIBRARY_NOT_FOUND
 }
-_OPEN_AGAIN_S = 30.0
+_REOPEN_S = 30.0
 # By pid, because a forked child has to open NVML again, and by reader.
 _opened: dict[tuple[int, str], DeviceSource] = {}
 
@@ -249,7 +249,7 @@ def open_source(
 def _open(clock: Clock, reads_activity: bool) -> DeviceSource:
     if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
         return NullSource(_WRONG_PACKAGE)
-    retry_at = clock() + _OPEN_AGAIN_S
+    retry_at = clock() + _REOPEN_S
     try:
         pynvml.nvmlInit()
         source = NvmlSource(clock, reads_activity=reads_activity)
