@@ -145,7 +145,7 @@ class Tracker:
                 self._samples += batch_length(batch) or 0
                 if self.session is not None:
                     self.session.recorder.activity += 1
-                    self.session.readings.look()
+                    self.session.readings.read_if_requested()
             yield batch
             if count:
                 self.step()

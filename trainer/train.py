@@ -342,7 +342,7 @@ class TrainLoop:
             part, norm = self.step(inputs, targets, samples if count > 1 else 0, number == count)
             training.compute.end_step()
             training.compute.pace()
-            self.commands.look()
+            self.commands.read_if_requested()
             loss = part if loss is None else loss + part
         assert loss is not None
         training.count(1, step_samples)

@@ -49,7 +49,7 @@ class CommandServer:
     ) -> None:
         self._recorder = recorder
         self._readings = sampler.readings
-        self.look = self._readings.look
+        self.read_if_requested = self._readings.read_if_requested
         self._reset_process_peak = sampler.host.reset_peak
         self._check = check
         self._training = training

@@ -224,8 +224,9 @@ class BoundarySampler:
 
     Another thread that waited for the lock of torch's allocator would block all Python threads. So
     the training thread reads when `wanted`, at most once a tick: at its step boundaries (`serve`)
-    and between the phases of a step (`look`). During a phase `take` repeats the latest reading, for
-    REPEATED_S at most. Allocation retries and failures are counted from the construction on.
+    and between the phases of a step (`read_if_requested`). During a phase `take` repeats the latest
+    reading, for REPEATED_S at most. Allocation retries and failures are counted from the
+    construction on.
     `index` is the CUDA index of the allocator, None if there is none. About once a second a
     boundary also measures `parts` and, without an allocator, the `resident` bytes.
     """
@@ -273,7 +274,7 @@ class BoundarySampler:
         self._read_now(now + other_s)
         return other_s
 
-    def look(self) -> None:
+    def read_if_requested(self) -> None:
         """Read the counters if the sampler's request is still pending. Training thread only."""
         if self.wanted and self._read_at < self._asked_at:
             self._read_counters(self._clock())

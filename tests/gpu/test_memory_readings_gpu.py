@@ -99,7 +99,7 @@ def test_the_curve_inside_a_long_step_is_recorded(live: ScriptSession) -> None:
     for _ in range(5):
         time.sleep(0.4)
         kept.append(fill(0.02))
-        live.readings.look()
+        live.readings.read_if_requested()
     time.sleep(0.4)
     live.boundary()
     live.close(RunStatus.FINISHED)

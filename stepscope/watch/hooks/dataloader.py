@@ -67,7 +67,7 @@ class DataLoaderHook:
         number = iterator._num_yielded
         current = self._pass
         state.recorder.activity += 1
-        state.session.readings.look()
+        state.session.readings.read_if_requested()
         # The workers' iterator may continue with the next pass after a `break`.
         if current is None or id(iterator) != self._last or number == 1 or number > current.until:
             current = self._turn_to(iterator, began_s)

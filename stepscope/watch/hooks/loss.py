@@ -52,7 +52,7 @@ class LossHook:
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
             if readings.wanted:
-                readings.look()
+                readings.read_if_requested()
             before = guard.call(attribution.gradients) if attribution.has_separate else None
             phases = times.phases
             began_s = 0.0 if phases is None else clock()
@@ -64,7 +64,7 @@ class LossHook:
                 state.in_backward = False
             times.backwards += 1
             if readings.wanted:
-                readings.look()
+                readings.read_if_requested()
             if phases is not None:
                 phases.backward(began_s, clock())
             guard.call(add, tensors, grad_tensors, before)
