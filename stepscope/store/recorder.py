@@ -41,7 +41,6 @@ from stepscope.store.writer_thread import Look, Saw, WriterThread
 log = logging.getLogger(__name__)
 
 MAX_NAME_CHARS = 500  # of a metric
-STEP_LIMIT = 2**53  # larger steps are inexact in the store, which has 64-bit floats
 SLURM = {
     "job_id": "SLURM_JOB_ID",
     "array_job_id": "SLURM_ARRAY_JOB_ID",
@@ -142,18 +141,8 @@ class Recorder:
         Values are numbers, tensors of one element, or None. Never waits for a tensor on a GPU: its
         row is recorded some steps later.
         """
-        now = clock.now()
-        try:
-            step = int(step)  # such as numpy's
-            if not -STEP_LIMIT < step < STEP_LIMIT:
-                raise ValueError("the step is too large")
-            if ts is not None and 0 < float(ts) < now:
-                now = float(ts)
-        except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
-            self._refuse("step", error)
-            return
         self.step = step
-        self._record(step, now, values)
+        self._record(step, clock.now() if ts is None else ts, values)
 
     def count(self, key: str, number: Any) -> None:
         """Add a number, or a tensor on a GPU, to the samples or tokens of the current step."""

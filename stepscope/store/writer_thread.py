@@ -204,14 +204,14 @@ class WriterThread:
         unstored, lost = self.ring.waiting(), len(self._queue)
         self._queue.clear()
         self.run_json["problem"] = None
-        if unstored and self.ring.reason is None:
+        if self.ring.reason is not None:  # in memory
+            lost += unstored
+        elif unstored:
             self.run_json["problem"] = (
                 f"{unstored:,} rows are not in the store ({self._failure}) but in "
                 f"{self.ring.path.name}. Remove the cause, then open the run on this host."
             )
             log.warning("stepscope: %s", self.run_json["problem"])
-        else:
-            lost += unstored
         if lost:
             self._lost += lost
             self.run_json["dropped_reason"] = self._failure
