@@ -22,7 +22,7 @@ from stepscope.common.json_values import parse_json
 Floats = NDArray[np.float64]
 
 FACTOR = 16  # rows of a level that make one bucket of the next
-FRAME_ROWS = 128  # rows of a full frame; a multiple of FACTOR, so no bucket crosses two frames
+FRAME_ROWS = 256  # rows of a full frame; a multiple of FACTOR, so no bucket crosses two frames
 AXES = 2  # matrix rows before the metrics: time and step
 MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
 """Maximum number of metrics in a frame, and of characters in their list."""
