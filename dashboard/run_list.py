@@ -137,13 +137,15 @@ class RunList:
 
     def rows(self) -> list[RunRow]:
         """Return the rows of all runs: live ones, then pinned ones, then the newest."""
-        found: dict[str, RunRow] = {}
         with self._lock:
-            for root in self._roots:
-                for entry in root.scan(everything=True):
-                    row = _row(root, entry)
-                    if row is not None:
-                        found.setdefault(row.id, row)
+            entries = [
+                (root, entry) for root in self._roots for entry in root.scan(everything=True)
+            ]
+        found: dict[str, RunRow] = {}
+        for root, entry in entries:
+            row = _row(root, entry)
+            if row is not None:
+                found.setdefault(row.id, row)
         return sorted(found.values(), key=lambda row: (not row.live, not row.pinned, -row.created))
 
     def unreadable(self) -> list[str]:
