@@ -30,7 +30,7 @@ from scipy import stats
 from benchmarks import gate_truth_script
 from benchmarks.report import at_least, at_most, report, say
 from benchmarks.tune_scripts import SCRIPTS, unpack
-from stepscope.lab.folder import Trial, read_samples
+from stepscope.lab.folder import Trial, read_trials
 from stepscope.lab.gate import Gate, GateVerdict, check_gates
 from stepscope.lab.plan import Variant
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
@@ -99,7 +99,7 @@ def sweep(part: str, words: Sequence[str], folder: Path, seed: int) -> dict[str,
     failed = [variant["reason"] for variant in found["variants"] if variant["verdict"] == "failed"]
     if found["status"] != "finished" or failed:
         raise SystemExit(f"{folder}: the sweep {found['status']}: {found['reason'] or failed}")
-    samples = read_samples(folder)
+    samples = read_trials(folder)
     results = check_gates(plan, samples, [Gate("step_time", LIMIT)])
     different = t_tests(folder, samples)
     return {

@@ -43,7 +43,7 @@ class Slowdown:
 
     def __init__(self, slow: float, device_s: float) -> None:
         folder = Path(os.environ[FOLDER])
-        samples = folder / "samples.jsonl"
+        samples = folder / "trials.jsonl"
         trial = samples.read_text().count("\n") if samples.exists() else 0
         self._random = random.Random(f"{folder.name} {trial}")
         self._factor = (1 + slow) * (1 + float(os.environ[DRIFT]) * trial)

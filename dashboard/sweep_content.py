@@ -80,7 +80,7 @@ class Progress(Struct, frozen=True):
     seconds_left: float | None = None
 
 
-class RoundSample(Struct, frozen=True):
+class RoundTrial(Struct, frozen=True):
     """The device during one trial: why it was throttled."""
 
     throttle: str | None = None
@@ -89,7 +89,7 @@ class RoundSample(Struct, frozen=True):
 class Round(Struct, frozen=True):
     """The trials of one round by the variant's name."""
 
-    samples: dict[str, RoundSample] = field(default_factory=dict)
+    trials: dict[str, RoundTrial] = field(default_factory=dict)
 
 
 class Plan(Struct, frozen=True):
@@ -143,10 +143,10 @@ def to_content(sweep: Mapping[str, Any]) -> SweepContent:
 def _present(value: Any, inside: str = "") -> Any:
     """Return printable JSON without null and infinite numbers, except in settings.
 
-    `inside` is the name of the object: the entries of samples and metrics have any names.
+    `inside` is the name of the object: the entries of trials and metrics have any names.
     """
     if isinstance(value, Mapping):
-        settings = () if inside in ("samples", "metrics") else ("config", "changes")
+        settings = () if inside in ("trials", "metrics") else ("config", "changes")
         return {
             name: part if name in settings else _present(part, name)
             for name, part in value.items()

@@ -167,17 +167,9 @@ CUDA = {
     "cuda-training": Family(
         paths=("simulator/", "trainer/training/", "trainer/workloads/", "trainer/runners/"),
         files=(
-            *_gpu(
-                "training",
-                "values",
-                "parallel",
-                "settings",
-                "trainer_settings",
-                "workloads",
-                "loading",
-            ),
+            *_gpu("training", "values", "parallel", "settings", "trainer_settings", "workloads"),
             *_gpu("synchronizations", "worker", "endings", "failures", "two_devices", "verdict"),
-            *_gpu("lab", "lessons"),
+            *_gpu("lab", "lessons", "loading"),
             "browser/test_cuda_page.py",
         ),
         core=(*_gpu("training", "values", "parallel"), "browser/test_cuda_page.py"),

@@ -79,7 +79,7 @@ def throttle_words(sweep: SweepContent) -> str | None:
     """Return the reasons of throttling with their numbers of rounds; None without any."""
     found: Counter[str] = Counter()
     for one in sweep.rounds:
-        found.update({trial.throttle for trial in one.samples.values() if trial.throttle})
+        found.update({trial.throttle for trial in one.trials.values() if trial.throttle})
     if not found:
         return None
     parts = [

@@ -16,7 +16,7 @@ from stepscope.cli.arguments import add_gate
 from stepscope.common.secrets import without_secrets
 from stepscope.lab import command, gate
 from stepscope.lab.command import UsageError, print_error
-from stepscope.lab.folder import PLAN_JSON, SCHEMA, new_sweep_folder, read_plan, read_samples
+from stepscope.lab.folder import PLAN_JSON, SCHEMA, new_sweep_folder, read_plan, read_trials
 from stepscope.lab.gate import Gate
 from stepscope.lab.patch import write_patch
 from stepscope.lab.plan import write_plan
@@ -148,7 +148,7 @@ def _report_gates(
     if failed:
         print_error(f"Not measured: {' '.join(failed)}")
         return command.FAILED
-    trials = read_samples(folder)
+    trials = read_trials(folder)
     missing = [one.metric for one in gates if gate.metric_key(trials, one.metric) is None]
     if missing:
         print_error(f"{', '.join(missing)} was not measured. Remove this gate.")

@@ -1,4 +1,4 @@
-"""The folder of a sweep: `plan.json`, `sweep.json`, and `samples.jsonl`, a line per trial."""
+"""The folder of a sweep: `plan.json`, `sweep.json`, and `trials.jsonl`, a line per trial."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCHEMA = 1
 LAB = "lab"
 PLAN_JSON = "plan.json"
 SWEEP_JSON = "sweep.json"
-SAMPLES = "samples.jsonl"
+TRIALS_FILE = "trials.jsonl"
 LOCK = "lock"
 _MAX_BYTES = 16 * 2**20
 INTERRUPTED = "Stopped; resume continues from here."
@@ -45,7 +45,7 @@ GONE = "The process is gone (killed, or the machine went down). Resume continues
 STALE_S = 3600.0
 """Time without update after which a sweep of another host or container counts as ended."""
 
-MAX_SAMPLES_BYTES = 256 * 2**20  # A trial has about 2 kB.
+MAX_TRIALS_BYTES = 256 * 2**20  # A trial has about 2 kB.
 METRICS = (
     *("samples_per_sec", "step_time", "data_wait", "h2d", "gpu_time"),
     *("peak_allocated", "peak_reserved", "peak_process", "energy_per_sample", "loss", "mfu"),
@@ -157,38 +157,39 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return self.reason is None
 
 
-def read_samples(folder: Path) -> list[Trial]:
+def read_trials(folder: Path) -> list[Trial]:
     """Return the valid trials of a sweep, without an incomplete last line. Raises SweepError."""
-    path = folder / SAMPLES
-    samples: list[Trial] = []
+    path = folder / TRIALS_FILE
+    trials: list[Trial] = []
     try:
-        lines = read_regular_file(path, MAX_SAMPLES_BYTES).split(b"\n")
+        lines = read_regular_file(path, MAX_TRIALS_BYTES).split(b"\n")
     except FileNotFoundError:
-        return samples
+        return trials
     except (OSError, ValueError) as error:
-        raise SweepError(f"{folder.name}/{SAMPLES}: cannot be read ({error}).") from error
+        raise SweepError(f"{folder.name}/{TRIALS_FILE}: cannot be read ({error}).") from error
     lines.pop()  # incomplete, or empty
     for number, text in enumerate(lines, start=1):
         try:
-            samples.append(_decoded(text))
+            trials.append(_decoded(text))
         except (ValueError, RecursionError) as error:
             raise SweepError(
-                f"{folder.name}/{SAMPLES}: line {number} is no trial ({error}). Delete the line."
+                f"{folder.name}/{TRIALS_FILE}: line {number} is no trial ({error}). Delete it."
             ) from error
-    return samples
+    return trials
 
 
-def write_samples(folder: Path, trials: Sequence[Trial]) -> None:
+def write_trials(folder: Path, trials: Sequence[Trial]) -> None:
     """Replace the trials of a sweep, on disk when it returns. Raises OSError."""
     lines = [msgspec.json.encode(trial).decode() + "\n" for trial in trials]
-    atomic_write(folder / SAMPLES, "".join(lines), durable=True)
+    atomic_write(folder / TRIALS_FILE, "".join(lines), durable=True)
 
 
 def _decoded(text: bytes) -> Trial:
-    sample = msgspec.json.decode(text, type=Trial)
-    if sample.ok and (invalid := no_rate(sample.metrics)) is not None:
+    trial = msgspec.json.decode(text, type=Trial)
+    invalid = no_rate(trial.metrics) if trial.ok else None
+    if invalid is not None:
         raise ValueError(invalid)
-    return sample
+    return trial
 
 
 def no_rate(metrics: Mapping[str, Any]) -> str | None:

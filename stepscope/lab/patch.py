@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stepscope.common.files import read_json
-from stepscope.lab.folder import read_samples, write_json
+from stepscope.lab.folder import read_trials, write_json
 from stepscope.lab.script_plan import ScriptPlan, TunePlan, words_of
 from stepscope.lab.verdict_text import is_recommended
 from stepscope.settings.applied import AppliedSetting, CallPlace
@@ -230,7 +230,7 @@ def write_patch(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any]) -> Pat
         best = sweep["best"]
         words = words_of(best["changes"])
         name = " + ".join(best["variants"])
-        taken = [one for one in read_samples(folder) if one.ok and one.name == name]
+        taken = [one for one in read_trials(folder) if one.ok and one.name == name]
         settings = taken[-1].settings if words else []
     source, path = "", Path(plan.script.cwd, plan.script.target)
     if settings and not plan.script.is_module:

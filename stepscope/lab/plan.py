@@ -162,7 +162,7 @@ def estimate(plan: SweepPlan) -> tuple[float, float]:
     a_round = TRIAL_S * (plan.baselines + len(plan.runnable))
     shortest = TRIAL_S + a_round * min(plan.looks[0], plan.max_rounds)
     longest = TRIAL_S + a_round * plan.max_rounds
-    if plan.find_best:
+    if plan.find_best and plan.rules.decision_rounds:
         longest += TRIAL_S * MAX_CONFIRMED * plan.max_rounds
     return shortest, longest
 

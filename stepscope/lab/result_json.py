@@ -74,7 +74,8 @@ def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> di
     seconds: float | None = 0.0
     if state.next is not None:
         left = state.current.left
-        if plan.find_best and state.phase is not SweepPhase.CONFIRMING:
+        is_open = state.phase is not SweepPhase.CONFIRMING
+        if is_open and plan.find_best and plan.rules.decision_rounds:
             left += confirming_trials(plan) * plan.max_rounds
         taken = [one.seconds for one in trials[-20:] if one.ok]
         used_s = sum(one.seconds for one in trials)
@@ -139,7 +140,7 @@ def _rounds(trials: Sequence[Trial]) -> list[dict[str, Any]]:
             "round": number,
             "contest": contest,
             "order": list(dict.fromkeys(one.name for one in taken)),
-            "samples": {
+            "trials": {
                 one.name: {
                     **{name: one.metrics.get(name) for name in _OF_A_ROUND},
                     "seconds": one.seconds,

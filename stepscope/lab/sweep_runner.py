@@ -1,6 +1,6 @@
 """Runs or resumes a sweep: one trial after the other until its state has no next trial.
 
-A stopped or killed sweep resumes at the end of samples.jsonl. The incomplete round is repeated: its
+A stopped or killed sweep resumes at the end of trials.jsonl. The incomplete round is repeated: its
 trials are compared with each other, and hours may have passed.
 """
 
@@ -21,17 +21,17 @@ from stepscope.common.files import open_for_append
 from stepscope.lab.comparison import MAX_ATTEMPTS, NextTrial
 from stepscope.lab.folder import (
     INTERRUPTED,
-    SAMPLES,
     SCHEMA,
     SWEEP_JSON,
+    TRIALS_FILE,
     SweepError,
     Trial,
     no_rate,
     only_one,
-    read_samples,
     read_sweep,
+    read_trials,
     write_json,
-    write_samples,
+    write_trials,
 )
 from stepscope.lab.plan import SAMPLE_S, SweepPlan
 from stepscope.lab.result_json import content, finite
@@ -77,11 +77,11 @@ class SweepRunner:
 
     def _drop_incomplete_round(self) -> None:
         """Read the trials so far; remove those of the incomplete round from the file."""
-        self._trials = read_samples(self._folder)
+        self._trials = read_trials(self._folder)
         _, state = self._state()
         key, number = state.open_round or ("", 0)
         self._trials = [one for one in self._trials if one.contest != key or one.round < number]
-        write_samples(self._folder, self._trials)
+        write_trials(self._folder, self._trials)
 
     @property
     def _machine(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class SweepRunner:
         return max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * longest_s)
 
     def _append(self, trial: NextTrial, answer: Mapping[str, Any]) -> None:
-        """Append a trial to samples.jsonl, durably before the next one begins."""
+        """Append a trial to trials.jsonl, durably before the next one begins."""
         reason, metrics = answer.get("reason"), finite(answer.get("metrics") or {})
         done = Trial(
             contest=trial.contest,
@@ -159,7 +159,7 @@ class SweepRunner:
             machine=answer.get("machine") or {},
             settings=msgspec.convert(answer.get("settings") or [], list[AppliedSetting]),
         )
-        with open(open_for_append(self._folder / SAMPLES), "wb") as file:
+        with open(open_for_append(self._folder / TRIALS_FILE), "wb") as file:
             file.write(msgspec.json.encode(done) + b"\n")
             file.flush()
             os.fsync(file.fileno())

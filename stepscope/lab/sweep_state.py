@@ -158,7 +158,7 @@ def _combine(found: SweepState, plan: SweepPlan) -> None:
 
 def _confirm(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> None:
     names = tuple(one.name for one in found.combinations)
-    rounds = confirming_rounds(plan, trials, names)
+    rounds = confirming_rounds(plan, trials, 1 + len(names))
     # An end at the first significant look would bias the effect upwards.
     rules = Rules(looks=(rounds,), max_rounds=rounds)
     comparison = VariantComparison(CONFIRM, BASELINE, names)
@@ -182,11 +182,11 @@ def _budget_test(
     return round_fits
 
 
-def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], names: Sequence[str]) -> int:
-    """Return the number of rounds of the confirmation, fixed before its first one."""
+def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], count: int) -> int:
+    """Return the rounds of a confirmation with `count` trials each, fixed before its first one."""
     before = _before(trials, CONFIRM, 1)
     left_s = plan.budget_s - sum(one.seconds for one in before)
-    round_s = _expected_s(before, 1 + len(names))
+    round_s = _expected_s(before, count)
     least = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
     return max(least, int(min(plan.max_rounds, left_s / round_s)))
 

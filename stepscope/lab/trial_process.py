@@ -22,10 +22,11 @@ from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
 from stepscope.host.child_process import Child, ChildOutput, ChildState, kill_until_none
 
-LOG = "sample.log"
+LOG = "trial.log"
 MAX_LOG_BYTES = 20_000  # Bytes at the end of the log that are searched for the last line.
-RUN = "sample-"  # Prefix of a trial's run folder, which is removed after the trial.
-OF_SAMPLE = "STEPSCOPE_SAMPLE"  # Environment variable of a trial's processes: the run folder.
+RUN = "trial-"  # Prefix of a trial's run folder, which is removed after the trial.
+TRIAL_FOLDER = "STEPSCOPE_TRIAL_FOLDER"
+"""Environment variable of all processes of a trial: its run folder."""
 KILL_TIMEOUT_S = 5.0
 
 
@@ -91,7 +92,7 @@ class _Trial(Child):
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "STEPSCOPE_ALERTS": "off",  # a trial that fails is a result
-            OF_SAMPLE: str(job["folder"]),
+            TRIAL_FOLDER: str(job["folder"]),
         }
         with open(open_for_append(log, truncate=True), "wb") as output:
             super().__init__(
@@ -131,6 +132,6 @@ def _started_by(run: str) -> set[psutil.Process]:
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # ended, or of another user
-            if process.environ().get(OF_SAMPLE) == run:
+            if process.environ().get(TRIAL_FOLDER) == run:
                 found.add(process)
     return found

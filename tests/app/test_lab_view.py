@@ -164,7 +164,7 @@ def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[WorkloadPl
 def test_a_finished_sweep_has_chart_table_and_best_settings_to_apply(
     lab: OpenPage, server: Services
 ) -> None:
-    rounds = [{"round": 1, "samples": {"baseline": {"throttle": "power cap", "sm_clock": 1410}}}]
+    rounds = [{"round": 1, "trials": {"baseline": {"throttle": "power cap", "sm_clock": 1410}}}]
     best = BEST | {"changes": {"precision": "bf16", "optimizer_impl": "for-loop"}}
     store(server.runs, sweep(best=best, rounds=rounds))
     app = lab()

@@ -144,7 +144,7 @@ REGRESSIONS = [
     ("fifo", f"lab/{SWEEP}/sweep.json", 0),
     ("link", f"{RUN}/rank0.ring", 1),
     ("link", f"lab/{SWEEP}/sweep.json", 1),
-    ("link", f"lab/{SWEEP}/samples.jsonl", 0),
+    ("link", f"lab/{SWEEP}/trials.jsonl", 0),
     ("link", STORES[0], 4),
     *(("sparse", f"{RUN}/{name}", 0) for name in ("rank0.ring", "profile-step-5-6.summary.json")),
     *(("schema", STORES[0], number) for number in (0, 2, 4, 8)),

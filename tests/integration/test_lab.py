@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.lab.folder import SAMPLES, read_sweep
+from stepscope.lab.folder import TRIALS_FILE, read_sweep
 from stepscope.lab.trial_process import LOG, RUN, TrialProcess
 from tests.support.run_values import metric
 from tests.support.waiting import wait_until
@@ -50,7 +50,7 @@ def lab(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def taken(folder: Path) -> int:
-    path = folder / SAMPLES
+    path = folder / TRIALS_FILE
     return path.read_text().count("\n") if path.exists() else 0
 
 

@@ -84,7 +84,7 @@ def test_a_killed_sweep_leaves_no_rank(folder: Path, tmp_path: Path) -> None:
     words = command(sweep)
     words[words.index("20")] = "100000"
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: any(sweep.glob("sample-*/runs/*/rank1.json")), 200)
+        wait_until(lambda: any(sweep.glob("trial-*/runs/*/rank1.json")), 200)
         assert len(started_in(sweep)) >= 4, "the trial, torchrun and two ranks"
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: not started_in(sweep))

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.lab.folder import SAMPLES
+from stepscope.lab.folder import TRIALS_FILE
 from stepscope.lab.script_plan import script_command
 from stepscope.lab.trial_process import TrialProcess
 from tests.support.git_repository import commit, content
@@ -112,8 +112,8 @@ def test_a_killed_sweep_leaves_the_folder_as_it_was_and_resumes(
     command = [sys.executable, "-m", "stepscope.cli", "lab", *words, "train.py", "--out", "{out}"]
     before = content(folder)
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: (sweep / SAMPLES).exists())
-        wait_until(lambda: any(sweep.glob("sample-*/runs/*/run.json")))
+        wait_until(lambda: (sweep / TRIALS_FILE).exists())
+        wait_until(lambda: any(sweep.glob("trial-*/runs/*/run.json")))
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: not started_in(sweep))
     assert content(folder) == before

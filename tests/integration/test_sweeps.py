@@ -13,7 +13,7 @@ import pytest
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import StoredSweep
-from stepscope.lab.folder import SAMPLES, SweepError
+from stepscope.lab.folder import TRIALS_FILE, SweepError
 from stepscope.run import RunError, RunStatus, process_of, read_run
 from stepscope.store.reader import send_command
 from tests.support.waiting import wait_until
@@ -46,7 +46,7 @@ def resume(server: Services, sweep_id: str) -> None:
 
 
 def samples(server: Services, sweep_id: str) -> int:
-    path = server.sweeps.read(sweep_id).folder / SAMPLES
+    path = server.sweeps.read(sweep_id).folder / TRIALS_FILE
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.lab.folder import SAMPLES
+from stepscope.lab.folder import TRIALS_FILE
 from tests.support.git_repository import content
 from tests.support.waiting import wait_until
 from tests.support.watched_scripts import ROOT, SCRIPTS
@@ -67,7 +67,7 @@ def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -
         "faster",
     ]
     # The refused settings cost no trial: a first one, 3 rounds of 2, and 3 of the confirmation.
-    assert len((sweep / SAMPLES).read_text().splitlines()) == 13
+    assert len((sweep / TRIALS_FILE).read_text().splitlines()) == 13
     assert content(mine) == before
     patch = json.loads((sweep / "patch.json").read_text())
     assert "+    for batch in DataLoader(Slow(), batch_size=8, num_workers=4):\n" in patch["diff"]
@@ -83,7 +83,7 @@ def test_a_stopped_tune_leaves_the_folder_as_it_was_and_resumes(mine: Path, tmp_
     command = [*TUNE, *words, "--folder", str(sweep), "train.py"]
     for number in (signal.SIGINT, signal.SIGKILL):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            wait_until(lambda: any(sweep.glob("sample-*/runs/*/run.json")))
+            wait_until(lambda: any(sweep.glob("trial-*/runs/*/run.json")))
             process.send_signal(number)
             output = process.communicate(timeout=60)[0]
         assert bool(output) is (number is not signal.SIGKILL)

@@ -58,7 +58,7 @@ def make_runs(root: Path) -> None:
     sweep |= process_identity() | {"id": SWEEP, "status": "stopped"}
     (lab / "sweep.json").write_text(json.dumps(sweep))
     (lab / "plan.json").write_text(json.dumps({"schema": 1, **sweep["plan"]}))
-    (lab / "samples.jsonl").write_text('{"round": 0}\n')
+    (lab / "trials.jsonl").write_text('{"round": 0}\n')
 
 
 def record(folder: Path) -> None:
@@ -81,7 +81,7 @@ agreement/answers/rank0.json crash-told ballast
 """
 FILES = (
     *(f"{RUN}/{name}" for name in _RUN_FILES.split()),
-    *(f"lab/{SWEEP}/{name}" for name in ("sweep.json", "plan.json", "samples.jsonl", "lock")),
+    *(f"lab/{SWEEP}/{name}" for name in ("sweep.json", "plan.json", "trials.jsonl", "lock")),
 )
 FOLDERS = (RUN, f"{RUN}/agreement", f"lab/{SWEEP}", "lab")
 STORES = (f"{RUN}/rank0.sqlite", f"{RUN}/rank1.sqlite")

@@ -32,7 +32,7 @@ def started_in(sweep: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"STEPSCOPE_SAMPLE={sweep}".encode() in process.read_bytes():
+            if f"STEPSCOPE_TRIAL_FOLDER={sweep}".encode() in process.read_bytes():
                 found.append(int(process.parent.name))
         except OSError:
             continue

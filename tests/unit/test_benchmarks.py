@@ -52,7 +52,7 @@ def test_a_planted_slowdown_is_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv(gate_truth_script.DRIFT, "0.01")
     monkeypatch.setattr(gate_truth_script, "STEP_SPREAD", 0.0)
     monkeypatch.setattr(gate_truth_script, "PROCESS_SPREAD", 0.0)
-    (tmp_path / "samples.jsonl").write_text("{}\n{}\n")  # two trials: a drift of 2 %
+    (tmp_path / "trials.jsonl").write_text("{}\n{}\n")  # two trials: a drift of 2 %
     slowdown = gate_truth_script.Slowdown(0.05, 0.04)
     for _ in range(5):
         slowdown()

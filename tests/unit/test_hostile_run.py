@@ -33,8 +33,8 @@ from stepscope.lab.folder import (
     SweepError,
     only_one,
     read_plan,
-    read_samples,
     read_sweep,
+    read_trials,
     sweep_folders,
 )
 from stepscope.recorded_run import Run
@@ -111,9 +111,9 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
         make_special(tmp_path / "sweep" / name, kind)
         with pytest.raises(SweepError):
             read(tmp_path / "sweep")
-    make_special(tmp_path / "sweep" / "samples.jsonl", kind)
+    make_special(tmp_path / "sweep" / "trials.jsonl", kind)
     with pytest.raises(SweepError):
-        read_samples(tmp_path / "sweep")
+        read_trials(tmp_path / "sweep")
     if kind == "link":  # the incomplete last line of its target is not cut off
         assert (tmp_path / "sweep" / "secret").read_text() == "secret"
 

@@ -161,7 +161,7 @@ def test_a_file_of_another_version_is_drawn(broken: dict[str, Any]) -> None:
         {"created": 1e300},
         {"best": {"variants": 3}},
         {"left_out": {"a": 3}},
-        {"rounds": [{"samples": []}]},
+        {"rounds": [{"trials": []}]},
         {"status": None},
         {"workload": None},
     ],

@@ -92,7 +92,7 @@ def test_a_folder_of_other_files_is_refused(
 ) -> None:
     """A trial would delete and truncate files in it."""
     (mine := tmp_path / "mine").mkdir()
-    (mine / "samples.jsonl").write_text("a line without its end")
+    (mine / "trials.jsonl").write_text("a line without its end")
     (script := tmp_path / "train.py").touch()
     at = ["--folder", str(mine)]
     assert main([*at, "--workload", "linear", "--device", "cpu"]) == USAGE
@@ -100,7 +100,7 @@ def test_a_folder_of_other_files_is_refused(
     assert tune.main([*at, str(script)]) == USAGE
     assert capsys.readouterr().err.count("not empty") == 3
     assert [(one.name, one.read_text()) for one in mine.iterdir()] == [
-        ("samples.jsonl", "a line without its end")
+        ("trials.jsonl", "a line without its end")
     ]
 
 

@@ -150,7 +150,7 @@ def test_a_metric_without_values_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = plan("new: --new")
-    monkeypatch.setattr(lab, "read_samples", lambda _: sweep(made, 0.0, 1))
+    monkeypatch.setattr(lab, "read_trials", lambda _: sweep(made, 0.0, 1))
     found = {
         metric: lab._report_gates(
             tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout

@@ -138,7 +138,7 @@ def test_only_the_same_command_resumes_a_sweep(
 
 
 def test_changed_files_are_seen_and_hidden_folders_left_out(tmp_path: Path) -> None:
-    for name in ("a.pt", "sub/b.pt", ".git/index", "__pycache__/a.pyc", "sweep/samples.jsonl"):
+    for name in ("a.pt", "sub/b.pt", ".git/index", "__pycache__/a.pyc", "sweep/trials.jsonl"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("x")

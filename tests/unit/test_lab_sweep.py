@@ -16,12 +16,12 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.lab.comparison import VariantComparison, replay_comparison
 from stepscope.lab.folder import (
     METRICS,
-    SAMPLES,
     SWEEP_JSON,
+    TRIALS_FILE,
     SweepError,
     Trial,
-    read_samples,
     read_sweep,
+    read_trials,
 )
 from stepscope.lab.plan import Variant, write_plan
 from stepscope.lab.report import closing, progress_line, table, to_csv
@@ -193,7 +193,7 @@ def test_a_baseline_that_fails_ends_the_sweep_until_it_is_resumed(
     assert failed["reason"] == "The baseline cannot be measured: CUDA is out of memory."
     found = sweep(tmp_path, a_plan, FakeTaker({"kernel_warmup": 0.1}))
     assert (found["status"], verdicts(found)) == ("finished", {"kernel_warmup": "faster"})
-    assert {one.reason for one in read_samples(tmp_path)} == {None}
+    assert {one.reason for one in read_trials(tmp_path)} == {None}
 
 
 def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_stopped_sweep_repeats_the_open_round_and_continues(tmp_path: Path) ->
     assert verdicts(found) == verdicts(expected)
     assert [one["order"] for one in found["rounds"]] == [one["order"] for one in expected["rounds"]]
     assert found["progress"]["done"] == expected["progress"]["done"]
-    assert len(read_samples(tmp_path / "parts")) == expected["progress"]["done"]
+    assert len(read_trials(tmp_path / "parts")) == expected["progress"]["done"]
 
 
 @pytest.mark.parametrize("key", ["host", "gpu", "torch"])
@@ -320,15 +320,15 @@ def test_a_sweep_continues_only_on_its_machine(tmp_path: Path, key: str) -> None
 def test_half_a_line_left_by_a_kill_is_repeated_with_its_round(tmp_path: Path) -> None:
     a_plan, again = plan(LAST, max_rounds=2), FakeTaker({})
     sweep(tmp_path, a_plan, FakeTaker({}))
-    path = tmp_path / SAMPLES
+    path = tmp_path / TRIALS_FILE
     path.write_bytes(path.read_bytes()[:-20])
     half = path.read_bytes()
-    assert len(read_samples(tmp_path)) == 4
+    assert len(read_trials(tmp_path)) == 4
     assert path.read_bytes() == half  # the process of a running sweep may be writing the line
     found = sweep(tmp_path, a_plan, again)
     assert len(again.jobs) == 2
     assert found["status"] == "finished"
-    assert len(read_samples(tmp_path)) == 5
+    assert len(read_trials(tmp_path)) == 5
 
 
 RATES = {"samples_per_sec": 1.0, "step_time": 0.1}
@@ -347,11 +347,11 @@ RATES = {"samples_per_sec": 1.0, "step_time": 0.1}
 )
 def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     good = {"contest": "variants", "round": 1, "name": "baseline", "seconds": 1.0, "metrics": RATES}
-    (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n")
-    assert read_samples(tmp_path)[0].metrics == RATES
-    (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n{json.dumps({**good, **wrong})}\n")
+    (tmp_path / TRIALS_FILE).write_text(f"{json.dumps(good)}\n")
+    assert read_trials(tmp_path)[0].metrics == RATES
+    (tmp_path / TRIALS_FILE).write_text(f"{json.dumps(good)}\n{json.dumps({**good, **wrong})}\n")
     with pytest.raises(SweepError, match="line 2 is no trial"):
-        read_samples(tmp_path)
+        read_trials(tmp_path)
 
 
 def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_values_that_are_not_finite_are_missing_in_the_files(tmp_path: Path) -> 
     assert found["variants"][0]["metrics"]["data_wait"] is None
     assert verdicts(found)["channels_last"] == "failed"
     assert found["variants"][1]["reason"].startswith("samples_per_sec: must be a number above 0")
-    for name in (SAMPLES, SWEEP_JSON):
+    for name in (TRIALS_FILE, SWEEP_JSON):
         assert "NaN" not in (tmp_path / name).read_text()
 
 
