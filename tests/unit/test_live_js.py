@@ -318,7 +318,7 @@ def test_the_axis_and_its_shown_part(
 
 
 PRESS = "ask(5, 'pause', 'Pause: sent.')"
-ADVICE = "settle(6, 'press Stop again', 'done', 'stop')"
+ADVICE = "settle(6, 'use Force stop', 'done', 'stop')"
 ERROR = "setHeader({error: {id: 1, text: 'no'}, trouble: null})"
 
 
@@ -330,7 +330,7 @@ ERROR = "setHeader({error: {id: 1, text: 'no'}, trouble: null})"
         ([PRESS, "settle(5, 'done', 'done')"], ["done", "done", None]),
         ([PRESS, "open('other')"], [None, None, None]),
         ([ERROR, "settle(7, 'later', 'done')", ERROR], ["later", "done", None]),  # shown once
-        ([ADVICE, "take({status: 'running', series: {}})"], ["press Stop again", "done", None]),
+        ([ADVICE, "take({status: 'running', series: {}})"], ["use Force stop", "done", None]),
         ([ADVICE, "take({status: 'stopped', series: {}})"], [None, None, None]),
     ],
 )
