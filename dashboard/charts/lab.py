@@ -178,13 +178,17 @@ def _label(variant: VariantResult) -> str:
 
 def _row(variant: VariantResult) -> dict[str, Any]:
     style = None if variant.verdict is None else STYLES[variant.verdict]
+    margin = variant.resolution
+    if margin is not None and margin > max(1.0, abs(variant.effect or 0.0)):
+        margin = None  # after two or three rounds an interval of any size
+    bounds = "" if margin is None else interval(variant.low, variant.high)
     return {
         "Setting": _label(variant),
         "Verdict": None if style is None else f"{style.mark} {style.text}",
         "Loss verdict": _loss(variant),  # not last, where the page's edge would cut it
         "Effect": None if style is None or variant.effect is None else 100 * variant.effect,
-        "Interval": interval(variant.low, variant.high) or None,
-        "Margin of error": None if variant.resolution is None else 100 * variant.resolution,
+        "Interval": bounds or None,
+        "Margin of error": None if margin is None else 100 * margin,
         "Rounds": variant.rounds or None,
         **{
             title: None if key not in variant.metrics else factor * variant.metrics[key]

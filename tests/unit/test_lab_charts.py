@@ -94,6 +94,13 @@ def test_a_row_has_the_word_and_its_figures() -> None:
     assert made["Data wait"] == 1.0
 
 
+def test_a_margin_beyond_the_effect_itself_is_not_shown() -> None:
+    early = variant("compile", "measuring", 0.31, resolution=1.9e9)
+    made = table(variants=[early])[1]
+    assert (made["Margin of error"], made["Interval"]) == (None, None)
+    assert made["Effect"] == pytest.approx(31)
+
+
 def test_a_loss_that_is_not_shown_equal_is_marked() -> None:
     loss = {"verdict": "not_shown_equal", "text": "loss not shown equal: +0.5 % [-4.0, +5.0]"}
     marked = variant("compile", "faster", 0.31, loss=loss)
