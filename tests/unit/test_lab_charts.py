@@ -97,7 +97,7 @@ def test_a_row_has_the_word_and_its_figures() -> None:
 def test_a_margin_beyond_the_effect_itself_is_not_shown() -> None:
     early = variant("compile", "measuring", 0.31, resolution=1.9e9)
     made = table(variants=[early])[1]
-    assert (made["Margin of error"], made["Interval"]) == (None, None)
+    assert not {"Margin of error", "Interval"} & made.keys()
     assert made["Effect"] == pytest.approx(31)
 
 
