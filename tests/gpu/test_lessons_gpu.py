@@ -48,9 +48,9 @@ EXPECTED = {
 } | {lesson.name: ON_CPU[lesson.name] for lesson in LESSONS if lesson.ranks > 1}
 
 
-USE_CUDA = ("devices", "moving_tensors", "amp", "profiler", "all_gather", "dp_or_ddp")
-"""Run on a CPU too, with another result or, for the last two, on other devices. Of the lessons of
-two processes these take GPUs by more than their tensors: the current one, and all that there are.
+USE_CUDA = ("devices", "moving_tensors", "amp", "profiler", "dp_or_ddp")
+"""Run on a CPU too, with another result or, for the last, on other devices: of the lessons of two
+processes it takes all GPUs that there are.
 """
 
 

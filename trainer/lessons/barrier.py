@@ -3,18 +3,15 @@
 import os
 import time
 
-import torch
 import torch.distributed as dist
 
-gpus = torch.cuda.device_count() > 1
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
-dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+dist.init_process_group()
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 
 def show(text: str) -> None:
     """Print a line in one piece, as the other rank may print too."""
-    print(f"rank {rank}: {text}\n", end="", flush=True)
+    print(f"rank {rank}: {text}\n", end="")
 
 
 show(f"is process {os.getpid()}, one of {ranks}")
@@ -23,8 +20,6 @@ began = time.perf_counter()
 time.sleep(0.3 * rank)  # rank 1 is late, as by a slow disk
 arrived = time.perf_counter()
 dist.barrier()
-if gpus:
-    torch.cuda.synchronize()  # with NCCL the barrier is work of the GPU
 left = time.perf_counter()
 show(f"came after {arrived - began:.1f} s, went on after {left - began:.1f} s")
 show(f"so it waited {left - arrived:.1f} s for the last one")

@@ -1,19 +1,16 @@
 """broadcast: one rank's tensor goes to all ranks."""
 
-import os
-
 import torch
 import torch.distributed as dist
 
-gpus = torch.cuda.device_count() > 1
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
-dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+dist.init_process_group()  # tensors on the CPU go by gloo, those on GPUs by NCCL
 rank, ranks = dist.get_rank(), dist.get_world_size()
+device = f"cuda:{rank}" if torch.cuda.device_count() >= ranks else "cpu"
 
 
 def show(text: str) -> None:
     """Print a line in one piece, as the other rank may print too."""
-    print(f"rank {rank}: {text}\n", end="", flush=True)
+    print(f"rank {rank}: {text}\n", end="")
 
 
 x = torch.arange(4.0, device=device) if rank == 0 else torch.zeros(4, device=device)

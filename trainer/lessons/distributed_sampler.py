@@ -1,23 +1,17 @@
 """DistributedSampler: each rank gets a new share of the data in each epoch."""
 
-import os
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-gpus = torch.cuda.device_count() > 1
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
-if gpus:
-    torch.cuda.set_device(device)  # all_gather_object() sends over the current GPU
-dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+dist.init_process_group()  # tensors on the CPU go by gloo, those on GPUs by NCCL
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 
 def show(text: str) -> None:
     """Print a line in one piece, as the other rank may print too."""
-    print(f"rank {rank}: {text}\n", end="", flush=True)
+    print(f"rank {rank}: {text}\n", end="")
 
 
 data: Any = list(range(10, 21))  # 11 samples, which do not divide by 2

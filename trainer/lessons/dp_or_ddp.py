@@ -1,16 +1,14 @@
 """DataParallel against DistributedDataParallel: the same gradients, another way to them."""
 
 import copy
-import os
 import time
 
 import torch
 import torch.distributed as dist
 
-gpus = torch.cuda.device_count() > 1
-rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-device = torch.device("cuda", rank) if gpus else torch.device("cpu")
-dist.init_process_group("nccl" if gpus else "gloo", device_id=device if gpus else None)
+dist.init_process_group()  # tensors on the CPU go by gloo, those on GPUs by NCCL
+rank, ranks = dist.get_rank(), dist.get_world_size()
+device = f"cuda:{rank}" if torch.cuda.device_count() >= ranks else "cpu"
 
 
 def milliseconds(net: torch.nn.Module, x: torch.Tensor) -> float:
