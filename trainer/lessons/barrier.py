@@ -3,9 +3,10 @@
 import os
 import time
 
+import torch
 import torch.distributed as dist
 
-dist.init_process_group()
+dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-dist.init_process_group()  # tensors on the CPU go by gloo, those on GPUs by NCCL
+dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-dist.init_process_group()  # tensors on the CPU go by gloo, those on GPUs by NCCL
+dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 device = f"cuda:{rank}" if torch.cuda.device_count() >= ranks else "cpu"
 
