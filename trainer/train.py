@@ -35,7 +35,7 @@ from trainer.training.cuda_graph_step import GraphedStep, capture_step
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import all_finite, casts_weights, reshard, whole
 from trainer.training.loaders import Loader, make_loader
-from trainer.training.model import AS_LOADED, InputFormat, ParallelModel, compiled, prepare
+from trainer.training.model import InputFormat, ParallelModel, compiled, prepare
 from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, run_flags
 from trainer.training.rank_info import TrainerRank
@@ -110,7 +110,7 @@ def train(context: TrainContext) -> None:
         stack.enter_context(closing(validation_loader))
 
         # The optimizer step, its warm-up or CUDA Graphs, and the epochs.
-        step = build_train_step(training, task, parallel, forward)
+        step = build_train_step(training, task, forward, parallel.no_sync)
         run_warmup(training, step, task, recorder)
         step = replace(step, phases=phases)  # the times of the warm-up belong to no step
         TrainLoop(
@@ -138,11 +138,11 @@ class TrainStep:
     scaler: torch.amp.GradScaler
     autocast: AbstractContextManager[object]
     max_grad_norm: float
-    form: InputFormat = AS_LOADED
-    set_to_none: bool = True
-    wrapped: Callable[[Tensor], Tensor] | None = None
+    form: InputFormat
+    set_to_none: bool
+    wrapped: Callable[[Tensor], Tensor]
     """The model with DDP or torch.compile, for training; validation runs `model`."""
-    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext
+    no_sync: Callable[[], AbstractContextManager[object]]
     """Context of all micro-batches but the last: ranks do not average gradients."""
     phases: TrainPhaseTimer | None = None  # only with several ranks
 
@@ -169,9 +169,7 @@ class TrainStep:
     def forward(self, inputs: Tensor, targets: Tensor, of: int = 0) -> Tensor:
         """Return the mean loss of a batch (0-d), or its share of the mean over `of` samples."""
         with span(FORWARD):
-            # Not `or`: a compiled model may have a length and thereby be falsy.
-            model = self.model if self.wrapped is None else self.wrapped
-            loss = self._outputs_and_loss(model, inputs, targets)[1]
+            _, loss = self.evaluate(inputs, targets, model=self.wrapped)
             return loss * (len(targets) / of) if of > len(targets) else loss
 
     def backward(self, loss: Tensor) -> None:
@@ -195,19 +193,19 @@ class TrainStep:
         return norm
 
     def evaluate(
-        self, inputs: Tensor, targets: Tensor, counted: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the outputs of `model` and the mean loss (0-d) of the first `counted` samples."""
-        return self._outputs_and_loss(self.model, inputs, targets, counted)
-
-    def _outputs_and_loss(
         self,
-        model: Callable[[Tensor], Tensor],
         inputs: Tensor,
         targets: Tensor,
         counted: int | None = None,
+        model: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """Return outputs and mean loss (0-d) of the first `counted` samples; by default `model`'s.
+
+        The outputs are those of all samples.
+        """
         with self.autocast:
+            # Not `or`: a compiled model may have a length and thereby be falsy.
+            model = self.model if model is None else model
             outputs = model(self.form(inputs))
             if self.form.dtype is not None:
                 outputs = outputs.float()  # a 16-bit loss would round sums over the batch
@@ -221,12 +219,11 @@ class TrainStep:
 def build_train_step(
     training: TrainState,
     task: Task,
-    parallel: ParallelModel | None = None,
     forward: Callable[[Tensor], Tensor] | None = None,
+    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> TrainStep:
-    """Return the optimizer step of a configuration; `forward` is the compiled model."""
+    """Return the optimizer step of a configuration; `forward` is the wrapped model."""
     config = training.config
-    parallel = parallel or ParallelModel(training.model)
     casts = casts_weights(training.model, config)
     return TrainStep(
         model=training.model,
@@ -237,8 +234,8 @@ def build_train_step(
         max_grad_norm=config.max_grad_norm,
         form=InputFormat.of(config),
         set_to_none=config.set_to_none,
-        wrapped=parallel.model if forward is None else forward,
-        no_sync=parallel.no_sync,
+        wrapped=training.model if forward is None else forward,
+        no_sync=no_sync,
     )
 
 
@@ -271,12 +268,16 @@ class TrainLoop:
     def train(self) -> None:
         """Train to the end. Raises NonFiniteLossError, and RunStoppedError after saving last.pt."""
         self.log.begin(self.reader)
+        # FSDP creates tensors in its first forward pass, which may be a validation, and trains
+        # with them.
+        fsdp = self.training.config.strategy is Strategy.FSDP
+        inference = torch.no_grad if fsdp else torch.inference_mode
         try:
             while not self.training.has_ended:
                 self.recorder.epoch = self.training.epoch
                 began = time.perf_counter()
                 self._train_epoch()
-                with _without_gradients(self.training.config):
+                with inference():
                     loss, accuracy = self._validate()
                 self._close_epoch(loss, accuracy, time.perf_counter() - began)
         except RunStoppedError:
@@ -395,11 +396,3 @@ class TrainLoop:
         # A model with NaN weights must not overwrite the last good checkpoint.
         if math.isfinite(loss) and (training.has_ended or self.log.save_due):
             self.log.save("last.pt")
-
-
-def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:
-    """Return the context of a validation: inference mode, except with FSDP.
-
-    FSDP creates tensors in its first forward pass, which may be a validation, and trains with them.
-    """
-    return torch.no_grad() if config.strategy is Strategy.FSDP else torch.inference_mode()

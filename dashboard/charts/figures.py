@@ -57,16 +57,3 @@ def rows_axis(labels: Sequence[str]) -> Json:
         "tickfont": {"size": 13},
         "showgrid": False,
     }
-
-
-def band(axis: str, first: Any, last: Any, low: float = 0, high: float = 1, **others: Any) -> Json:
-    """Return a shape from `first` to `last` of an axis, and from `low` to `high` of the other."""
-    across = "y" if axis == "x" else "x"
-    ends = {f"{axis}0": first, f"{axis}1": last, f"{across}0": low, f"{across}1": high}
-    return {"type": "rect", f"{across}ref": "paper", "line": {"width": 0}} | ends | others
-
-
-def line(axis: str, at: Any, color: str, dash: str = "dash") -> Json:
-    """Return a line across the whole chart at a position of an axis."""
-    drawn = {"color": color, "dash": dash, "width": 1.5}
-    return band(axis, at, at, type="line", line=drawn)

@@ -46,10 +46,7 @@ def by_effect(variants: Iterable[VariantResult]) -> list[VariantResult]:
 
 def effects_figure(sweep: SweepContent) -> Json | None:
     """Return the chart of effects in percent, the best combination first; None without effects."""
-    best = [] if sweep.best is None else [sweep.best]
-    variants = [
-        variant for variant in (*best, *by_effect(sweep.variants)) if variant.effect is not None
-    ]
+    variants = [variant for variant in listed(sweep) if variant.effect is not None]
     if not variants:
         return None
     rows: dict[str, int] = {variant.name: row for row, variant in enumerate(variants)}
@@ -102,7 +99,18 @@ def _layout(variants: list[VariantResult]) -> Json:
     # Intervals far wider than the effects are cut off.
     limit = 300 * max(0.02, *(abs(variant.effect or 0.0) for variant in variants))
     # Effects within the margin count as no difference.
-    same: Json = {"fillcolor": figures.GRAY, "opacity": 0.16, "layer": "below"}
+    same: Json = {
+        "type": "rect",
+        "x0": -100 * MARGIN,
+        "x1": 100 * MARGIN,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": {"width": 0},
+        "fillcolor": figures.GRAY,
+        "opacity": 0.16,
+        "layer": "below",
+    }
     x_axis = {
         "title": figures.title("Throughput vs. baseline"),
         "zerolinewidth": 2,
@@ -114,7 +122,7 @@ def _layout(variants: list[VariantResult]) -> Json:
     return figures.layout(
         92 + ROW_PX * len(variants),
         showlegend=True,
-        shapes=[figures.band("x", -100 * MARGIN, 100 * MARGIN, **same)],
+        shapes=[same],
         xaxis=figures.FIXED | x_axis | {"zeroline": True},
         yaxis=figures.rows_axis(
             [figures.shortened(variant.label, MAX_LABEL_CHARS) for variant in variants]

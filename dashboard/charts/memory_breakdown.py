@@ -10,7 +10,7 @@ import numpy as np
 
 from dashboard.charts import figures
 from dashboard.charts.chart_spec import Json, training_gpu
-from dashboard.charts.run_view import RunView, run_content
+from dashboard.charts.run_view import RunView, reasons_of, run_content
 from stepscope.common.json_values import dict_of
 from stepscope.memory.breakdown import (
     CATEGORIES,
@@ -176,7 +176,7 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
     content, capabilities = run_content(run), run.run_json.get("capabilities") or {}
     of_gpus = dict_of(capabilities.get("missing"))
     found = dict_of(of_gpus.get(gpu_of(content) or ""))
-    reasons = {key: why for key, why in found.items() if isinstance(why, str)}
+    reasons = reasons_of(found)
     for key, why in (
         ("memory/process_used", found.get("processes")),
         ("gpu/mem_others", found.get("processes")),

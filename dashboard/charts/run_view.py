@@ -176,11 +176,12 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
             name=str(entry.get("name")),
             index=index,
             memory_bytes=memory if type(memory := entry.get("memory_total")) is int else None,
-            missing=_reasons(missing.get(str(entry["uuid"]))),
+            missing=reasons_of(missing.get(str(entry["uuid"]))),
         )
         for index, entry in enumerate(entries)
     ]
 
 
-def _reasons(value: Any) -> dict[str, str]:
+def reasons_of(value: Any) -> dict[str, str]:
+    """Return the texts of an object in run.json by key; empty for anything else."""
     return {key: text for key, text in dict_of(value).items() if isinstance(text, str)}

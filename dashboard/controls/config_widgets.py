@@ -5,6 +5,7 @@ Values live in `st.session_state` under `config_<field>`; `trainer.config_valida
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,10 +182,7 @@ CAPTIONS = {
 
 def offered(chosen: Workload) -> list[Workload]:
     """Return the workloads to choose from: the custom one only if given, or `chosen`."""
-    try:
-        given = custom.user_workload() is not None
-    except ConfigError:
-        given = True  # its file is gone: `absent` has the reason
+    given = os.environ.get(custom.VARIABLE)  # if its file is gone, `absent` has the reason
     return [one for one in Workload if one is not Workload.CUSTOM or given or one is chosen]
 
 

@@ -21,6 +21,7 @@ from dashboard.controls.lab_labels import (
     variant_label,
 )
 from dashboard.controls.sidebar import SETTINGS as SIDEBAR
+from dashboard.controls.sidebar import device_name
 from dashboard.format import escape_markdown, named_reason, note
 from dashboard.services import Devices
 from stepscope.common.config_issue import ConfigError, ConfigIssue
@@ -157,12 +158,7 @@ def _baseline_fields(devices: Sequence[TrainDevice], settings: RunConfig) -> Run
 
 
 def _device_names(devices: Sequence[TrainDevice]) -> dict[str, str]:
-    return {
-        device.id: "CPU"
-        if device.cuda_index is None
-        else f"cuda:{device.cuda_index} · {device.name}"
-        for device in devices
-    }
+    return {device.id: device_name(device) for device in devices}
 
 
 def length_fields() -> tuple[int, int, bool]:

@@ -68,11 +68,11 @@ def baseline_words(config: RunConfig) -> str:
 
 def workload_and_device(sweep: SweepContent) -> str:
     """Return the title of a sweep; its workload may be of a later version."""
-    names = {str(workload): name for workload, name in SETTINGS["workload"].choices.items()}
     config = sweep.plan.config
     on_cpu = config.get("device") == "cpu" if config else not sweep.machine.get("gpu")
     device = "CPU" if on_cpu else "GPU"
-    return f"{names.get(sweep.workload, sweep.workload)} on {device}"
+    name = SETTINGS["workload"].choices.get(sweep.workload, sweep.workload)
+    return f"{name} on {device}"
 
 
 def throttle_words(sweep: SweepContent) -> str | None:

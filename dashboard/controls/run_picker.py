@@ -19,7 +19,6 @@ from stepscope.run import RunInfo, is_local, is_run_id
 RUN = "run"
 _CHOSEN = "run_chosen"
 _ENDED = "run_ended_when_shown"
-_NO_ROOTS: Mapping[Path, str | None] = {}
 
 
 def picked_run(server: Services, listing: Listing) -> str | None:
@@ -41,7 +40,7 @@ def picked_run(server: Services, listing: Listing) -> str | None:
 
 
 def choices(
-    picked: str | None, listing: Listing, roots: Mapping[Path, str | None] = _NO_ROOTS
+    picked: str | None, listing: Listing, roots: Mapping[Path, str | None]
 ) -> list[tuple[str, str]]:
     """Return ids and labels: live runs first, then the newest; an unlisted `picked` before all."""
     names = labels(listing.runs, roots)
@@ -63,7 +62,7 @@ def newest_live(runs: Sequence[RunInfo]) -> str | None:
     return None if newest is None else newest.id
 
 
-def labels(runs: Iterable[RunInfo], roots: Mapping[Path, str | None] = _NO_ROOTS) -> dict[str, str]:
+def labels(runs: Iterable[RunInfo], roots: Mapping[Path, str | None]) -> dict[str, str]:
     """Return a different label for each run, by its id: name, kind, status and times.
 
     Runs of a folder with a label in `roots` end in that label, other runs of others in user@host.

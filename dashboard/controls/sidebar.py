@@ -184,7 +184,7 @@ def _reset_unsupported(devices: Sequence[TrainDevice]) -> None:
 
 
 def _device(config: fields.RunConfig, found: Devices) -> None:
-    names = {device.id: _device_name(device) for device in found.devices}
+    names = {device.id: device_name(device) for device in found.devices}
     if config.device not in names:  # a link from another machine
         names[config.device] = "Not on this machine"
     widgets.select("device", names, functools.partial(_adapt_to_device, found.devices))
@@ -203,7 +203,8 @@ def _device(config: fields.RunConfig, found: Devices) -> None:
         note("info", found.cuda_reason)
 
 
-def _device_name(device: TrainDevice) -> str:
+def device_name(device: TrainDevice) -> str:
+    """Return the label of a device in a list."""
     if device.cuda_index is None:
         return "CPU"
     return f"cuda:{device.cuda_index} · {device.name.removeprefix('NVIDIA ')}"

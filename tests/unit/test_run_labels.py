@@ -21,7 +21,7 @@ def run(name: str, status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> Ru
 
 
 def label(info: RunInfo) -> str:
-    return labels([info])[info.id]
+    return labels([info], {})[info.id]
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,6 @@ def test_a_label_has_name_kind_state_and_time() -> None:
 def test_no_two_labels_are_alike() -> None:
     one, two = run("train"), run("train")
     one = RunInfo(Path("id-1"), one.status, None, 0.0, one.run_json)
-    made = labels([one, two])
+    made = labels([one, two], {})
     assert len(set(made.values())) == 2
     assert made["id-1"].endswith(" · id-1")

@@ -94,14 +94,14 @@ class ParallelModel:
 @contextmanager
 def compiled(
     model: nn.Module, config: RunConfig, device: torch.device, full: int
-) -> Iterator[Callable[[Tensor], Tensor] | None]:
-    """Yield the compiled forward pass for batches of `full` samples; None without torch.compile.
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield the compiled forward pass for batches of `full` samples, or the model if not compiled.
 
     Other batches, such as the last of an epoch, run uncompiled: for a second batch size Dynamo
     would recompile with dynamic shapes.
     """
     if config.compile_mode is CompileMode.NONE:
-        yield None
+        yield model
         return
     with_graphs = config.compile_mode in _WITH_GRAPHS and device.type == "cuda"
     compiled_model = torch.compile(model, mode=config.compile_mode.value)

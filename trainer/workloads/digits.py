@@ -23,14 +23,12 @@ FACTS = {"data": "scikit-learn digits: 1,797 real 8×8 images; training images a
 
 def mlp_task(config: RunConfig) -> Task:
     """Return an MLP 64-256-10."""
-    train, validation = _splits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
-    return _task(model, train, validation)
+    return _task(model)
 
 
 def cnn_task(config: RunConfig) -> Task:
     """Return a CNN of two convolutions and two linear layers, about 14,000 weights."""
-    train, validation = _splits()
     # Pooling before ReLU is equivalent and cheaper.
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -44,10 +42,11 @@ def cnn_task(config: RunConfig) -> Task:
         nn.ReLU(),
         nn.Linear(64, 10),
     )
-    return _task(model, train, validation)
+    return _task(model)
 
 
-def _task(model: nn.Module, train: TensorSplit, validation: TensorSplit) -> Task:
+def _task(model: nn.Module) -> Task:
+    train, validation = _splits()
     return Task(
         model=model, train=train, validation=validation, loss=nn.CrossEntropyLoss(), run_info=FACTS
     )

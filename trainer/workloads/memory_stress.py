@@ -23,13 +23,13 @@ EPOCH_BATCHES = 32  # minimum, for large batches
 
 def task(config: RunConfig) -> Task:
     """Return a CNN for ten classes whose memory depends on `width` and `image_size`."""
-    generator = torch.Generator().manual_seed(config.seed)
     stem = nn.Conv2d(3, config.width, 3, padding=1, bias=False)
-    return synthetic_task(config, ResidualCnn(stem, config.width, stages=3), generator)
+    return synthetic_task(config, ResidualCnn(stem, config.width, stages=3))
 
 
-def synthetic_task(config: RunConfig, model: nn.Module, generator: torch.Generator) -> Task:
+def synthetic_task(config: RunConfig, model: nn.Module) -> Task:
     """Return the task to classify ten noisy patterns."""
+    generator = torch.Generator().manual_seed(config.seed)
     size = config.image_size
     patterns = torch.rand((CLASSES, 3, 4, 4), generator=generator)
     images, labels = _pool(patterns, size, generator)

@@ -7,7 +7,6 @@ batch norm in the shortcuts.
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from trainer.config import RunConfig
@@ -19,7 +18,6 @@ STAGES = 4
 
 def task(config: RunConfig) -> Task:
     """Return a CNN of four stages, the first with `width` channels (64 in ResNet-18)."""
-    generator = torch.Generator().manual_seed(config.seed)
     width = config.width
     stem = nn.Sequential(
         nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
@@ -27,4 +25,4 @@ def task(config: RunConfig) -> Task:
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
-    return synthetic_task(config, ResidualCnn(stem, width, stages=STAGES), generator)
+    return synthetic_task(config, ResidualCnn(stem, width, stages=STAGES))
