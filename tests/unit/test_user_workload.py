@@ -159,7 +159,8 @@ BROKEN = [
     ("import nothing_like_this", "mine.py, line 1: ModuleNotFoundError: No module named"),
     ("def build(config):\n    return 1 / 0", "mine.py, line 2, in build: ZeroDivisionError: div"),
     ("x = (", "mine.py, line 1: SyntaxError: '(' was never closed"),
-    ("build = 3", "mine.py has no function build"),
+    ("build = 3", "mine.py:build cannot be used: TypeError: 'int' object is not callable"),
+    ("", "mine.py:build cannot be used: AttributeError: module"),
     ("def build(config):\n    return None", "must return a trainer.workloads.task.Task, got None"),
     (
         returning(train="3"),

@@ -50,9 +50,8 @@ class Lesson:
 
     @property
     def command(self) -> str:
-        """The shell command that starts the program, in a checkout in its folder."""
-        installed = "_app" in FOLDER.parts
-        program = shlex.quote(str(self.path)) if installed else f"trainer/lessons/{self.name}.py"
+        """The shell command that starts the program."""
+        program = shlex.quote(str(self.path))
         if self.ranks == 1:
             return f"python {program}"
         return f"torchrun --standalone --nproc-per-node={self.ranks} {program}"

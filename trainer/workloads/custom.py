@@ -43,13 +43,7 @@ def task(config: RunConfig) -> Task:
     if given is None:
         raise UserCodeError(f"workload: no custom workload was given. Start the page with: {START}")
     with wrap_user_errors(given.path, f"{given} cannot be used"):
-        build = getattr(load(given.path), given.function, None)
-        if not callable(build):
-            raise UserCodeError(
-                f"workload: {given.path.name} has no function {given.function}. "
-                "Name one that takes a RunConfig and returns a Task."
-            )
-        made = build(config)
+        made = getattr(load(given.path), given.function)(config)
     if not isinstance(made, Task):
         raise UserCodeError(
             f"workload: {given} must return a trainer.workloads.task.Task, got "
