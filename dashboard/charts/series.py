@@ -175,11 +175,11 @@ class _SeriesResponse:
         of_steps = info.stream == Stream.STEPS
         newest = max(0, stop - (RECENT_STEPS if of_steps else RECENT_ROWS))
         last = self._last(self.reader.read(info.id, newest, stop, 1), of_steps)
-        return position(start, stop, bucket, reset) | self._rows(block, bucket) | {"last": last}
+        return _position(start, stop, bucket, reset) | self._rows(block, bucket) | {"last": last}
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         rows = self._rows(self.reader.read(info.id, start, stop, bucket), bucket)
-        return position(start, stop, bucket, reset=False) | rows
+        return _position(start, stop, bucket, reset=False) | rows
 
     def _last(self, block: SeriesBlock, is_steps: bool) -> dict[str, float | int | str | None]:
         last: dict[str, float | int | str | None] = {
@@ -205,7 +205,7 @@ class _SeriesResponse:
         }
 
 
-def position(start: int, stop: int, bucket: int, reset: bool) -> dict[str, Any]:
+def _position(start: int, stop: int, bucket: int, reset: bool) -> dict[str, Any]:
     """Return the rows of an answer: their range, their bucket, and whether they replace others."""
     return {"end": stop, "bucket": bucket, "first": start - start % bucket, "reset": reset}
 
@@ -251,11 +251,9 @@ def _values(block: SeriesBlock, row: int, bucket: int) -> dict[str, list[float |
     return values
 
 
-def rounded(values: Iterable[float | None]) -> list[float | int | str | None]:
+def rounded(values: Iterable[float]) -> list[float | int | str | None]:
     """Return values with the six digits of a chart; None for values that are not finite."""
-    return [
-        None if value is None or not math.isfinite(value) else _number(value) for value in values
-    ]
+    return [_number(value) if math.isfinite(value) else None for value in values]
 
 
 def _number(value: float) -> float | int:

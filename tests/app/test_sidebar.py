@@ -117,7 +117,8 @@ def test_another_device_resets_unsupported_settings(
     monkeypatch.setattr(sidebar, "validate", on_cpu)
     app = page(copy_stream="1", kernel_warmup="1")
     label(app, "selectbox", "Device").select("cpu").run()
-    values = {"copy_stream": False, "kernel_warmup": True, "pin_memory": False}
+    values = {"copy_stream": False, "kernel_warmup": True}
+    values |= dict.fromkeys(("pin_memory", "non_blocking"), False)
     assert {name: widget(app, name).value for name in values} == values
     assert app.query_params["device"] == "cpu"
 

@@ -51,6 +51,8 @@ def answer(
 def test_an_overview_has_at_most_500_buckets(rows: int, bucket: int) -> None:
     assert series.span(rows, None) == (0, rows, bucket, True)
     assert series.span(rows, SeriesCursor(rows, 1)) == (rows, rows, bucket, False)
+    coarser = SeriesCursor(rows, 2 * bucket)  # the client keeps its larger buckets
+    assert series.span(rows, coarser) == (rows, rows, 2 * bucket, False)
 
 
 def test_first_answer_is_an_overview(tmp_path: Path) -> None:
