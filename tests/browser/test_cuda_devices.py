@@ -17,10 +17,10 @@ from tests.support.browser_page import (
     violations,
     window,
 )
+from tests.support.child_process import ROOT
 from tests.support.server import Server, start_server, stop_server
 from trainer.devices import cuda_reason
 
-ROOT = Path(__file__).resolve().parents[2]
 HELD = """
 import sys, time, torch
 last = torch.cuda.device_count() - 1

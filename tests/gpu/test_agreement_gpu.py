@@ -9,14 +9,15 @@ import pytest
 from stepscope.run import read_run
 from stepscope.session.stop import end_job
 from stepscope.store.recorder import CommandName
-from tests.support.jobs import PATIENCE_S, job, until
+from tests.support.jobs import PATIENCE_S, job
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def test_buttons_wait_for_a_rank_that_sleeps_and_act_at_the_same_step(tmp_path: Path) -> None:
     with job(tmp_path, 2, "sleep", "1", how="nccl") as running:
-        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        wait_for(lambda: running.step(1) == 20, PATIENCE_S)
         asked = [running.ask(name) for name in (CommandName.EMPTY_CACHE, CommandName.STOP)]
         assert running.step(1) == 20, "pressing a button waits for the job"
         for id_ in asked:
@@ -29,7 +30,7 @@ def test_buttons_wait_for_a_rank_that_sleeps_and_act_at_the_same_step(tmp_path: 
 
 def test_a_job_that_hangs_is_ended_by_force_while_it_hangs(tmp_path: Path) -> None:
     with job(tmp_path, 2, "sleep", "1", how="nccl") as running:
-        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        wait_for(lambda: running.step(1) == 20, PATIENCE_S)
         running.ask(CommandName.PAUSE)
         assert "2 processes" in end_job(read_run(running.folder))
         assert running.step(1) == 20, "it has waited for the sleep to end"

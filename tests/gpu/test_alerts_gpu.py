@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import alerts
 
 FULL = """

@@ -10,7 +10,7 @@ import torch
 
 from stepscope.gpu.source import open_source
 from tests.conftest import Need
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.training.precision import run_flags

@@ -23,10 +23,10 @@ from stepscope.run import RunKind, RunStatus
 from stepscope.session.session import Session
 from stepscope.store.reader import StoreReader
 from tests.gpu.conftest import SIMULATED
+from tests.support.child_process import ROOT
 from tests.support.run_values import run_json
 from trainer.devices import gpu_uuid
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 HELD = 256 * MIB
 CYCLES_A_SECOND = 2_000_000_000

@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import metric
 
 Ended = subprocess.CompletedProcess[str]

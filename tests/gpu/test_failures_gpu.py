@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import train as finished
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults

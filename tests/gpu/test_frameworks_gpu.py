@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import metric
 
 STEPS = 12  # of each training: two epochs of 24 rows in batches of 4

@@ -18,10 +18,11 @@ from stepscope.distributed import debug_pipe, flight_recorder
 from stepscope.distributed.debug_pipe import note_captures
 from stepscope.distributed.hangs.cases import HangCause
 from stepscope.distributed.hangs.record import HangRecord, capture
-from stepscope.run import RunStatus
+from stepscope.run import RunStatus, read_run
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
-from tests.support.hanging_job import Job, hanging
+from tests.support.hanging_job import hanging, named_hang
+from tests.support.jobs import Job
 
 pytestmark = pytest.mark.timeout(300)  # jobs take a minute to start on a busy machine
 TIMEOUT_S = 25
@@ -45,7 +46,7 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
         TORCH_NCCL_DUMP_ON_TIMEOUT="1",
         TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="2000",
     ) as job:
-        found = job.hang()
+        found = named_hang(job)
         assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,)), found.text
         assert found.operation is not None
         sequence = int(found.operation.partition("#")[2].split()[0])
@@ -55,9 +56,7 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
     assert _waited_for(dumps, 0) == sequence, "torch's Flight Recorder"
     behind = _last(dumps, 1)
     assert behind is None or behind < sequence
-    run = job.run
-    assert run is not None
-    assert run.status in (RunStatus.CRASHED, RunStatus.FAILED)
+    assert read_run(job.folder).status in (RunStatus.CRASHED, RunStatus.FAILED)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_how_ranks_hang_over_nccl(
 ) -> None:
     _several(need, 2)
     with hanging(what, tmp_path, backend="nccl", CUDASIM_DEVICES="2") as job:
-        found = job.hang()
+        found = named_hang(job)
         assert found.cause is cause, found.text
         assert words in found.text
 

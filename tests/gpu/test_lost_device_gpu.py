@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.gpu.conftest import simulator_only
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import events, metric
 
 GOOD_STEPS = 30

@@ -14,10 +14,10 @@ from stepscope.memory.oom.classify import OomCause, diagnose
 from stepscope.memory.oom.record import OomReport, parse
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
+from tests.support.child_process import ROOT
 from tests.support.run_values import events, run_json
 
 pytestmark = pytest.mark.timeout(300)  # a CPU that is busy computes for a simulated GPU
-ROOT = Path(__file__).resolve().parents[2]
 HEAD = """
 import sys, time, torch
 from torch import nn

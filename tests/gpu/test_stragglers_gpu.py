@@ -16,8 +16,8 @@ from stepscope.distributed.stragglers.detect import find_straggler
 from stepscope.distributed.stragglers.step_phases import StepPhase
 from stepscope.run import read_run, run_folders
 from tests.gpu.conftest import simulator_only
+from tests.support.child_process import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "scripts" / "nccl_straggler.py"
 STEPS, SLEEP_S = 400, 0.04
 """A sleep that stands out also where other programs share the cores."""

@@ -14,7 +14,7 @@ import pytest
 from stepscope.run import run_folders
 from stepscope.watch.hooks.state import TRIAL_BACKWARDS
 from tests.gpu.conftest import simulator_only
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import metric
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "synchronizing.py"

@@ -15,9 +15,9 @@ import torch
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
+from tests.support.child_process import ROOT
 from tests.support.run_values import metric
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 BESIDE_MIB, USED_MIB = 300, 100
 

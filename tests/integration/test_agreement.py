@@ -14,7 +14,8 @@ from stepscope.run import read_run, run_folders
 from stepscope.session import stop
 from stepscope.store.recorder import CommandName
 from tests.support.child_process import has_signal
-from tests.support.jobs import PATIENCE_S, job, training, until
+from tests.support.jobs import PATIENCE_S, job, training
+from tests.support.waiting import wait_for
 from trainer.config import Strategy
 
 
@@ -30,7 +31,7 @@ def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     ] * 2
     chance.shuffle(buttons)
     with job(tmp_path, 3, "sleep", "1", restarts=1) as running:
-        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        wait_for(lambda: running.step(1) == 20, PATIENCE_S)
         asked = [running.ask(name) for name in (CommandName.PAUSE, CommandName.RESUME)]
         running.answers(asked[-1])
         for button in buttons:
@@ -47,7 +48,7 @@ def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         orders = [[event.data["command_id"] for event in events] for events in in_time]
         assert orders == [asked] * 3
         before = running.step()
-        until(lambda: running.step() > before, "training does not go on")
+        wait_for(lambda: running.step() > before, PATIENCE_S)
         stopped = running.answers(running.ask(CommandName.STOP))
         assert len({answer.step for answer in stopped}) == 1
         running.process.wait(PATIENCE_S)
@@ -67,7 +68,7 @@ def test_a_suspended_rank_has_the_command_withdrawn_and_is_ended_by_force(
         assert "rank 1" in withdrawn.text
         os.kill(running.pid(1), signal.SIGCONT)
         before = running.step()
-        until(lambda: running.step() > before, "training does not go on")
+        wait_for(lambda: running.step() > before, PATIENCE_S)
         answers = running.answers(running.ask(CommandName.MARK))
         assert answers[0].step == answers[1].step
         assert [event.kind for event in running.events(1)] == ["mark"]
@@ -80,7 +81,7 @@ def test_a_suspended_rank_has_the_command_withdrawn_and_is_ended_by_force(
 
 def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> None:
     with job(tmp_path, 3, "end", "2", how="apart") as running:
-        until(lambda: running.statuses()[2] == "finished", "rank 2 does not end")
+        wait_for(lambda: running.statuses()[2] == "finished", PATIENCE_S)
         answers = running.answer(running.ask(CommandName.MARK))
         assert answers.data["ok"]
         os.kill(running.process.pid, signal.SIGSTOP)  # torchrun would end the others as well
@@ -89,7 +90,7 @@ def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> N
         assert not withdrawn.data["ok"]
         assert "gone" in withdrawn.text, "not by the time-out"
         before = running.step()
-        until(lambda: running.step() > before, "training does not go on")
+        wait_for(lambda: running.step() > before, PATIENCE_S)
 
 
 def test_a_job_that_hangs_is_stopped_or_ended_by_force(
@@ -97,14 +98,14 @@ def test_a_job_that_hangs_is_stopped_or_ended_by_force(
 ) -> None:
     monkeypatch.setattr(stop, "KILL_S", PATIENCE_S)  # a busy machine takes long for it
     with job(tmp_path, 2, "sleep", "1") as running:
-        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
+        wait_for(lambda: running.step(1) == 20, PATIENCE_S)
         pids = [running.pid(rank) for rank in range(2)]
         for rank in range(2):  # whoever is waited for in a collective does not hear Ctrl-C
             os.kill(pids[rank], signal.SIGUSR1)
-        until(lambda: has_signal(pids[1], "SigIgn", signal.SIGINT), "SIGUSR1 is not handled")
+        wait_for(lambda: has_signal(pids[1], "SigIgn", signal.SIGINT), PATIENCE_S)
         for presses in range(2):
             running.ask(CommandName.STOP)
-            until(lambda n=presses: len(running.events(1)) >= n, "a Stop is not heard")  # type: ignore[misc]
+            wait_for(lambda n=presses: len(running.events(1)) >= n, PATIENCE_S)  # type: ignore[misc]
         assert "stop_asked" in read_run(running.folder).run_json
         assert "2 processes have ended" in stop.end_job(read_run(running.folder))
         running.process.wait(PATIENCE_S)

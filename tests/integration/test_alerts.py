@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -34,13 +33,13 @@ from stepscope.alerts.settings import (
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
 from stepscope.store import StoreReader
-from tests.support.killed_runs import killed
+from tests.support.child_process import run_python
+from tests.support.killed_runs import killed_run
 from tests.support.run_values import alerts, steps_of
 from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
 from trainer.runners.training_run import run
 
-ROOT = Path(__file__).resolve().parents[2]
 ALERT = Alert(
     rule="hot",
     level=AlertLevel.WARNING,
@@ -88,17 +87,6 @@ class File:
 
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.noted.read_text().splitlines()]
-
-
-def python(folder: Path, *arguments: str) -> None:
-    """Run Python in a folder, whatever its exit code."""
-    subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
 
 
 @pytest.fixture
@@ -243,7 +231,7 @@ def test_the_exit_waits_some_seconds_for_a_delivery(tmp_path: Path, file: File) 
     """A slower command outlives the process, and may still print."""
     file.write()
     (tmp_path / "train.py").write_text(FAILS)
-    python(tmp_path, "train.py", str(tmp_path / "runs"))
+    run_python("train.py", str(tmp_path / "runs"), cwd=tmp_path)
     (line,) = file.lines()
     assert line["rule"] == "run_failed"
     assert str(line["text"]).endswith("ValueError: no")
@@ -251,7 +239,7 @@ def test_the_exit_waits_some_seconds_for_a_delivery(tmp_path: Path, file: File) 
     code = "import time; time.sleep(4); print('x' * 100_000, flush=True); open('done', 'w')"
     argv = json.dumps([sys.executable, "-c", code])
     file.write(f"[command]\nargv = {argv}\n", command=False)
-    python(tmp_path, "train.py", str(tmp_path / "runs"))
+    run_python("train.py", str(tmp_path / "runs"), cwd=tmp_path)
     assert not done.exists()
     wait_until(done.exists, 20)
 
@@ -313,19 +301,6 @@ def test_a_webhook_that_does_not_answer_delays_later_alerts_only(
     assert receiver.got == [("/T0KEN", msgspec.to_builtins(ALERT))]
 
 
-def test_the_exit_waits_for_the_alerts_of_the_process(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receiver.delay_s = 1.0
-    monkeypatch.setattr(sender, "_sender", None)
-    found = sender.open_sender()
-    assert sender.open_sender() is found, "one thread"
-    found.deliver(ALERT, receiver.settings())
-    sender._finish()
-    assert len(receiver.got) == 1
-    assert not found.is_alive
-
-
 @pytest.mark.parametrize(
     ("codes", "delay_s", "requests", "problem"),
     [
@@ -362,43 +337,47 @@ def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
 
 def test_the_server_reports_a_killed_run_once(tmp_path: Path, file: File) -> None:
     file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n')
-    with killed(tmp_path) as folder:
-        watch = CrashWatch(RunList(folder.parent))
-        wait_until(lambda: watch.check_runs() == [folder.name])
-        (event,) = alerts(folder)
-        assert event.data["rule"] == "run_failed"
-        assert event.text.startswith(f"At {event.step}: ")
-        assert steps_of(folder) >= event.step  # the process's last rows are stored, before it
-        wait_until(lambda: len(file.lines()) == 1)
-        # Neither another look nor another server reports it again.
-        assert watch.check_runs() == []
-        assert CrashWatch(RunList(folder.parent)).check_runs() == []
-        assert len(alerts(folder)) == 1
-        assert file.lines()[0]["run"] == folder.name
+    folder = tmp_path / "runs" / "killed"
+    folder.mkdir(parents=True)
+    killed_run(folder, lines=40)
+    watch = CrashWatch(RunList(folder.parent))
+    wait_until(lambda: watch.check_runs() == [folder.name])
+    (event,) = alerts(folder)
+    assert event.data["rule"] == "run_failed"
+    assert event.text.startswith(f"At {event.step}: ")
+    assert steps_of(folder) >= event.step  # the process's last rows are stored, before it
+    wait_until(lambda: len(file.lines()) == 1)
+    # Neither another look nor another server reports it again.
+    assert watch.check_runs() == []
+    assert CrashWatch(RunList(folder.parent)).check_runs() == []
+    assert len(alerts(folder)) == 1
+    assert file.lines()[0]["run"] == folder.name
 
 
 def test_an_old_a_foreign_and_a_disabled_crash_is_not_reported(tmp_path: Path, file: File) -> None:
-    with killed(tmp_path) as folder:
-        wait_until(lambda: read_run(folder).status is RunStatus.CRASHED)
-        path = folder / "run.json"
-        original = path.read_text()
-        cases: list[tuple[str, dict[str, Any]]] = [
-            ("", {"heartbeat": time.time() - 3600}),
-            ("", {"host": "elsewhere", "heartbeat": time.time() - 60}),
-            ("", {"user": "somebody"}),
-            ("[rules.run_failed]\nenabled = false\n", {}),
-        ]
-        for text, change in cases:
-            file.write(text)
-            run_json = json.loads(original) | change
-            path.write_text(json.dumps(run_json))
-            os.utime(path, (run_json["heartbeat"],) * 2)
-            assert CrashWatch(RunList(folder.parent)).check_runs() == []
-            assert not (folder / MARKER).exists()
-        file.write("")
-        path.write_text(original)
-        os.utime(path)
-        assert CrashWatch(RunList(folder.parent)).check_runs() == [folder.name]
+    folder = tmp_path / "runs" / "killed"
+    folder.mkdir(parents=True)
+    killed_run(folder, lines=40)
+    wait_until(lambda: read_run(folder).status is RunStatus.CRASHED)
+    path = folder / "run.json"
+    original = path.read_text()
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("", {"heartbeat": time.time() - 3600}),
+        ("", {"host": "elsewhere", "heartbeat": time.time() - 60}),
+        ("", {"user": "somebody"}),
+        ("[rules.run_failed]\nenabled = false\n", {}),
+    ]
+    for text, change in cases:
+        file.write(text)
+        run_json = json.loads(original) | change
+        path.write_text(json.dumps(run_json))
+        os.utime(path, (run_json["heartbeat"],) * 2)
+        assert CrashWatch(RunList(folder.parent)).check_runs() == []
+        assert not (folder / MARKER).exists()
+    file.write("")
+    path.write_text(original)
+    os.utime(path)
+    assert CrashWatch(RunList(folder.parent)).check_runs() == [folder.name]
 
 
 def test_the_watch_goes_on_after_an_error_until_it_is_closed(

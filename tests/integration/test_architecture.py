@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.child_process import child
+from tests.support.child_process import ROOT, child
 
-ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])

@@ -19,10 +19,10 @@ from stepscope.gpu.source import NullSource, open_source
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.store import StoreReader
 from stepscope.store.reader import send_command
+from tests.support.child_process import ROOT
 from tests.support.fake_nvml import FakeGpu, FakeNvml, install
 from tests.support.run_values import block_of, steps_of
 
-ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = NullSource("There is no driver.")
 
 RECORD = """

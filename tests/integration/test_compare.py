@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.cli import main
+from tests.support.child_process import ROOT
 from tests.support.recorded_runs import write_run
-
-ROOT = Path(__file__).parents[2]
 
 
 def record(root: Path, run: str, seconds: float, /, **run_json: Any) -> None:

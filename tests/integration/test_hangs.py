@@ -15,29 +15,27 @@ from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.hangs.cases import HangCause
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.run import RunStatus, read_run
-from stepscope.store import StoreReader
-from tests.support.hanging_job import NAMED_S, STARTS_S, hanging
-from tests.support.jobs import until as wait_until
+from tests.support.hanging_job import NAMED_S, hanging, named_hang
+from tests.support.run_values import events
+from tests.support.waiting import wait_for, wait_until
 
 
 def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
     with hanging("sleep", tmp_path, ranks=3) as job:
-        found = job.hang()
+        found = named_hang(job)
         while len(found.waiting) < 2:  # each writes its file when its own steps are overdue
-            found = job.hang()
+            found = named_hang(job)
         assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
         assert found.waiting == (0, 2)
         assert found.operation == "all_reduce #81 (16 B)"
         assert "in hang." in found.text
-        run = job.run
-        assert run is not None
-        [said] = _diagnosed(run.folder)
+        [said] = _diagnosed(job.folder)
         assert (said["rank"], said["share"]) == (1, None)
         assert "all_reduce #81" in said["text"]
-        _wait_for_event(run.folder)
+        _wait_for_event(job.folder, "hang")
     # Killed processes are still there for a moment.
-    wait_until(lambda: not read_run(run.folder).status.live, "a killed job reads as live")
-    ended = read_run(run.folder)
+    wait_until(lambda: not read_run(job.folder).status.live)
+    ended = read_run(job.folder)
     assert ended.status is RunStatus.CRASHED
     html = run_report([ended])
     for text in ("<td>0, 2</td>", "all_reduce #81", " in hang\n"):
@@ -56,7 +54,7 @@ def test_how_a_rank_hangs_is_named(
     tmp_path: Path, what: str, cause: HangCause, phase: str | None
 ) -> None:
     with hanging(what, tmp_path) as job:
-        found = job.hang()
+        found = named_hang(job)
         assert (found.cause, found.phase) == (cause, phase), found.text
         assert 1 in found.ranks
 
@@ -64,34 +62,25 @@ def test_how_a_rank_hangs_is_named(
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     """gloo's other ranks fail at once: that is no hang, and the run names the rank."""
     with hanging("kill", tmp_path) as job:
-        until = time.monotonic() + STARTS_S
-        while time.monotonic() < until:
-            run = job.run
-            said = [] if run is None else findings(read_recorded(run))
-            named = [one for one in said if one.kind in ("crashed", "rank-dead")]
-            if named:
-                break
-            time.sleep(0.2)
-        assert {one.rank for one in named} == {1}
+
+        def named() -> set[int | None]:
+            said = findings(read_recorded(read_run(job.folder)))
+            return {one.rank for one in said if one.kind in ("crashed", "rank-dead")}
+
+        assert wait_for(named) == {1}
 
 
 def test_steps_that_go_on_take_the_record_away(tmp_path: Path) -> None:
     with hanging("sleep", tmp_path, HANGING_S="9") as job:
-        job.hang()
-        run = job.run
-        assert run is not None
-        until = time.monotonic() + NAMED_S
-        while list(run.folder.glob("hang-*")) and time.monotonic() < until:
-            time.sleep(0.1)  # each rank removes its own
-        assert not list(run.folder.glob("hang-*"))
-        _wait_for_event(run.folder, "hang_over")
+        named_hang(job)
+        wait_until(lambda: not list(job.folder.glob("hang-*")), NAMED_S)  # each rank's own
+        _wait_for_event(job.folder, "hang_over")
 
 
 def test_training_that_runs_and_validates_has_no_record(tmp_path: Path) -> None:
     with hanging("validate", tmp_path, HANGING_END="60", HANGING_S="9") as job:
         while job.process.poll() is None:
-            run = job.run
-            assert run is None or not list(run.folder.glob("hang-*"))
+            assert not list(job.folder.glob("hang-*"))
             time.sleep(0.2)
         assert job.process.returncode == 0, job.log.read_text()[-3000:]
 
@@ -101,10 +90,9 @@ def test_a_rank_that_works_on_after_the_last_step_does_not_hang(tmp_path: Path) 
     has_record = False
     with hanging("alone", tmp_path, HANGING_END="100", HANGING_S="9") as job:
         while job.process.poll() is None:
-            run = job.run
-            if run is not None and list(run.folder.glob("hang-*")):
+            if list(job.folder.glob("hang-*")):
                 has_record = True
-                assert hang_of(run) is None
+                assert hang_of(read_run(job.folder)) is None
             time.sleep(0.2)
         assert job.process.returncode == 0, job.log.read_text()[-3000:]
     assert has_record
@@ -116,11 +104,5 @@ def _diagnosed(folder: Path) -> list[dict[str, object]]:
     return [finding for finding in json.loads(done.stdout) if finding["kind"] == "hang"]
 
 
-def _wait_for_event(folder: Path, kind: str = "hang") -> None:
-    until = time.monotonic() + NAMED_S
-    while time.monotonic() < until:
-        with StoreReader(folder, 0) as reader:
-            if any(event.kind == kind for event in reader.events(limit=100)):
-                return
-        time.sleep(0.2)
-    raise AssertionError(f"no event {kind}")
+def _wait_for_event(folder: Path, kind: str) -> None:
+    wait_until(lambda: any(event.kind == kind for event in events(folder)), NAMED_S)

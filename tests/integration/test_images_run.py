@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import events, run_json
 from tests.support.training_runs import refused, train
 from trainer.config import RunConfig, Workload, defaults

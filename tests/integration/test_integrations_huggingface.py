@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
+from tests.support.child_process import ROOT
 from tests.support.run_values import values
 
 pytest.importorskip("transformers")
-ROOT = Path(__file__).resolve().parents[2]
-
 SCRIPT = """
 import json, sys, time
 clock, evaluating_s = time.time, [0.0]

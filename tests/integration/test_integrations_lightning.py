@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
+from tests.support.child_process import ROOT
 from tests.support.run_values import block_of, values
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import sys, time

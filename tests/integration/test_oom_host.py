@@ -19,6 +19,7 @@ from stepscope.memory.oom.classify import OomCause
 from stepscope.memory.oom.reader import diagnose_run
 from stepscope.memory.oom.record import MemoryKind, read_report
 from stepscope.run import RunStatus, read_run, run_folders
+from tests.support.child_process import ROOT
 from tests.support.recorded_runs import write_run
 from tests.support.run_values import run_json
 from tests.support.training_runs import small
@@ -26,7 +27,6 @@ from trainer.config import Workload
 from trainer.runners import training_run
 from trainer.train import TrainStep
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAINING = """
 import torch
 from torch import nn

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.child_process import ROOT
+
 pytest.importorskip("prometheus_client")
 
 from stepscope.export.prometheus import ExporterCollector
@@ -33,7 +35,6 @@ from tests.support.training_runs import background, small
 from tests.support.waiting import wait_for
 from trainer.config import Workload
 
-ROOT = Path(__file__).resolve().parents[2]
 UUID = "GPU-00000000-0000-4000-8000-000000000001"
 DCGM = f'DCGM_FI_PROF_SM_ACTIVE{{gpu="0",UUID="{UUID}",modelName="NVIDIA Test 80GB"}} 0.71\n'
 RULES_TEST = ROOT / "tests" / "data" / "alerts_test.yml"

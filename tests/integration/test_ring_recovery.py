@@ -17,11 +17,10 @@ from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover, recover_ended
 from stepscope.store.ring import RingBuffer
+from tests.support.child_process import ROOT
 from tests.support.killed_runs import killed_run
 from tests.support.run_folders import make_run
 from tests.support.run_values import block_of, steps_and_losses
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_kill_9_loses_no_step(tmp_path: Path) -> None:

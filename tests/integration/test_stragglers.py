@@ -16,9 +16,9 @@ import stepscope
 from stepscope.distributed.stragglers.reader import ROWS, recent_times
 from stepscope.run import run_folders
 from stepscope.store import StoreReader
+from tests.support.child_process import ROOT
 from tests.support.recorded_runs import Row, write_run
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "straggler_script.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 

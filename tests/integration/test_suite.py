@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.child_process import ROOT
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (
     *("-p", "tests.support.suite", "-p", "tests.support.process_state"),
     *("-p", "no:cacheprovider", "-p", "no:randomly", "-c", "/dev/null"),

@@ -18,6 +18,7 @@ import pytest
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import StoreReader
 from stepscope.store.recovery import recover_ended
+from tests.support.child_process import ROOT
 from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
@@ -25,7 +26,6 @@ from trainer.runners.child_process import SHUT_DOWN
 from trainer.runners.rank_worker import LAUNCHER_GONE, SIGNALED
 from trainer.runners.torchrun import TorchrunRun
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(240)
 
 

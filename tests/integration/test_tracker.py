@@ -14,10 +14,9 @@ import pytest
 import stepscope
 from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
 from stepscope.store.reader import send_command
+from tests.support.child_process import ROOT
 from tests.support.run_values import events, metric
 from tests.support.waiting import wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(

@@ -18,7 +18,7 @@ from torch import nn
 
 from stepscope.store import StoreReader
 from stepscope.store.cuda_readback import MetricRow, RowSink
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at, small
 from trainer.config import NanPolicy, RunConfig, Workload

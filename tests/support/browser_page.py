@@ -16,8 +16,6 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.support.server import Server
 
 OpenPage = Callable[..., Page]
-SMALL = "epochs=5000&width=8&image_size=16&batch_size=64"
-"""URL parameters of a long training that needs little memory."""
 TRAINS_MS = 60_000
 """Longest time from Start to a training that runs."""
 

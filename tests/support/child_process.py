@@ -1,8 +1,9 @@
-"""Python code in a process of its own."""
+"""Python in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -21,16 +22,24 @@ input()
 """
 
 
-def child(code: str) -> str:
-    """Run the code, where a warning is an error, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
+def run_python(
+    *arguments: str, cwd: Path = ROOT, timeout_s: float = 110, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with the project importable; return exit code and output."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout_s,
         check=False,
     )
+
+
+def child(code: str) -> str:
+    """Run the code, where a warning is an error, and return what it printed."""
+    done = run_python("-W", "error", "-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

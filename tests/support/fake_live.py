@@ -75,16 +75,3 @@ def hooked(live: FakeLive | None = None) -> Iterator[FakeLive]:
     live = live or FakeLive()
     with installed(live):
         yield live
-
-
-@dataclass
-class FakeClock:
-    """Stands for time.perf_counter; moves only when it is told to."""
-
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def spend(self, seconds: float) -> None:
-        self.now += seconds

@@ -36,17 +36,20 @@ FIELDS = {
 }
 
 
+@dataclass
 class FakeClock:
     """Moves only when told; `wall` is the same moment in epoch seconds."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now: float = 1000.0
 
     def __call__(self) -> float:
         return self.now
 
     def wall(self) -> float:
         return 1.7e9 + self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @dataclass
@@ -69,25 +72,16 @@ class FakeGpu:
     uuid: str
     name: str = "NVIDIA Test 80GB"
     util: int = 37
-    mem_util: int = 12
     total: int = 80 * GIB
     used: int = 3 * GIB
     reserved: int = GIB // 2
     power_mw: int = 312_500
-    average_mw: int = 300_000
-    limit_mw: int = 700_000
     energy_mj: int = 9_000_000
     temp: int = 51
     sm_clock: int = 1980
-    mem_clock: int = 3201
     reasons: int = 0
     mig: int = 0
     fields: dict[int, int] = field(default_factory=lambda: dict(FIELDS))
-    margin: int = 36
-    fan: int = 30
-    ecc: dict[int, int] = field(default_factory=lambda: {0: 7, 1: 0})
-    remapped: tuple[int, int, int, int] = (2, 1, 1, 0)
-    replays: int = 4
     link: tuple[int, int] = (4, 8)
     processes: list[FakeProcess] = field(default_factory=list)
     activity: dict[int, float] = field(default_factory=dict)
@@ -98,13 +92,13 @@ class FakeGpu:
 
 PLAIN: dict[str, Callable[[FakeGpu], int]] = {
     "MigMode": lambda gpu: gpu.mig,
-    "PowerUsage": lambda gpu: gpu.average_mw,
-    "EnforcedPowerLimit": lambda gpu: gpu.limit_mw,
+    "PowerUsage": lambda gpu: 300_000,
+    "EnforcedPowerLimit": lambda gpu: 700_000,
     "TotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "CurrentClocksEventReasons": lambda gpu: gpu.reasons,
     "CurrentClocksThrottleReasons": lambda gpu: gpu.reasons,
-    "FanSpeed": lambda gpu: gpu.fan,
-    "PcieReplayCounter": lambda gpu: gpu.replays,
+    "FanSpeed": lambda gpu: 30,
+    "PcieReplayCounter": lambda gpu: 4,
     "Architecture": lambda gpu: pynvml.NVML_DEVICE_ARCH_HOPPER,
     "PowerManagementDefaultLimit": lambda gpu: 650_000,
     "CurrPcieLinkGeneration": lambda gpu: gpu.link[0],
@@ -155,6 +149,7 @@ class FakeNvml:
         return call
 
     def _hand_out(self, gpu: FakeGpu, handle: Any) -> None:
+        """Set a pointer to a handle, as `byref` makes it."""
         ctypes.c_void_p.from_buffer(handle._obj).value = self.gpus.index(gpu) + 1
 
     def _nvmlInitWithFlags(self, flags: int) -> None: ...
@@ -184,7 +179,7 @@ class FakeNvml:
         text.value = gpu.name.encode()
 
     def _nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu, rates: Any) -> None:
-        rates._obj.gpu, rates._obj.memory = gpu.util, gpu.mem_util
+        rates._obj.gpu, rates._obj.memory = gpu.util, 12
 
     def _nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, memory: Any) -> None:
         memory._obj.total, memory._obj.used = gpu.total, gpu.used + gpu.reserved
@@ -209,19 +204,18 @@ class FakeNvml:
         temperature._obj.value = gpu.temp
 
     def _nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: Any, clock: Any) -> None:
-        is_memory = kind.value == pynvml.NVML_CLOCK_MEM
-        clock._obj.value = gpu.mem_clock if is_memory else gpu.sm_clock
+        clock._obj.value = 3201 if kind.value == pynvml.NVML_CLOCK_MEM else gpu.sm_clock
 
     def _nvmlDeviceGetMarginTemperature(self, gpu: FakeGpu, margin: Any) -> None:
-        margin._obj.marginTemperature = gpu.margin
+        margin._obj.marginTemperature = 36
 
     def _nvmlDeviceGetTotalEccErrors(
         self, gpu: FakeGpu, kind: Any, counter: Any, count: Any
     ) -> None:
-        count._obj.value = gpu.ecc[kind.value]
+        count._obj.value = {0: 7, 1: 0}[kind.value]
 
     def _nvmlDeviceGetRemappedRows(self, gpu: FakeGpu, *rows: Any) -> None:
-        for one, value in zip(rows, gpu.remapped, strict=True):
+        for one, value in zip(rows, (2, 1, 1, 0), strict=True):
             one._obj.value = value
 
     # --- facts and MIG
@@ -260,23 +254,18 @@ class FakeNvml:
 
     def _listed(self, gpu: FakeGpu, count: Any, room: Any, graphics: bool) -> int:
         found = [one for one in gpu.processes if one.graphics is graphics]
-        if not found:
-            count._obj.value = 0
-            return 0
-        if room is None:
-            count._obj.value = len(found)
+        count._obj.value = len(found)
+        if found and room is None:
             return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-        for entry, one in zip(room, found, strict=False):
+        for entry, one in zip(room or (), found, strict=False):
             entry.pid = one.pid
             entry.usedGpuMemory = 2**64 - 1 if one.memory is None else one.memory
-        count._obj.value = len(found)
         return 0
 
     def _nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: FakeGpu, count: Any, room: Any) -> int:
         return self._listed(gpu, count, room, graphics=False)
 
-    def _nvmlDeviceGetComputeRunningProcesses_v2(self, gpu: FakeGpu, count: Any, room: Any) -> int:
-        return self._listed(gpu, count, room, graphics=False)
+    _nvmlDeviceGetComputeRunningProcesses_v2 = _nvmlDeviceGetComputeRunningProcesses_v3
 
     def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGpu, count: Any, room: Any) -> int:
         return self._listed(gpu, count, room, graphics=True)
@@ -327,15 +316,12 @@ class FakeNvml:
         if isinstance(what, int):
             return what
         uuid, code, kind = what
-        self._hand_out_to(data._obj, next(one for one in self.gpus if one.uuid == uuid))
+        handle = pynvml.c_nvmlDevice_t()
+        self._hand_out(next(one for one in self.gpus if one.uuid == uuid), ctypes.byref(handle))
+        data._obj.device = handle
         data._obj.eventType, data._obj.eventData = kind, code
         data._obj.gpuInstanceId = 0xFFFFFFFF
         return 0
-
-    def _hand_out_to(self, event: Any, gpu: FakeGpu) -> None:
-        handle = pynvml.c_nvmlDevice_t()
-        ctypes.c_void_p.from_buffer(handle).value = self.gpus.index(gpu) + 1
-        event.device = handle
 
     def _nvmlErrorString(self, code: int) -> None: ...
 

@@ -69,7 +69,7 @@ class FakeRecorder:
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         self.event(command.name, text, ok=ok, **data)
 
-    def set_status(self, status: RunStatus, reason: str | None = None) -> None:
+    def set_status(self, status: RunStatus) -> None:
         self.statuses.append(status)
 
 

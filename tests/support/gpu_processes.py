@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +18,6 @@ from tests.support.child_process import is_running
 
 MARK = "STEPSCOPE_TESTED_BY"
 """Environment variable with the number of this process, which all that it starts inherit."""
-TOLD = ("CUDASIM_SHM", "PYTEST_CURRENT_TEST")
 ENDS_S = 20.0
 """Longest time until a process that was ended is gone: a busy machine takes seconds for 1 GiB."""
 
@@ -45,18 +43,6 @@ def started() -> set[int]:
     return {pid for pid in found - lasting if is_running(pid)}
 
 
-def described(pid: int) -> str:
-    """Return a process with its command line, simulated machine and test."""
-    try:
-        process = psutil.Process(pid)
-        command, environ = " ".join(process.cmdline())[:300], process.environ()
-    except psutil.Error as error:
-        return f"process {pid} ({type(error).__name__})"
-    own = " (the tests)" if pid == os.getpid() else ""
-    told = [f"{name}={environ[name]}" for name in TOLD if name in environ]
-    return "\n    ".join([f"process {pid}{own}: {command}", *told])
-
-
 @contextmanager
 def none_left() -> Iterator[None]:
     """Fail where a process that the block starts outlives it; end that process."""
@@ -65,11 +51,13 @@ def none_left() -> Iterator[None]:
     until = time.monotonic() + ENDS_S
     while left := started() - before:
         if time.monotonic() > until:
-            told = "\n".join(map(described, left))
+            commands = []
             for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            pytest.fail(f"processes left running:\n{told}")
+                with suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(pid)
+                    commands.append(process.cmdline())
+                    process.kill()
+            pytest.fail(f"processes left running: {commands}")
         time.sleep(0.05)
 
 

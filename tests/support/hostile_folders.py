@@ -18,8 +18,8 @@ from typing import Any
 
 from stepscope.run import RunStatus, process_identity
 from stepscope.store.recorder import Recorder
+from tests.support.child_process import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN, OTHER = "20261122-061500-victim-ab12", "20261122-061400-bystander-cd34"
 SWEEP = "20261122-061500-digits-mlp-ab12"
 SPARSE_BYTES = 30 * 2**30

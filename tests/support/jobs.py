@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from stepscope.run import run_folders
 from stepscope.run.rank_info import find_rank
-from stepscope.store import EventRow, StoreError, StoreReader
+from stepscope.store import EventRow, StoreReader
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import CommandName
-from tests.support.server import free_port
+from tests.support.server import ROOT, free_port
+from tests.support.waiting import wait_for
 from trainer.config import Strategy
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-PATIENCE_S = 60.0
+SCRIPTS = ROOT / "tests" / "scripts"
+PATIENCE_S = 90.0
+"""Longest time from the start to the first step: a busy machine imports torch in half a minute."""
 
 
 class Job:
     """Ranks under torchrun, from their first steps on."""
 
-    def __init__(self, folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, folder: Path, ranks: int, process: subprocess.Popen[bytes], log: Path
+    ) -> None:
         self.folder = folder
         self.ranks = ranks
         self.process = process
+        self.log = log
 
     def ask(self, name: CommandName, **args: Any) -> int:
         return send_command(self.folder, name, args)
@@ -44,7 +49,7 @@ class Job:
             events = self.events(rank)
             return next((e for e in events if e.data.get("command_id") == command_id), None)
 
-        return until(found, f"no answer of rank {rank} to {command_id}")
+        return wait_for(found, PATIENCE_S)  # type: ignore[no-any-return]
 
     def answers(self, command_id: int) -> list[EventRow]:
         return [self.answer(command_id, rank) for rank in range(self.ranks)]
@@ -63,19 +68,6 @@ class Job:
         return [rank.status.value for rank in found if rank is not None]
 
 
-def until(look: Callable[[], Any], failure: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            found = look()
-        except (StoreError, StopIteration, OSError):
-            found = None
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(failure)
-
-
 def job(
     root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6, restarts: int = 0
 ) -> AbstractContextManager[Job]:
@@ -92,7 +84,9 @@ def training(root: Path, parallel: Strategy) -> AbstractContextManager[Job]:
 
 
 @contextmanager
-def started(root: Path, ranks: int, program: list[str], restarts: int = 0) -> Iterator[Job]:
+def started(
+    root: Path, ranks: int, program: list[str], restarts: int = 0, **environ: str
+) -> Iterator[Job]:
     """Run a program under torchrun; what a failed block leaves in the log is printed."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     torchrun += [f"--max-restarts={restarts}"]
@@ -101,7 +95,7 @@ def started(root: Path, ranks: int, program: list[str], restarts: int = 0) -> It
         process = subprocess.Popen(
             [*torchrun, f"--master-port={free_port()}", *program],
             cwd=root,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parents[1])},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environ},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -112,18 +106,15 @@ def started(root: Path, ranks: int, program: list[str], restarts: int = 0) -> It
         return next(iter(run_folders(runs)), None)
 
     try:
-        made = Job(until(folder, "no run folder"), ranks, process)
-        until(lambda: min(map(made.step, range(ranks))) > 0, "no first step")
+        made = Job(wait_for(folder, PATIENCE_S), ranks, process, log)
+        wait_for(lambda: min(map(made.step, range(ranks))) > 0, PATIENCE_S)
         yield made
     except BaseException:
         sys.stdout.write(log.read_text(errors="replace")[-4000:])
         raise
     finally:
-        process.kill()
-        for left in run_folders(runs):
-            for rank in range(ranks):
-                found = find_rank(left, rank)
-                if found is not None and found.status.live:
-                    with suppress(ProcessLookupError):
-                        os.kill(int(found.run_json["pid"]), signal.SIGKILL)
+        left = psutil.Process(process.pid).children(True) if process.poll() is None else []
+        for each in (process, *left):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
         process.wait()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from stepscope.run import RunStatus, read_run, run_folders
-from tests.support.waiting import wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.child_process import ROOT
 
 VICTIM = """
 import os, sys, time
@@ -44,31 +38,3 @@ def killed_run(folder: Path, lines: int = 400) -> int:
     child.wait()
     child.stdout.close()
     return int([line for line in told if line.endswith("\n")][-1])
-
-
-TRAINS = """
-import sys, time, stepscope
-rec = stepscope.init("victim", runs=sys.argv[1], sample=False)
-while True:
-    rec.step(loss=1.0)
-    time.sleep(0.01)
-"""
-
-
-@contextmanager
-def killed(tmp_path: Path) -> Iterator[Path]:
-    """A run whose process was killed while it trained."""
-    (tmp_path / "train.py").write_text(TRAINS)
-    runs = tmp_path / "runs"
-    script = subprocess.Popen(
-        [sys.executable, "train.py", str(runs)],
-        cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    wait_until(lambda: any(run_folders(runs)), 30)
-    (folder,) = run_folders(runs)
-    wait_until(lambda: read_run(folder).status is RunStatus.RUNNING, 30)
-    script.send_signal(signal.SIGKILL)
-    script.wait()
-    yield folder

@@ -31,8 +31,8 @@ def metric(folder: Path, key: str, stream: str = "steps", rank: int = 0) -> np.n
     return recorded
 
 
-def events(folder: Path) -> list[EventRow]:
-    with StoreReader(folder) as reader:
+def events(folder: Path, rank: int = 0) -> list[EventRow]:
+    with StoreReader(folder, rank) as reader:
         return reader.events(limit=10_000)
 
 
@@ -76,10 +76,9 @@ def steps_of(folder: Path, rank: int = 0) -> int:
 
 
 def alerts(folder: Path) -> list[EventRow]:
-    with StoreReader(folder) as reader:
-        return [event for event in reader.events(0, 10_000) if event.kind == "alert"]
+    return [event for event in events(folder) if event.kind == "alert"]
 
 
-def steps_and_losses(folder: Path, rank: int = 0) -> tuple[list[float], list[float]]:
-    block = block_of(folder, rank=rank)
+def steps_and_losses(folder: Path) -> tuple[list[float], list[float]]:
+    block = block_of(folder)
     return block.step.tolist(), block.mean[block.keys.index("train/loss")].tolist()

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.host.child_process import free_port, wait_until_it_listens
+from tests.support.child_process import ROOT
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "test-artifacts"
 
 

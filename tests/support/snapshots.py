@@ -12,9 +12,9 @@ REAL = Path(__file__).parents[1] / "data" / "recorded" / "snapshot.pickle"
 ADDRESS = 0x7F0000000000
 
 
-def frame(line: int, name: str = "forward", filename: str = "/me/net.py") -> Json:
+def frame(line: int, filename: str = "/me/net.py") -> Json:
     """Return a frame as torch lists it."""
-    return {"filename": filename, "line": line, "name": name}
+    return {"filename": filename, "line": line, "name": "forward"}
 
 
 def live_block(size: int, line: int = 7, **more: Any) -> Json:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from stepscope.run import RunStatus, read_run
+from tests.support.child_process import ROOT, run_python
 from tests.support.run_values import metric
 from trainer.config import RunConfig, Runner, Strategy
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "scripts" / "training_ranks.py"
-TIMEOUT_S = 300
+TIMEOUT_S = 300.0
 
 
 def job(config: RunConfig, parallel: Strategy, ranks: int, **changes: Any) -> RunConfig:
@@ -57,22 +54,15 @@ def launch(
     listed = folder / f"jobs-{ranks}.json"
     listed.write_text(json.dumps(jobs))
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [sys.executable, *(torchrun if ranks else []), str(PROGRAM), str(listed), str(folder)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert (done.returncode != 0) == bool(fails), done.stdout[-4000:]
+    program = [*(torchrun if ranks else []), str(PROGRAM), str(listed), str(folder)]
+    done = run_python(*program, cwd=folder, timeout_s=TIMEOUT_S, OMP_NUM_THREADS="1", **env)
+    output = done.stdout + done.stderr
+    assert (done.returncode != 0) == bool(fails), output[-4000:]
     for name in configs:
         if name not in (fails or {}):
             status = read_run(folder / name)
-            assert status.status is RunStatus.FINISHED, (name, status.reason, done.stdout[-4000:])
-    return done.stdout
+            assert status.status is RunStatus.FINISHED, (name, status.reason, output[-4000:])
+    return output
 
 
 def mean_loss(folder: Path) -> np.ndarray:

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from stepscope.run import RunStatus
+from tests.support.child_process import ROOT
 from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
@@ -27,8 +28,6 @@ from trainer.train import TrainStep, build_train_step
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.state import TrainState
 from trainer.workloads.task import Task
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def small(workload: Workload, **changes: Any) -> RunConfig:

@@ -13,9 +13,9 @@ from typing import Any
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.store import StoreReader
+from tests.support.child_process import ROOT, run_python
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-ROOT = SCRIPTS.parents[1]
+SCRIPTS = ROOT / "tests" / "scripts"
 AS_MODULE = [sys.executable, "-m", "stepscope.watch"]
 
 
@@ -77,15 +77,8 @@ class Captured:
 
 def watch(runs: Path, script: str, *arguments: str) -> Captured:
     """Run the script under watch and read its store; NaN, a gap, is left out of the rows."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope.watch", str(SCRIPTS / script), *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "HF_HUB_OFFLINE": "1"},
-    )
+    words = ("-m", "stepscope.watch", str(SCRIPTS / script), *arguments)
+    done = run_python(*words, STEPSCOPE_RUNS=str(runs), HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     [folder] = run_folders(runs)
     assert read_run(folder).status is RunStatus.FINISHED, done.stderr

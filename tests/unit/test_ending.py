@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from trainer.runners.rank_worker import EXIT_CODE, LAUNCHER_GONE, SIGNALED
 
 LISTENER = """

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tests.support.fake_live import FakeClock, FakeLive, hooked
+from tests.support.fake_live import FakeLive, hooked
+from tests.support.fake_nvml import FakeClock
 
 FETCH_S, TRAIN_S, EVALUATE_S = 1.0, 10.0, 100.0
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stepscope.watch.hooks.optimizer import MAX_GROUPS, MAX_OPTIMIZERS
-from tests.support.fake_live import FakeClock, FakeLive, hooked
+from tests.support.fake_live import FakeLive, hooked
+from tests.support.fake_nvml import FakeClock
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from dashboard.run_analyzer import EVERY_S, REST, RunAnalyzer
 from stepscope.run import RunInfo, RunStatus
-from tests.support.fake_live import FakeClock
+from tests.support.fake_nvml import FakeClock
 
 
 def test_a_poll_waits_for_no_analysis(tmp_path: Path) -> None:

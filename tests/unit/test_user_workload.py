@@ -14,7 +14,7 @@ import torch
 
 from dashboard.arguments import take_arguments
 from stepscope.common.config_issue import ConfigError
-from tests.support.python_programs import run_python
+from tests.support.child_process import run_python
 from tests.support.training_runs import losses_on_one_batch
 from trainer import datasets
 from trainer.config import RunConfig, Workload, defaults
