@@ -7,8 +7,6 @@ import json
 import os
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 from stepscope.host.servers import published_server, servers_folder
 from stepscope.host.socket_owner import Address, loopback_owner
+from tests.support.child_process import run_python
 from tests.support.commanded_runs import asked, live_run
 from tests.support.other_user import NOBODY, SOMEBODY, needs_root, send_as
 from tests.support.server import ROOT, Server, start_server, stop_server
@@ -74,11 +73,8 @@ def network_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 def routes() -> list[tuple[str, str, list[str]]]:
     """Kind, path and methods of every route."""
     script = ROOT / "tests" / "scripts" / "list_routes.py"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    listed = subprocess.run(
-        [sys.executable, script], env=environment, stdout=subprocess.PIPE, check=True
-    )
-    return [(kind, path, methods) for kind, path, methods in json.loads(listed.stdout)]
+    listed = json.loads(run_python(str(script)).stdout)
+    return [(kind, path, methods) for kind, path, methods in listed]
 
 
 @needs_root

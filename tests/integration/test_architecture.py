@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.child_process import ROOT, child
+from tests.support.child_process import ROOT, child, run_python
 
 PROBE = """
 import importlib, pkgutil, sys
@@ -34,9 +32,8 @@ LIBRARIES = {"torch", "pandas", "transformers", "lightning", "tensorboard", "pya
     ("package", "banned"), [("stepscope", ABOVE | LIBRARIES | {"trainer"}), ("trainer", ABOVE)]
 )
 def test_a_package_loads_nothing_from_above(package: str, banned: set[str]) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", PROBE, package], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    found = run_python("-c", PROBE, package)
+    assert found.returncode == 0
     assert not banned & set(found.stdout.split())
 
 

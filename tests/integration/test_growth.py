@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.run import read_run, run_folders
 from stepscope.store import StoreReader
+from tests.support.child_process import run_python
 from tests.support.run_values import events
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "growing.py"
@@ -34,14 +32,10 @@ SECONDS = "20"
 
 def watched(runs: Path, *arguments: str) -> Path:
     """Run the script and return the folder of its run."""
-    subprocess.run(
-        [sys.executable, "-c", WATCH, str(SCRIPT), SECONDS, *arguments],
-        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "OMP_NUM_THREADS": "1"},
-        cwd=SCRIPT.parents[2],
-        check=True,
-        capture_output=True,
-        timeout=100,
+    done = run_python(
+        "-c", WATCH, str(SCRIPT), SECONDS, *arguments, STEPSCOPE_RUNS=str(runs), OMP_NUM_THREADS="1"
     )
+    assert done.returncode == 0, done.stderr
     [folder] = run_folders(runs)
     return folder
 
@@ -107,13 +101,8 @@ def test_its_parts_are_recorded(folders: tuple[Path, Path]) -> None:
 
 def test_a_script_with_init_has_them_too(tmp_path: Path) -> None:
     """Model and optimizer are found; frozen weights count, and have no gradients and no state."""
-    subprocess.run(
-        [sys.executable, str(SCRIPT.with_name("initialized.py"))],
-        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "PYTHONPATH": str(SCRIPT.parents[2])},
-        check=True,
-        capture_output=True,
-        timeout=100,
-    )
+    done = run_python(str(SCRIPT.with_name("initialized.py")), STEPSCOPE_RUNS=str(tmp_path))
+    assert done.returncode == 0, done.stderr
     [folder] = run_folders(tmp_path)
     keys = ("memory/parameters", "memory/gradients", "memory/optimizer_state")
     parameters, gradients, state = samples(folder, *keys)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from tests.support.child_process import ROOT
+from tests.support.child_process import ROOT, run_python
 from tests.support.run_values import values
 
 pytest.importorskip("transformers")
@@ -75,15 +72,8 @@ def train(folder: Path, what: str) -> tuple[RunInfo, list[dict[str, float]], str
     """Train in `folder`; return the one run, the Trainer's log and stderr."""
     (folder / "script.py").write_text(SCRIPT)
     variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "script.py", what],
-        cwd=folder,
-        env={**os.environ, **variables, "STEPSCOPE_RUNS": str(folder / "runs")},
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=100,
-    )
+    runs = str(folder / "runs")
+    done = run_python("script.py", what, cwd=folder, STEPSCOPE_RUNS=runs, **variables)
     lines = [line for line in done.stdout.splitlines() if line.startswith("HISTORY")]
     assert lines or what == "fails", done.stderr
     history = json.loads(lines[0][8 : lines[0].rindex("]") + 1]) if lines else []

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from tests.support.child_process import ROOT
+from tests.support.child_process import run_python
 from tests.support.run_values import block_of, values
 
 SCRIPT = """
@@ -87,15 +84,7 @@ def train(folder: Path, what: str, package: str = "lightning", *, watched: bool 
     pytest.importorskip(package)
     (folder / "script.py").write_text(SCRIPT)
     way = ["-m", "stepscope.watch"] if watched else []
-    done = subprocess.run(
-        [sys.executable, *way, "script.py", package, what],
-        cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_python(*way, "script.py", package, what, cwd=folder, CUDA_VISIBLE_DEVICES="")
     assert ("STEPS" in done.stdout) == (what != "fails"), done.stderr
     (run,) = run_folders(folder / "runs")
     return read_run(run)

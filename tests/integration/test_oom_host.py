@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from html import escape
 from pathlib import Path
@@ -19,7 +17,7 @@ from stepscope.memory.oom.classify import OomCause
 from stepscope.memory.oom.reader import diagnose_run
 from stepscope.memory.oom.record import MemoryKind, read_report
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.support.child_process import ROOT
+from tests.support.child_process import run_python
 from tests.support.recorded_runs import write_run
 from tests.support.run_values import run_json
 from tests.support.training_runs import small
@@ -44,14 +42,8 @@ ENDINGS = {
 
 def watched(folder: Path, script: str) -> Path:
     (folder / "train.py").write_text(script)
-    subprocess.run(
-        [sys.executable, "-m", "stepscope.watch", "train.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(folder / "runs")},
-        capture_output=True,
-        timeout=100,
-        check=False,
-    )
+    runs = str(folder / "runs")
+    run_python("-m", "stepscope.watch", "train.py", cwd=folder, STEPSCOPE_RUNS=runs)
     (run,) = run_folders(folder / "runs")
     return run
 

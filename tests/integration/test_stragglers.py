@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +13,21 @@ import stepscope
 from stepscope.distributed.stragglers.reader import ROWS, recent_times
 from stepscope.run import run_folders
 from stepscope.store import StoreReader
-from tests.support.child_process import ROOT
+from tests.support.child_process import ROOT, run_python
 from tests.support.recorded_runs import Row, write_run
 
 SCRIPT = ROOT / "benchmarks" / "straggler_script.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def job(tmp_path: Path, *arguments: str) -> Path:
     """Run a watched job of two ranks; return its folder."""
-    done = subprocess.run(
-        [*TORCHRUN, "-m", "stepscope.watch", str(SCRIPT), *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ
-        | {"STEPSCOPE_RUNS": str(tmp_path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    done = run_python(
+        *(*TORCHRUN, "-m", "stepscope.watch", str(SCRIPT), *arguments),
+        timeout_s=240,
+        STEPSCOPE_RUNS=str(tmp_path),
+        OMP_NUM_THREADS="1",
+        CUDA_VISIBLE_DEVICES="",
     )
     assert done.returncode == 0, done.stderr
     assert "will be missing" not in done.stderr
@@ -42,14 +36,7 @@ def job(tmp_path: Path, *arguments: str) -> Path:
 
 
 def diagnosed(folder: Path) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope.cli", "diagnose", str(folder), "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_python("-m", "stepscope.cli", "diagnose", str(folder), "--json")
     found = json.loads(done.stdout)
     return [finding for finding in found if finding["kind"] == "straggler"]
 

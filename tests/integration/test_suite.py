@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.child_process import ROOT
+from tests.support.child_process import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -62,14 +61,7 @@ def test_nothing():
 def run(folder: Path, *arguments: str, **files: str) -> subprocess.CompletedProcess[str]:
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *PLUGINS, f"--rootdir={folder}", *arguments, str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python("-m", "pytest", *PLUGINS, f"--rootdir={folder}", *arguments, str(folder))
 
 
 def test_a_hang_in_c_ends_with_the_stack_of_its_thread(tmp_path: Path) -> None:

@@ -14,24 +14,16 @@ import pytest
 import stepscope
 from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
 from stepscope.store.reader import send_command
-from tests.support.child_process import ROOT
+from tests.support.child_process import ROOT, run_python
 from tests.support.run_values import events, metric
 from tests.support.waiting import wait_until
 
 
 def script(
-    runs: Path, code: str, returncode: int = 0, cwd: Path | None = None, **environment: str
+    runs: Path, code: str, returncode: int = 0, cwd: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run code with STEPSCOPE_RUNS set; the library comes from this checkout."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "PYTHONPATH": str(ROOT), **environment},
-    )
+    done = run_python("-c", code, cwd=cwd, STEPSCOPE_RUNS=str(runs), **environment)
     assert done.returncode == returncode, done.stderr
     return done
 
@@ -301,15 +293,8 @@ def run(tmp_path: Path, code: str, *how: str) -> list[Path]:
     """Run the code, bare or under watch, and return the folders of its runs."""
     path = tmp_path / "script.py"
     path.write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *how, str(path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(tmp_path / "runs")},
-    )
+    runs = str(tmp_path / "runs")
+    done = run_python("-W", "error", *how, str(path), cwd=tmp_path, STEPSCOPE_RUNS=runs)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
     return list(run_folders(tmp_path / "runs"))

@@ -34,13 +34,12 @@ ENDINGS = {
     "frozen": (RunStatus.FAILED, "FrozenError: no attributes"),
     "memory": (RunStatus.FAILED, "The host ran out of memory."),
     "own hook": (RunStatus.FAILED, "ValueError"),
-    "exit 3": (RunStatus.FAILED, "The script ended with exit code 3."),
     "exit text": (RunStatus.FAILED, "The script ended: this went wrong"),
     "interrupt": (RunStatus.STOPPED, "Ctrl-C"),
     "terminate": (RunStatus.CRASHED, "ended by SIGTERM"),
     "terminate, own handler": (RunStatus.FAILED, "exit code 8"),
     "handler": (RunStatus.FAILED, "exit code 7"),
-    "atexit": (RunStatus.FAILED, "exit code 4"),
+    "atexit": (RunStatus.FAILED, "The script ended with exit code 4."),
     "thread": (RunStatus.FINISHED, None),
     "os._exit": (RunStatus.CRASHED, None),
 }
@@ -187,11 +186,7 @@ class Endless:
         )
         wait_until(lambda: any(run_folders(tmp_path)))
         [self.folder] = run_folders(tmp_path)
-        if "--hold-gil" in arguments:
-            assert self.process.stdout is not None
-            self.process.stdout.readline()
-        else:
-            wait_until(lambda: read_run(self.folder).status is RunStatus.RUNNING)
+        wait_until(lambda: read_run(self.folder).status is RunStatus.RUNNING)
 
     def ask(self, name: str, **args: str) -> EventRow:
         """Ask for something and wait until it is done or refused."""
@@ -237,14 +232,6 @@ def test_a_script_that_ignores_a_stop_is_ended_by_force(tmp_path: Path) -> None:
     assert "1 process has ended" in stop.end_job(read_run(script.folder))
     script.end()
     assert read_run(script.folder).status is RunStatus.STOPPED
-
-
-def test_a_script_that_hears_nothing_is_ended_by_force(tmp_path: Path) -> None:
-    script = Endless(tmp_path, "--hold-gil")
-    assert "1 process has ended" in stop.end_job(read_run(script.folder))
-    script.end()
-    found = read_run(script.folder)
-    assert found.status is RunStatus.STOPPED
 
 
 def test_updates_by_hand_are_steps(tmp_path: Path) -> None:

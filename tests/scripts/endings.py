@@ -34,11 +34,6 @@ def frozen() -> None:
     raise FrozenError("no attributes")
 
 
-def without_hook() -> None:
-    del sys.excepthook
-    fail()
-
-
 def exhausted() -> None:
     raise MemoryError
 
@@ -108,17 +103,11 @@ def with_torch(then: Callable[[], None]) -> None:
     then()
 
 
-def by_a_flood() -> None:
-    for number in range(100_000):
-        print(number)
-
-
 ENDINGS = {
     "last line": lambda: print("done"),
     "exception": fail,
     "chain": in_a_chain,
     "frozen": frozen,
-    "no hook": without_hook,
     "memory": exhausted,
     "own hook": with_own_hook,
     "torch, exception": lambda: with_torch(fail),
@@ -131,7 +120,6 @@ ENDINGS = {
     "atexit": with_atexit,
     "thread": with_a_thread_that_outlives_main,
     "fork": by_fork,
-    "flood": by_a_flood,
     "os._exit": without_goodbye,
 }
 

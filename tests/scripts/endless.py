@@ -1,10 +1,6 @@
-"""Steps until it is stopped, and says how that came; `--ignore` leaves Ctrl-C without effect.
-
-`--hold-gil` keeps all Python threads from running after a step, as a hung GPU may.
-"""
+"""Steps until it is stopped, and says how that came; `--ignore` leaves Ctrl-C without effect."""
 # ruff: noqa: T201
 
-import ctypes
 import signal
 import sys
 import time
@@ -23,8 +19,5 @@ try:
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.002)
-        if "--hold-gil" in sys.argv:
-            print("holds", flush=True)
-            ctypes.PyDLL(None).sleep(60)
 finally:
     print("cleaned up", flush=True)

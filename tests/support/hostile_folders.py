@@ -121,9 +121,6 @@ SCHEMAS = (
     "CREATE TABLE more (x); INSERT INTO more VALUES (zeroblob(1000000))",
 )
 
-Mutation = Callable[[Path, Path], None]
-"""Changes the folder of runs; the second path is a canary file outside it."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Change:

@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from stepscope.host.child_process import kill_tree
 from stepscope.run import run_folders
 from stepscope.run.rank_info import find_rank
 from stepscope.store import EventRow, StoreReader
@@ -113,8 +112,6 @@ def started(
         sys.stdout.write(log.read_text(errors="replace")[-4000:])
         raise
     finally:
-        left = psutil.Process(process.pid).children(True) if process.poll() is None else []
-        for each in (process, *left):
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+        if process.poll() is None:
+            kill_tree(process.pid)
         process.wait()

@@ -50,11 +50,9 @@ def event_of(folder: Path, kind: str) -> EventRow:
 
 def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
     """All values of a metric of the sampler."""
-    block = block_of(folder, "samples", rank=rank)
-    if key not in block.keys:
+    if key not in block_of(folder, "samples", rank=rank).keys:
         return []
-    row = block.keys.index(key)
-    return [float(value) for value in block.mean[row][np.flatnonzero(block.count[row])]]
+    return metric(folder, key, "samples", rank).tolist()
 
 
 def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from stepscope.host.child_process import free_port
-from tests.support.waiting import wait_until
+from stepscope.host.child_process import free_port, wait_until_it_listens
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 
@@ -27,6 +26,7 @@ def ssh_server(folder: Path) -> Iterator[str]:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
         subprocess.run(command, check=True)
     port = free_port()
+    assert port is not None
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_key\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nUsePAM no\n"
@@ -43,18 +43,11 @@ def ssh_server(folder: Path) -> Iterator[str]:
             [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log, stdout=log
         )
     try:
-        wait_until(lambda: reachable(port))
+        assert wait_until_it_listens(server.pid, port)
         yield f"ssh -F {folder / 'config'}"
     finally:
         server.kill()
         server.wait()
-
-
-def reachable(port: int) -> bool:
-    """Return True if something listens on this port."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
 
 
 @contextmanager

@@ -11,15 +11,22 @@ from typing import Any
 
 import pytest
 
+from stepscope.cli import main
 from stepscope.cli.diagnose import line
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.run import RunStatus, read_run
 from stepscope.store.recorder import Recorder
-from tests.support.command_line import diagnose
 from tests.support.recorded_runs import Row, recorded_run, write_run, write_slow_job
 from tests.support.train_devices import SIMULATED
 
 KEYS = {"kind", "rank", "phase", "share", "text", "next", "setting"}
+
+
+def diagnose(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    """Run `stepscope diagnose`; return its output and its errors."""
+    assert main(["diagnose", *words]) == code
+    said = capsys.readouterr()
+    return said.out, said.err
 
 
 def found_in(folder: Path) -> list[Finding]:

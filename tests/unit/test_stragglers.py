@@ -7,6 +7,7 @@ recorded.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,9 +30,19 @@ from stepscope.distributed.stragglers.step_phases import (
     rank_times,
 )
 from stepscope.store.blocks import Floats
-from tests.support.straggler_cases import CASES, noise
+from tests.support.recorded_runs import RECORDED
 
+CASES = json.loads((RECORDED / "stragglers.json").read_text())
 STRAGGLER, NONE = StragglerKind.STRAGGLER, StragglerKind.NONE
+
+
+def noise(ranks: int, steps: int, seed: int, size: float = 0.1) -> Floats:
+    """Phases that differ by chance alone, and now and then by much, as on a busy machine."""
+    rng = np.random.default_rng(seed)
+    usual = np.array([0.002, 0.006, 0.008, 0.003, 0.001])[None, :, None]
+    own = usual * rng.lognormal(0, size, (ranks, len(OWN), steps))
+    spikes = rng.random(own.shape) < 0.02
+    return np.asarray(np.where(spikes, own + rng.exponential(0.01, own.shape), own))
 
 
 def recorded(case: str, *without: str) -> list[RankStepPhases]:
