@@ -53,12 +53,10 @@ def figures(**more: Any) -> StepAverages:
 def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
     found = verdict(figures(data_wait=0.063, device_time=0.034, utilization=0.4), gpu())
     assert found.kind == "input-bound"
-    assert found.text == "Input-bound: 63% of each step waits for data."
     assert found.share == pytest.approx(0.063 / 0.066)
     assert found.phase == "data"
     assert found.next is not None
     assert (found.next.name, found.next.value) == ("num_workers", 4)
-    assert found.next.text == "Try num_workers 4."
 
 
 def on_cpu(data_wait: float | None, **more: Any) -> StepAverages:
@@ -86,7 +84,6 @@ LAUNCH = BottleneckKind.LAUNCH
         (figures(copies=None, utilization=0.4), gpu(), UNCLEAR),  # gaps may be copies
         (figures(device_time=0.078), gpu(), UNCLEAR),
         (figures(device_time=None, utilization=0.4), gpu(), LAUNCH),
-        (figures(device_time=None, utilization=None), gpu(), UNCLEAR),
         (figures(data_wait=None), SCRIPT, UNCLEAR),
         (figures(data_wait=0.065, copies=0.06, device_time=0.035), BLOCKING, TRANSFER),
         (figures(data_wait=0.05, copies=0.04, device_time=0.055, utilization=0.6), gpu(), TRANSFER),
@@ -115,7 +112,6 @@ def test_a_gpu_of_a_job_may_wait_for_other_ranks_where_it_is_busy() -> None:
     assert verdict(figures(), gpu()).next is not None
     found = verdict(figures(), replace(gpu(), world_size=2))
     assert (found.kind, found.next) == (COMPUTE, None)
-    assert "or waits for other ranks" in found.text
 
 
 def test_the_host_s_wait_for_a_copy_is_counted_once() -> None:
@@ -133,20 +129,13 @@ def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
     hot = {"throttle_words": ("hardware thermal slowdown",), "sm_clock": 1200.0}
     found = verdict(figures(throttled=0.97, sm_clock_max=1980.0, **hot), gpu())
     assert found.kind == "throttled"
-    assert found.text == (
-        "Throttled: for 97% of the time the GPU lowers its clock (hardware thermal "
-        "slowdown), 1200 MHz instead of this run's 1980."
-    )
-    assert found.next is not None
-    assert found.next.name is None
     assert verdict(figures(throttled=0.3, **hot), gpu()).kind == "compute-bound"
 
 
 def test_a_young_run_says_how_many_steps_are_missing() -> None:
-    found = verdict(figures(steps=12), gpu())
+    found = verdict(figures(steps=MIN_STEPS - 1), gpu())
     assert found.kind is BottleneckKind.TOO_YOUNG
-    assert found.text.startswith("Not enough data yet: 8 more steps are needed")
-    assert "1 more step is needed" in verdict(figures(steps=MIN_STEPS - 1), gpu()).text
+    assert "1 more step is needed" in found.text
     assert verdict(figures(steps=MIN_STEPS), gpu()).kind.names_a_cause
 
 
@@ -185,96 +174,77 @@ def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: R
             assert EXPLAINED - 1e-9 <= found.share <= 1 + 1e-9
         if found.kind in (BottleneckKind.INPUT, BottleneckKind.TRANSFER, BottleneckKind.LAUNCH):
             assert parts.idle > STANDS_STILL
-            largest = {
-                BottleneckKind.INPUT: parts.data,
-                BottleneckKind.TRANSFER: parts.copies,
-                BottleneckKind.LAUNCH: parts.other,
-            }
-            assert largest[found.kind] == max(each[1:])
 
 
 # --- what to try next --------------------------------------------------------------------------
 
-
-def proposed(kind: str, setup: RunSetup, **refused: Any) -> tuple[str | None, Any]:
-    """The setting proposed for a verdict of this kind, without those that are `refused`."""
-    shown = {
-        "input-bound": figures(data_wait=0.06, device_time=0.038),
-        "transfer-bound": figures(data_wait=0.0, copies=0.06, device_time=0.039),
-        "launch-bound": figures(utilization=0.4),
-        "compute-bound": figures() if setup.on_gpu else on_cpu(0.0, process_cpu=1.0),
-    }[kind]
-    found = verdict(shown, setup, lambda name, value: refused.get(name, ...) != value)
-    assert found.kind == kind
-    return (None, None) if found.next is None else (found.next.name, found.next.value)
-
-
-def test_a_proposal_respects_what_is_set() -> None:
-    workers = {"num_workers": 4, "persistent_workers": True}
-    assert proposed("input-bound", gpu(workers)) == ("num_workers", 8)
-    assert proposed("input-bound", gpu(workers | {"persistent_workers": False})) == (
-        "persistent_workers",
-        True,
-    )
-    assert proposed("input-bound", gpu(workers, cores=4)) == ("prefetch_factor", 4)
-    assert proposed("input-bound", gpu(workers | {"prefetch_factor": 8}, cores=4)) == (None, None)
-    assert proposed("transfer-bound", gpu()) == ("copy_stream", True)
-    assert proposed("transfer-bound", BLOCKING) == ("pin_memory", True)
-    done = {"copy_stream": True, "dataset_on_device": True}
-    assert proposed("transfer-bound", gpu(done)) == (None, None)
-    assert proposed("launch-bound", gpu({"optimizer_impl": "for-loop"})) == (
-        "optimizer_impl",
-        "fused",
-    )
-    graphs = {"cuda_graphs": True, "batch_size": 64}
-    assert proposed("launch-bound", gpu(graphs)) == ("batch_size", 128)
-    assert proposed("compute-bound", gpu()) == ("precision", "bf16")
-    assert proposed("compute-bound", gpu({"precision": "bf16"})) == ("compile_mode", "default")
-    assert proposed("compute-bound", gpu({"deterministic": True})) == ("deterministic", False)
-    last = {"precision": "bf16", "compile_mode": "default"}
-    assert proposed("compute-bound", gpu(last)) == (None, None)
-    assert proposed("input-bound", gpu(in_memory=True)) == ("dataset_on_device", True)
-    assert proposed("input-bound", gpu({"num_workers": 2}, in_memory=True)) == ("num_workers", 0)
-    assert proposed("compute-bound", gpu(capability=(7, 0))) == ("precision", "fp16")
-    assert proposed("compute-bound", gpu(capability=(6, 1))) == ("compile_mode", "default")
-    assert proposed("compute-bound", gpu(), precision="bf16") == ("compile_mode", "default")
-    assert proposed("compute-bound", CPU) == ("num_threads", 8)
-    assert proposed("compute-bound", replace(CPU, step_time=0.001)) == ("compile_mode", "default")
-    assert proposed("launch-bound", gpu(), cuda_graphs=True) == ("compile_mode", "reduce-overhead")
-
-
-def test_every_proposal_is_a_value_of_its_field() -> None:
-    for kind in ("input-bound", "transfer-bound", "launch-bound", "compute-bound"):
-        refused: dict[str, Any] = {}
-        while (proposal := proposed(kind, gpu(), **refused))[0] is not None:
-            name, value = proposal
-            assert name is not None
-            replace(RunConfig(), **{name: value})
-            assert name not in refused
-            refused[name] = value
-        assert refused
+SHOWN = {
+    "input-bound": figures(data_wait=0.06, device_time=0.038),
+    "transfer-bound": figures(data_wait=0.0, copies=0.06, device_time=0.039),
+    "launch-bound": figures(utilization=0.4),
+    "compute-bound": figures(),
+}
+FOUR = {"num_workers": 4, "persistent_workers": False}
+COPIES = ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device")
+GRAPHS = {"cuda_graphs": True, "compile_mode": "reduce-overhead", "batch_size": 128}
 
 
 @pytest.mark.parametrize(
-    ("kind", "applied", "gone", "left"),
+    ("kind", "setup", "proposals"),
     [
-        ("input-bound", ["num_workers", "persistent_workers"], "num_workers", "All loading"),
-        ("transfer-bound", ["pin_memory"], "pin_memory", "non_blocking"),
-        ("compute-bound", ["bf16", "compile"], "compile(", "All compute"),
+        ("input-bound", gpu(), {"num_workers": 4, "dataset_on_device": True}),
+        (
+            "input-bound",
+            gpu(FOUR),
+            {"persistent_workers": True, "num_workers": 8, "prefetch_factor": 4},
+        ),
+        ("input-bound", gpu(FOUR | {"prefetch_factor": 8}, cores=4), {"persistent_workers": True}),
+        ("input-bound", gpu(in_memory=True), {"dataset_on_device": True}),
+        ("input-bound", gpu({"num_workers": 2}, in_memory=True), {"num_workers": 0}),
+        ("transfer-bound", BLOCKING, dict.fromkeys(COPIES, True)),
+        ("transfer-bound", gpu(dict.fromkeys(COPIES, True)), {}),
+        (
+            "launch-bound",
+            gpu({"optimizer_impl": "for-loop", "batch_size": 64}),
+            {"optimizer_impl": "fused"} | GRAPHS,
+        ),
+        ("launch-bound", gpu({"cuda_graphs": True, "batch_size": 64}), {"batch_size": 128}),
+        (
+            "compute-bound",
+            gpu({"deterministic": True}),
+            {"deterministic": False, "precision": "bf16", "compile_mode": "default"},
+        ),
+        ("compute-bound", gpu({"precision": "bf16", "compile_mode": "default"}), {}),
+        (
+            "compute-bound",
+            gpu(capability=(7, 0)),
+            {"precision": "fp16", "compile_mode": "default"},
+        ),
+        ("compute-bound", gpu(capability=(6, 1)), {"compile_mode": "default"}),
+        ("compute-bound", CPU, {"num_threads": 8, "compile_mode": "default"}),
+        ("compute-bound", replace(CPU, step_time=0.001), {"compile_mode": "default"}),
     ],
 )
-def test_settings_in_effect_are_not_recommended_to_a_script(
-    kind: str, applied: list[str], gone: str, left: str
+def test_proposals_come_in_order_until_one_is_allowed(
+    kind: str, setup: RunSetup, proposals: dict[str, Any]
 ) -> None:
-    entries = [{"name": name, "state": "in effect"} for name in applied]
-    refused = [{"name": "tf32", "state": "refused"}]
-    run_json = {"kind": "watch", "settings": entries + refused, "device": "GPU-1"}
-    setup = setup_of(run_json)
-    assert setup.applied == set(applied)
-    found = next_to_try(kind, setup, lambda *_: True)
-    without = next_to_try(kind, replace(setup, applied=frozenset()), lambda *_: True)
+    refused: dict[str, Any] = {}
+    shown = SHOWN[kind] if setup.on_gpu else on_cpu(0.0, process_cpu=1.0)
+    while True:
+        found = verdict(shown, setup, lambda name, value: name not in refused)
+        assert found.kind == kind
+        if found.next is None or found.next.name is None:
+            break
+        refused[found.next.name] = found.next.value
+    assert list(refused.items()) == list(proposals.items())
+    replace(RunConfig(), **refused)
+
+
+def test_settings_in_effect_are_not_recommended_to_a_script() -> None:
+    entries = [{"name": "pin_memory", "state": "in effect"}, {"name": "tf32", "state": "refused"}]
+    setup = setup_of({"kind": "watch", "settings": entries, "device": "GPU-1"})
+    assert setup.applied == {"pin_memory"}
+    found = next_to_try("transfer-bound", setup, lambda *_: True)
     assert found is not None
-    assert without is not None
-    assert left in found.text
-    assert gone not in found.text
-    assert gone in without.text
+    assert "non_blocking" in found.text
+    assert "pin_memory" not in found.text

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from stepscope.memory.breakdown_series import (
@@ -16,8 +14,7 @@ from stepscope.memory.breakdown_series import (
     peaks,
     read_breakdown,
 )
-from stepscope.store import SeriesBlock, StoreReader, StoreWriter
-from stepscope.store.blocks import Floats
+from stepscope.store import StoreReader
 from tests.support.breakdown_rows import GPU, TICK_S, device, process, sample
 from tests.support.recorded_runs import CREATED, Row, write_run
 
@@ -59,7 +56,6 @@ def test_a_moment_joins_the_process_with_the_nearest_row_of_the_gpu(tmp_path: Pa
     rows = [process(tick, 1000 + tick) for tick in range(30)]
     moments = found(tmp_path, rows, [device(tick, 2000 + tick) for tick in range(30)])
     assert len(moments) == 30
-    assert [moment.step for moment in moments[:6]] == [0, 0, 0, 0, 0, 1]
     for tick, moment in enumerate(moments):
         assert moment.ts == pytest.approx(CREATED + tick * TICK_S)
         assert parts(moment) == {
@@ -87,17 +83,6 @@ def test_a_value_that_is_read_less_often_is_held(
     known = [key in parts(moment) for moment in found(tmp_path, rows, devices)]
     assert known[: held + 4] == [tick >= 5 for tick in range(held + 4)]
     assert not any(known[held + 7 :])
-
-
-def test_between_its_samples_the_process_moves_with_pytorch(tmp_path: Path) -> None:
-    own = {"memory__process_used": 1300.0}
-    rows = [
-        process(tick, 1000 + 100 * (tick >= 3), **(own if tick == 0 else {})) for tick in range(8)
-    ]
-    gpu = [device(tick, 2000 + 100 * (tick >= 3), gpu__mem_others=700) for tick in range(8)]
-    moments = found(tmp_path, rows, gpu)
-    assert [parts(moment)["outside"] for moment in moments] == [300] * 8
-    assert not any("unnamed" in parts(moment) for moment in moments)
 
 
 def test_between_their_samples_others_move_with_the_rest_of_the_used_memory(
@@ -166,36 +151,12 @@ def test_the_newest_breakdown_is_the_last_one(tmp_path: Path, ticks: int) -> Non
     assert newest == whole[-1]
 
 
-def long_run(folder: Path, ticks: int, peak: int) -> BreakdownSource:
-    """A long run with noise and one short peak; written as arrays, at several rollup levels."""
-    rng = np.random.default_rng(1)
-    ts = CREATED + TICK_S * np.arange(ticks)
-    used = 4 * GIB + rng.integers(0, 100, ticks) * MIB
-    used[peak] = 9 * GIB
-    reserved = used - 1 * GIB
-    writer = StoreWriter(folder / "rank0.sqlite")
-
-    def append(stream: str, source: str, ts: Floats, columns: dict[str, Any]) -> None:
-        values = np.array([np.broadcast_to(column, (ticks,)) for column in columns.values()])
-        block = SeriesBlock.raw(tuple(columns), ts, np.arange(ticks) // 5.0, values.astype(float))
-        with writer.transaction():
-            writer.append(stream, source, block)
-
-    allocated = reserved - 256 * MIB
-    append("samples", "", ts, {"memory/reserved": reserved, "memory/allocated": allocated})
-    append("devices", GPU, ts + 0.003, {"gpu/mem_used": used, "gpu/mem_total": 16 * GIB})
-    writer.close()
-    with StoreReader(folder) as reader:
-        return source_of(reader)
-
-
 @pytest.mark.parametrize("bucket", [2, 16, 64, 1024])
 def test_buckets_sum_to_the_total_as_well(tmp_path: Path, bucket: int) -> None:
-    source = long_run(tmp_path, 40_000, 777)
-    with StoreReader(tmp_path) as reader:
-        moments = read_breakdown(reader, source, -(-40_000 // bucket))
-    assert len(moments) == -(-40_000 // bucket)
+    rows = [process(tick, 1000 + tick % 97) for tick in range(5000)]
+    devices = [device(tick, 2000 + tick % 97 + 4000 * (tick == 777)) for tick in range(5000)]
+    moments = found(tmp_path, rows, devices, bucket)
+    assert len(moments) == -(-5000 // bucket)
     for moment in moments:
-        assert moment.categories is not None
-        assert sum(moment.categories.values()) == 16 * GIB
-        assert moment.categories["elsewhere"] == pytest.approx(1 * GIB, rel=0.1)
+        assert sum(parts(moment).values()) == 10240
+        assert parts(moment)["elsewhere"] == pytest.approx(1000, rel=0.1, abs=4000 / bucket)
