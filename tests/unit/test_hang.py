@@ -67,39 +67,31 @@ def message(rank: int, text: str, group: str = "0", members: int = 2) -> HangRec
     return replace(waits(rank, members=members), collectives=(one,))
 
 
-SLEEP = (
-    "rank 1 did not enter all_reduce #81 (16 B), which rank 0 entered",
-    "hanging.py:84 in hang",
-)
-MISMATCH = ("in all_reduce #81 (16 B): rank 0; in all_gather #81 (400 B): rank 1",)
-RECEIVE_STACKS = ("in torch.distributed at hanging.py:92 in hang: ranks 0, 1",)
-
-
 @pytest.mark.parametrize(
-    ("case", "cause", "ranks", "phase", "texts"),
+    ("case", "cause", "ranks", "phase", "operation"),
     [
-        ("sleep-gloo", HangCause.NOT_ENTERED, (1,), None, SLEEP),
-        ("sleep-nccl", HangCause.NOT_ENTERED, (1,), None, SLEEP),
-        ("input-gloo", HangCause.NOT_ENTERED, (1,), "input", ("#81", "in __getitem__ (input)")),
-        ("mismatch-nccl", HangCause.MISMATCH, (1,), "communication", MISMATCH),
+        ("sleep-gloo", HangCause.NOT_ENTERED, (1,), None, "all_reduce #81 (16 B)"),
+        ("sleep-nccl", HangCause.NOT_ENTERED, (1,), None, "all_reduce #81 (16 B)"),
+        ("input-gloo", HangCause.NOT_ENTERED, (1,), "input", "all_reduce #81 (16 B)"),
+        ("mismatch-nccl", HangCause.MISMATCH, (1,), "communication", "all_reduce #81 (16 B)"),
+        ("order-gloo", HangCause.ORDER, (0, 1), "communication", "all_reduce #81 (400 B)"),
+        ("receive-nccl", HangCause.ORDER, (0, 1), "communication", "recv 0<-1"),
+        # gloo records no point-to-point operations.
         (
-            "order-gloo",
+            "receive-gloo",
             HangCause.ORDER,
             (0, 1),
             "communication",
-            ("group 1 (400 B): rank 1",),
+            "torch.distributed at hanging.py:92",
         ),
-        ("receive-nccl", HangCause.ORDER, (0, 1), "communication", ("recv 0<-1", "recv 1<-0")),
-        # gloo records no point-to-point operations.
-        ("receive-gloo", HangCause.ORDER, (0, 1), "communication", RECEIVE_STACKS),
     ],
 )
 def test_recorded_hangs(
-    case: str, cause: HangCause, ranks: tuple[int, ...], phase: str | None, texts: tuple[str, ...]
+    case: str, cause: HangCause, ranks: tuple[int, ...], phase: str | None, operation: str
 ) -> None:
     found = found_in(recorded(case))
     assert (found.cause, found.ranks, found.phase) == (cause, ranks, phase)
-    assert all(text in found.text for text in texts)
+    assert str(found.operation).startswith(operation)
 
 
 def test_different_sizes_under_one_number() -> None:
@@ -119,10 +111,9 @@ def test_the_end_of_a_chain_of_groups_is_named() -> None:
     assert found.operation == "all_reduce #9 of group b (4.00 KiB)"
 
 
-@pytest.mark.parametrize("text", ["recv 0<-1", "coalesced"])
-def test_a_message_to_a_rank_that_does_something_else(text: str) -> None:
-    found = found_in([state(0, message(0, text)), state(1, works(1, members=2))])
-    assert (found.rank, found.phase, found.operation) == (1, "input", f"{text} (400 B)")
+def test_a_message_to_a_rank_that_does_something_else() -> None:
+    found = found_in([state(0, message(0, "recv 0<-1")), state(1, works(1, members=2))])
+    assert (found.rank, found.phase, found.operation) == (1, "input", "recv 0<-1 (400 B)")
     assert "Rank 1: train.py:30 in load (input)" in found.text
 
 
@@ -138,21 +129,12 @@ def test_stacks_show_who_waits_if_there_are_no_collectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "words", "next_words"),
-    [
-        (HangCause.GONE, "rank 2 left no exit record (process 102 on node1)", "dmesg"),
-        (HangCause.SILENT, "rank 2 (process 102 on node1) did not respond", "kill -CONT"),
-        (HangCause.ENDED, "rank 2 ended (process 102 on node1)", "same number of steps"),
-        (HangCause.ABSENT, "rank 2 never started", "launcher"),
-    ],
+    "cause", [HangCause.GONE, HangCause.SILENT, HangCause.ENDED, HangCause.ABSENT]
 )
-def test_a_process_that_explains_it(cause: HangCause, words: str, next_words: str) -> None:
-    ranks = [state(rank, waits(rank)) for rank in (0, 1, 3)]
-    found = found_in([*ranks, state(2, None, cause)])
+def test_a_process_that_explains_it(cause: HangCause) -> None:
+    found = found_in([*(state(rank, waits(rank)) for rank in (0, 1, 3)), state(2, None, cause)])
     assert (found.cause, found.ranks) == (cause, (2,))
-    assert f"{words}" in found.text
     assert "in all_reduce #7 (4.00 KiB): ranks 0, 1, 3" in found.text
-    assert next_words in found.next
 
 
 def test_a_rank_that_has_ended_holds_up_only_those_that_wait_for_it() -> None:
@@ -274,18 +256,17 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert job(tmp_path, FRESH_S + 1) is None, "a record that is left over"
 
 
-def test_a_rank_whose_heartbeat_has_stopped_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "cause"),
+    # The process on this host is alive, as one that a signal has stopped.
+    [({"host": "node2"}, HangCause.GONE), ({}, HangCause.SILENT)],
+)
+def test_a_rank_whose_heartbeat_has_stopped(
+    tmp_path: Path, host: dict[str, str], cause: HangCause
+) -> None:
     job(tmp_path)
-    write(tmp_path, 2, 2 * STALE_S, host="node2")
+    write(tmp_path, 2, 2 * STALE_S, **host)
     (tmp_path / hang_name(2)).unlink()
     found = hang_of(read_run(tmp_path))
     assert found is not None
-    assert (found.cause, found.ranks) == (HangCause.GONE, (2,))
-
-
-def test_a_live_process_without_a_heartbeat_does_not_respond(tmp_path: Path) -> None:
-    job(tmp_path)
-    write(tmp_path, 1, 2 * STALE_S)  # as one that a signal has stopped
-    found = hang_of(read_run(tmp_path))
-    assert found is not None
-    assert (found.cause, found.ranks) == (HangCause.SILENT, (1,))
+    assert (found.cause, found.ranks) == (cause, (2,))

@@ -19,7 +19,6 @@ from stepscope.distributed.hangs.cases import Hang, RankObservation, find_hang
 from stepscope.distributed.hangs.record import (
     KEPT,
     HangRecord,
-    capture,
     hang_name,
     newest,
     read_record,
@@ -77,7 +76,6 @@ def test_a_hang_has_a_record_until_steps_go_on(
 @pytest.mark.parametrize(
     ("run_json", "gap"),
     [(JOB | {"world_size": 1}, STALL), (JOB, None), (JOB, replace(STALL, seconds=4.9))],
-    ids=["alone", "no step is due", "a short gap"],
 )
 def test_no_record(watch: HangWatchdog, run_json: dict[str, Any], gap: StepGap | None) -> None:
     watch.check(run_json, 100, gap)
@@ -178,22 +176,3 @@ def test_what_is_not_over_is_kept_and_the_newest() -> None:
     waiting = [collective(number, done=False) for number in range(500)]
     kept = [one.sequence for one in newest(waiting)]
     assert kept == [*range(KEPT), *range(500 - KEPT, 500)]
-
-
-def test_the_stack_of_another_thread_names_phase_and_line() -> None:
-    ready, end = threading.Event(), threading.Event()
-    scope: dict[str, Any] = {"ready": ready, "end": end}
-    code = compile("def forward():\n ready.set()\n end.wait(10)\n", "/x/model.py", "exec")
-    module = "/x/site-packages/torch/nn/modules/module.py"
-    outer = compile("def _call_impl(f):\n f()\n", module, "exec")
-    exec(code, scope)
-    exec(outer, scope)
-    thread = threading.Thread(target=scope["_call_impl"], args=(scope["forward"],))
-    thread.start()
-    assert ready.wait(5)
-    known = HangRecord(number=0, rank=0, step=3, since=0.0, seen=0.0)
-    record = capture(known, thread.ident or 0)
-    end.set()
-    thread.join()
-    assert (record.phase, record.doing, record.place) == ("forward", None, "model.py:3 in forward")
-    assert capture(known, thread.ident or 0).frames == ()

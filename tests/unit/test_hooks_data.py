@@ -135,18 +135,6 @@ def test_evaluation_amid_an_epoch(live: FakeLive, clock: FakeClock) -> None:
     assert live.values("train/epoch") == [1.0] * 4
 
 
-def test_evaluation_between_backward_and_step(live: FakeLive, clock: FakeClock) -> None:
-    script = Script(clock, 8)
-    for number, batch in enumerate(script.loader):
-        script.optimizer.zero_grad()
-        (batch * script.w).mean().backward()
-        clock.spend(TRAIN_S)
-        if number == 2:
-            script.evaluate_without_gradients()
-        script.optimizer.step()
-    assert live.values("perf/step_time") == [12.0] * 3
-
-
 def test_a_loader_inside_a_loader_is_waited_for_once(live: FakeLive, clock: FakeClock) -> None:
     class Outer(IterableDataset[Tensor]):
         def __iter__(self) -> Iterator[Tensor]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,28 +50,6 @@ def test_what_cannot_attach_is_said_once_and_the_rest_works(
     assert live.values("train/loss") == [1.0]
     (record,) = caplog.records
     assert "train/grad_norm will be missing" in record.message
-
-
-def test_a_forked_child_records_nothing() -> None:
-    with hooked() as live:
-        w = nn.Parameter(torch.ones(()))
-        optimizer = torch.optim.SGD([w], lr=0.1)
-        optimizer.step()
-        child_id = os.fork()
-        if child_id == 0:
-            exit_code = 99
-            try:
-                # Torch itself refuses it where autograd has a thread for a GPU.
-                with contextlib.suppress(RuntimeError):
-                    (w * 1).backward()
-                optimizer.step()
-                exit_code = len(live.rows)
-            finally:
-                os._exit(exit_code)
-        _, status = os.waitpid(child_id, 0)
-        assert os.waitstatus_to_exitcode(status) == 1
-        optimizer.step()
-        assert len(live.rows) == 2
 
 
 def test_a_module_is_waited_for_until_its_import_succeeds(

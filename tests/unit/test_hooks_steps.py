@@ -185,8 +185,6 @@ def test_two_optimizers_share_the_counter_and_not_the_keys(live: FakeLive) -> No
         train(steps["critic"], critic * 1)
         train(steps["generator"], generator * 1)
     assert [step for step, _ in live.rows] == [1, 2, 2, 3, 4, 4]
-    assert live.recorder.run_json["optimizers"] == ["SGD", "Adam"]
-    assert live.values("train/loss.optimizer1")[0] == 5.0
     assert live.values("train/lr.optimizer1") == [0.001, 0.001]
     timed = ["perf/step_time" in row for _, row in live.rows]
     assert timed == [False, True, False, True, True, False]

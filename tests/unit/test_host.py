@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from stepscope.host import usage
 from stepscope.host.environment import environment
 from stepscope.host.usage import CgroupMemory, HostSampler
 from tests.support.fake_nvml import FakeClock
+from tests.support.git_repository import commit, git
 
 GIB = 2**30
 
@@ -57,7 +57,6 @@ def test_the_peak_is_the_highest_sample_until_it_is_reset(monkeypatch: pytest.Mo
         (CgroupMemory(limit=4 * GIB, used=3 * GIB, idle_cache=GIB), 2 * GIB, 4 * GIB),
         (CgroupMemory(limit=4 * GIB, used=5 * GIB), 4 * GIB, 4 * GIB),
         (CgroupMemory(limit=64 * GIB, used=3 * GIB), 6 * GIB, 16 * GIB),
-        (CgroupMemory(limit=4 * GIB), 6 * GIB, 16 * GIB),
         (CgroupMemory(), 6 * GIB, 16 * GIB),
     ],
 )
@@ -72,29 +71,20 @@ def test_memory_is_the_smaller_one_of_container_and_host(
 
 
 def test_the_environment_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    nothing = environment(None, None, tmp_path)["commit"]
-    for command in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "first"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    git = tmp_path / ".git"
-    head = (git / (git / "HEAD").read_text().split()[1]).read_text().strip()
+    assert environment(None, None, tmp_path)["commit"] is None
+    commit(tmp_path, {"a": "1"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 5})
     found = environment("580.65", "NVIDIA H100", tmp_path)
     expected = {
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
         "driver": "580.65",
         "gpu": "NVIDIA H100",
         "cores": 3,
-        "threads": torch.get_num_threads(),
         "host": socket.gethostname(),
-        "commit": head,
+        "commit": git(tmp_path, "rev-parse", "HEAD"),
     }
     assert found.items() >= expected.items()
-    assert found["cpu"]
-    assert found["platform"]
-    assert nothing is None
     monkeypatch.delitem(sys.modules, "torch")
     found = environment(None, None, None)
     missing = {name for name, value in found.items() if value is None}

@@ -208,12 +208,12 @@ def test_broken_times_and_values_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("values", [[[0.5, np.nan], [np.inf, 1.0]], [[0.0]], [[np.nan]]])
-def test_the_colors_cover_the_values(metric: str, values: list[list[float]]) -> None:
-    low, high = color_range(np.array(values), metric)
-    assert low < high
-    known = [value for row in values for value in row if np.isfinite(value)]
-    assert all(low <= value for value in known) or metric == "gpu/util"
+def test_the_colors_cover_the_values(metric: str) -> None:
+    for values in ([0.5, np.nan, np.inf, 1.0], [0.0], [np.nan]):
+        low, high = color_range(np.array([values]), metric)
+        assert low < high
+        known = [value for value in values if np.isfinite(value)]
+        assert all(low <= value for value in known) or metric == "gpu/util"
 
 
 def test_the_figure_has_a_row_per_rank_and_marks_the_named_one() -> None:
@@ -236,7 +236,6 @@ GPUS = [{"uuid": f"GPU-{index}"} for index in range(4)]
         ({"device": "GPU-1", "world_size": 1}, {"GPU-1"}),
         ({"device": "GPU-1"}, {"GPU-1", "GPU-3"}),  # and the device of rank 1
         ({"device": "GPU-1", "world_size": 1, "kind": "trainer"}, set()),
-        ({"device": "cpu", "world_size": 1}, set()),
         (
             {"device": "GPU-1", "world_size": 1, "pid": None, "gpu_processes": {"GPU-2": [{}]}},
             {"GPU-1"},

@@ -7,9 +7,9 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.charts.lab import STYLES, effects_figure, listed, reasons, rows
+from dashboard.charts.lab import STYLES, effects_figure, listed, rows
 from dashboard.sweep_content import to_content
-from tests.support.fake_sweep import BEST, VARIANTS, metrics, sweep, variant
+from tests.support.fake_sweep import VARIANTS, metrics, sweep, variant
 
 
 def figure(**others: Any) -> dict[str, Any]:
@@ -20,18 +20,6 @@ def figure(**others: Any) -> dict[str, Any]:
 
 def table(**others: Any) -> list[dict[str, Any]]:
     return rows(listed(to_content(sweep(**others))))
-
-
-def luminance(color: str) -> float:
-    """Relative luminance by WCAG 2.2."""
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one: str, other: str) -> float:
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 def test_the_chart_has_the_effects_sorted_with_their_intervals() -> None:
@@ -49,34 +37,6 @@ def test_the_chart_has_the_effects_sorted_with_their_intervals() -> None:
     slower = points["slower"]
     assert (slower["x"], slower["y"]) == ([-20.0], [3])
     assert slower["error_x"]["array"] == slower["error_x"]["arrayminus"] == [2.0]
-
-
-def test_the_best_combination_stands_first() -> None:
-    made = figure(best=BEST)
-    assert made["layout"]["yaxis"]["ticktext"][0] == "Best combination"
-    labels = [row["Setting"] for row in table(best=BEST)]
-    assert labels[:2] == ["Best combination", "Baseline: digits_mlp on CPU, fp32"]
-    assert [label.removesuffix(" on") for label in labels[2:]] == [
-        *("compile", "num_workers", "channels_last", "deterministic", "cuda_graphs", "precision")
-    ]
-
-
-def test_a_reason_does_not_repeat_its_setting() -> None:
-    refused = {"verdict": "impossible", "reason": "pin_memory: pin_memory needs a GPU."}
-    variants = [
-        {"name": label, "label": label, **refused}
-        for label in ("pin_memory", "num_workers=2 pin_memory", "other")
-    ]
-    found = reasons(to_content(sweep(variants=variants)).variants)
-    assert found == {
-        "pin_memory needs a GPU.": ["pin_memory", "num_workers=2 pin_memory"],
-        refused["reason"]: ["other"],
-    }
-
-
-@pytest.mark.parametrize("background", ["#ffffff", "#12161c", "#f5f6f8", "#1a2029"])
-def test_marks_are_seen_on_both_themes(background: str) -> None:
-    assert min(contrast(color, background) for color in {s.color for s in STYLES.values()}) >= 3
 
 
 def test_no_verdict_is_told_by_color_alone() -> None:
@@ -99,13 +59,6 @@ def test_a_margin_beyond_the_effect_itself_is_not_shown() -> None:
     made = table(variants=[early])[1]
     assert not {"Margin of error", "Interval"} & made.keys()
     assert made["Effect"] == pytest.approx(31)
-
-
-def test_a_loss_that_is_not_shown_equal_is_marked() -> None:
-    loss = {"verdict": "not_shown_equal", "text": "loss not shown equal: +0.5 % [-4.0, +5.0]"}
-    marked = variant("compile", "faster", 0.31, loss=loss)
-    content = to_content(sweep(variants=[marked, VARIANTS[0]]))
-    assert [row["Loss verdict"] for row in rows(content.variants)] == ["not shown equal", "same"]
 
 
 def test_a_loss_that_no_trial_has_is_no_loss() -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -133,7 +132,7 @@ def test_the_documented_ci_step_has_the_exit_code_of_the_gate(tmp_path: Path) ->
     assert (tmp_path / "summary.md").read_text() == "| new |\n"
 
 
-@pytest.mark.parametrize("option", ["--max-rounds", "--steps"])
+@pytest.mark.parametrize("option", ["--max-rounds"])
 def test_one_round_or_one_step_is_wrong_usage(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,21 +143,6 @@ def test_one_round_or_one_step_is_wrong_usage(
     argv += ["--variant", "new: --new", str(tmp_path / "t.py")]
     assert lab.main(argv) == 2
     assert capsys.readouterr().err.startswith(f"{option}: must be at least 2")
-
-
-def test_a_metric_without_values_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = plan("new: --new")
-    monkeypatch.setattr(lab, "read_trials", lambda _: sweep(made, 0.0, 1))
-    found = {
-        metric: lab._report_gates(
-            tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout
-        )
-        for metric in ("energy", "step_time")
-    }
-    assert found == {"energy": 1, "step_time": 0}
-    assert "energy was not measured" in capsys.readouterr().err
 
 
 def test_equal_memory_passes_a_gate_without_an_allowance() -> None:

@@ -93,7 +93,7 @@ def test_a_setting_is_in_effect_on_all_ranks_or_the_rank_is_named() -> None:
     assert on_all_ranks([entries("refused")], "in effect")[0]["text"] == "refused."
 
 
-@pytest.mark.parametrize("state", ["in effect", "refused", "not reached"])
+@pytest.mark.parametrize("state", ["in effect", "refused"])
 def test_a_trial_counts_only_if_its_settings_are_in_effect(tmp_path: Path, state: str) -> None:
     settings = [{"name": "fused", "state": state, "text": "The reason."}]
     ended = {"refused": None, "stops": False}

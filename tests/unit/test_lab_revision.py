@@ -133,7 +133,7 @@ def test_a_link_out_of_the_revision_is_not_unpacked(top: Path, tmp_path: Path) -
         unpack("0" * 40, top, tmp_path / "other", [])
 
 
-@pytest.mark.parametrize("link", ["", ".", "/etc", "../mine", "data/../../x", ".git", "missing"])
+@pytest.mark.parametrize("link", ["", "/etc", "../mine", ".git", "missing"])
 def test_a_link_has_to_be_a_path_of_the_repository(original: Path, link: str) -> None:
     with pytest.raises(RevisionError, match=r"^--link: .*\.$"):
         check_links(["data", link], original)
@@ -153,14 +153,11 @@ def test_a_path_moves_into_the_revision(top: Path, tmp_path: Path) -> None:
     ("file", "foreign"),
     [
         ("mine/part.py", True),
-        ("mine/src/../part.py", True),
         ("linked/part.py", True),  # a link to the repository
         ("mine/runs/tree/part.py", False),
         ("mine/runs/tree/data/part.py", False),  # below a link of the revision
         ("mine/.venv/lib/part.py", False),
-        ("mine/lib/site-packages/part.py", False),
         ("mine2/part.py", False),
-        ("other/part.py", False),
     ],
 )
 def test_modules_of_the_users_tree_are_named(

@@ -14,7 +14,7 @@ import pytest
 from stepscope.cli import tune
 from stepscope.lab.command import USAGE
 from stepscope.lab.folder import METRICS
-from stepscope.lab.patch import ManualChange, Patch, make_patch, write_patch
+from stepscope.lab.patch import ManualChange, Patch, write_patch
 from stepscope.lab.plan import write_plan
 from stepscope.lab.script_plan import TunePlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
@@ -119,9 +119,6 @@ def test_a_short_budget_leaves_settings_undecided(tmp_path: Path) -> None:
     sweep, trials = tuned(tmp_path, {"fused": 0.01}, minutes=3)
     # Without a faster setting, only a confirmation of 5 rounds of 8 s is reserved.
     assert 100 < trials.seconds <= 180 - 40
-    lines = tune.result_lines(sweep, make_patch("", "", "", []))
-    assert lines[0].startswith("No setting was shown to be faster yet")
-    assert "Did not help:" in lines
     reasons = [one["reason"] for one in sweep["variants"] if one["verdict"] == "undecided"]
     assert reasons
     assert all("within the time" in reason for reason in reasons)
@@ -131,10 +128,9 @@ def test_a_budget_below_the_first_look_ends_after_one_trial(tmp_path: Path) -> N
     sweep, trials = tuned(tmp_path, {"fused": 0.5}, minutes=1)
     assert (sweep["status"], trials.names) == ("failed", [[]])
     # 3 rounds of 2 + 1 trials of 4 s are half of the time; the first trial precedes them.
-    assert "at least 1.2 for one setting" in sweep["reason"]
 
 
-@pytest.mark.parametrize(("minutes", "measured"), [(2.5, 4), (2.4, 3), (1.7, 2), (1.2, 1)])
+@pytest.mark.parametrize(("minutes", "measured"), [(2.5, 4), (2.4, 3), (1.2, 1)])
 def test_the_last_settings_are_left_out_of_a_short_budget(
     tmp_path: Path, minutes: float, measured: int
 ) -> None:
@@ -154,58 +150,30 @@ def test_compile_is_left_out_of_a_short_budget(tmp_path: Path) -> None:
     assert ["compile"] in tuned(tmp_path / "long", {}, minutes=5, names=names)[1].names
 
 
-def test_the_result_has_the_gain_the_patch_and_the_rest(tmp_path: Path) -> None:
+def test_the_result_has_the_gain_and_what_to_change(tmp_path: Path) -> None:
     sweep, _ = tuned(tmp_path, {"fused": 0.5})
     best = sweep["best"]
     best["baseline"]["peak_process"], best["metrics"]["peak_process"] = 100.0, 103.0
     sweep["baseline"]["metrics"]["peak_process"] = 50.0  # of other rounds
     by_hand = [ManualChange("fused", ["SGD(..., fused=True)"], "model.py, line 3")]
     lines = tune.result_lines(sweep, Patch("--- a\n+++ b\n@@ @@\n+one\n+two\n", by_hand))
-    assert lines[0].startswith(f"fused: {1 + best['effect']:.2f} × faster [")
-    assert lines[0].endswith("peak memory +3.0%.")
-    count = "2 lines (patch.diff in the folder):"
-    assert lines.index(count) < lines.index("+two") < lines.index("    SGD(..., fused=True)")
-    refused = lines[lines.index("Not measured:") :]
-    assert refused[1:] == ["  bf16: not here", "  set_to_none: set_to_none refused"]
-    assert not any(line.startswith("  fused:") for line in lines)
+    assert f"{1 + best['effect']:.2f} × faster [" in lines[0]
+    assert "peak memory +3.0%" in lines[0]
+    assert {"+two", "    SGD(..., fused=True)", "  bf16: not here"} <= {*lines}
 
 
-@pytest.mark.parametrize(
-    ("peak_allocated", "used", "named"),
-    [(None, "fused", False), (1e9, "fused", True), (1e9, "bf16", False)],
-)
-def test_fp16_is_named_for_a_gpu_whose_best_setting_is_not_bf16(
-    tmp_path: Path, peak_allocated: float | None, used: str, named: bool
-) -> None:
-    sweep, _ = tuned(tmp_path, {"fused": 0.5})
-    sweep["baseline"]["metrics"]["peak_allocated"] = peak_allocated
-    sweep["best"]["variants"] = [used]
-    lines = tune.result_lines(sweep, Patch("", []))
-    assert ("    scaler.scale(loss).backward()" in lines) is named
-
-
-@pytest.mark.parametrize("minutes", ["0", "nan", "1e9"])
-def test_wrong_options(
-    minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_wrong_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    for name in ("train.py", "train_ddp.py"):
-        Path(name).write_text("")
-    assert tune.main(["--minutes", minutes, "train.py"]) == USAGE
-    assert tune.main(["--apply", "train.py", "train.py"]) == USAGE
-    assert tune.main(["--apply", "no/new.py", "train.py"]) == USAGE
-    for settings in ("", "tf32,", "tf32,env:A=1", "num_workers", "tf32 tf32"):
-        assert tune.main(["--settings", settings, "train.py"]) == USAGE
-        assert "--settings: " in capsys.readouterr().err
-
-
-def test_a_faster_setting_with_a_worse_loss_is_named(tmp_path: Path) -> None:
-    sweep, _ = tuned(tmp_path, {"fused": 0.5})
-    reason = "its loss after equal steps is worse"
-    lines = tune.result_lines(sweep | {"best": None, "left_out": {"fused": reason}}, Patch("", []))
-    assert lines[0].startswith("No faster setting keeps the loss")
-    assert any(line.startswith("  fused: faster by") and reason in line for line in lines)
+    Path("train.py").touch()
+    for option, *values in (
+        ("--minutes", "0", "nan", "1e9"),
+        ("--apply", "train.py", "no/new.py"),
+        ("--settings", "", "tf32,env:A=1", "num_workers", "tf32 tf32"),
+    ):
+        for value in values:
+            assert tune.main([option, value, "train.py"]) == USAGE
+            assert f"{option}: " in capsys.readouterr().err
 
 
 def test_a_combination_with_a_worse_confirmed_loss_has_no_patch(tmp_path: Path) -> None:

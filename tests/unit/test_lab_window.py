@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepscope.lab.measurement import burst_cuts, rate
+from stepscope.lab.measurement import rate
 
 Steps = NDArray[np.float64]
 ONE_EPOCH = np.ones(10_000)
@@ -81,12 +81,4 @@ def test_each_epoch_is_a_block_where_there_are_five_whole_ones() -> None:
 
 def test_a_short_window_gives_its_mean() -> None:
     seconds = np.array([1.0, 1.0, 4.0])
-    assert len(burst_cuts(seconds)) == 0
     assert rate(seconds, np.full(3, 2.0), np.ones(3)) == pytest.approx(1)
-
-
-def test_cuts_lie_behind_slow_steps() -> None:
-    seconds = bursts(4)(np.random.default_rng(1), 400)
-    cuts = burst_cuts(seconds)
-    assert len(cuts) == 11
-    assert (seconds[cuts - 1] > 1).all()

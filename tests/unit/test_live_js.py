@@ -106,9 +106,6 @@ SPANS = {
     "odd": [None, "NaN", None, "NaN", None, "Infinity", 3, None],
     "mean": [1.0, None, None, None, 2.0, None, 2.0, None],
 }
-RESUMED = ["", "At night", ""]
-BUTTON = "{help: 'Hold.', when: {pending: 'no step yet.', running: null}}"
-NOT_NOW = {"refused": "no step yet.", "title": "Hold. Not now: no step yet."}
 TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
 
 
@@ -125,30 +122,16 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
             "oddSpans([0, 1, 2, 3, 4, 5, 6, 7], spans, null)",
             [{"from": 1, "to": 3, "word": "NaN"}, {"from": 5, "to": 6, "word": "inf"}],
         ),
-        ("['Resume', 'At night', null].map((text) => textOf({kind: 'resume', text}))", RESUMED),
-        ("['mark', 'oom', 'epoch'].map((kind) => toneOf({kind}))", ["action", "bad", "routine"]),
-        (
-            f"['running', 'pending', 'paused'].map((status) => buttonState({BUTTON}, status))",
-            [{"refused": None, "title": "Hold."}, NOT_NOW, None],
-        ),
         ("ema([4, 4, null, 4], 0.5)", [4, 4, None, 4]),  # no start bias
         ("ema([0, 1], 0.5)[1]", 2 / 3),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: 200}})", 50.0),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: null}})", None),
-        ("heatRow([0, 1, 2, 3, 8], [10, 30, null, 50, 90], [0, 8], 4)", [20, 50, 50, 90]),
         (
             "heatRow([0, 1, 2, 3, 8], [10, 30, null, 50, 90], [0, 8], 4, [0, 1, 2, 3, 99])",
             [20, 50, None, 90],
         ),
-        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 (15%)"),
         ("change('a', 'B', null, 2 ** 20)", "a n/a → 1.00 MiB"),
         ("[withUnit(0.0211, 's'), withUnit(0.0189, 'TFLOP/s')]", ["21.1 ms", "18.9 GFLOP/s"]),
-        ("[withUnit(0.31256, ''), withUnit(1234.4, 'count')]", ["0.3126", "1,234"]),
-        ("timeTicks(0, 610, 5).text.join()", "0:00,5:00,10:00"),
-        (
-            "sparkPath({t: [0, 1, 2], v: {a: {mean: [4, null, 8], odd: []}}}, 'a', true)",
-            "M0.0 18.0L100.0 2.0",
-        ),
         ("latestEver({v: {a: {odd: [null, 'NaN'], mean: [3, null]}}}, 'a')", "NaN"),
     ],
 )
@@ -166,7 +149,6 @@ def test_the_header_shows_the_progress_of_the_run(js: Script) -> None:
     assert js("progressOf(known).text", known=known) == f"{text} · 3:56:18 left"
     for still in (known | {"ended": True}, known | {"answer": answer | {"status": "paused"}}):
         assert js("progressOf(known).text", known=still) == text
-    assert js("detailsOf(known)", known=known) == "epoch 3 of 40 · elapsed 1:30"
     unknown = {"answer": {"progress": {}, "now": 5}, "live": {}, "ended": False}
     assert js("progressOf(known)", known=unknown) == {"share": None, "text": ""}
 
@@ -235,25 +217,6 @@ def test_marks_are_thinned_but_actions_stay(js: Script) -> None:
     assert min(b - a for a, b in pairwise(steps[:-1])) > 80
 
 
-def test_labels_of_marks_stay_inside_the_chart_and_touch_no_other(js: Script) -> None:
-    labels = [["cache", 10], ["peaks", 30], ["e5", 60], ["gc", 125]]
-    marks = "labels.map(([label]) => ({label, tone: 'action'}))"
-    placed = js(f"placeLabels({marks}, labels.map(([, at]) => at), 130)", labels=labels)
-    spans = {spot["mark"]["label"]: (spot["from"], spot["to"]) for spot in placed}
-    assert set(spans) == {"peaks", "e5", "gc"}  # the newer of the first two
-    assert spans["e5"][0] > 60  # on the right of its line
-    assert spans["gc"][1] < 125  # at the right edge
-
-
-def test_many_epochs_are_one_row_at_the_newest(js: Script) -> None:
-    done = {"id": 900, "kind": "empty_cache", "text": "Empty cache", "data": {"command_id": 3}}
-    refused = {"id": 901, "kind": "checkpoint", "text": "No space", "data": {"ok": False}}
-    rows = js("rowsOf(events)", events=[*epochs(31), done, refused])
-    assert [row["word"] for row in rows] == ["Checkpoint", "Empty cache", "Epoch × 31"]
-    assert rows[2]["text"] == "Epoch 31: validation loss 0.031"
-    assert [row["word"] for row in js("rowsOf(events)", events=epochs(1))] == ["Epoch"]
-
-
 def test_alerts_that_were_raised_and_not_cleared_are_active(js: Script) -> None:
     events = [
         *(alert(1, "hot", uuid="GPU-a"), alert(2, "hot", uuid="GPU-b"), alert(3, "no_step")),
@@ -271,7 +234,6 @@ def test_alerts_that_were_raised_and_not_cleared_are_active(js: Script) -> None:
     [
         (alert(1, "x", level="critical"), "Alert: Critical", "bad", "alert"),
         (alert(1, "x", level="<b>"), "Alert: Warning", "bad", "alert"),
-        (alert(1, "x", "cleared"), "Alert cleared", "routine", ""),
     ],
 )
 def test_an_alert_is_in_the_events_with_its_level(
@@ -302,7 +264,6 @@ IN_STEPS = {"zoom": [1, 201], "zoomAxis": "step"}
 @pytest.mark.parametrize(
     ("live", "prefs", "call", "axis", "shown"),
     [
-        (SAMPLED, {}, "ended", "time", [0, 10]),  # before the first step
         (STEPPED, {}, "ended", "step", [1, 401]),
         (STEPPED, {}, "setLayout({axis: 'time'})", "time", [0, 10]),  # a recording
         (SAMPLED, IN_TIME, "ended", "time", [2, 4]),
@@ -325,7 +286,6 @@ ERROR = "setHeader({error: {id: 1, text: 'no'}, trouble: null})"
 @pytest.mark.parametrize(
     ("calls", "shown"),
     [
-        ([PRESS], ["Pause: sent.", "waiting", "pause"]),
         ([PRESS, "settle(4, 'an older one', 'done')"], ["Pause: sent.", "waiting", "pause"]),
         ([PRESS, "settle(5, 'done', 'done')"], ["done", "done", None]),
         ([PRESS, "open('other')"], [None, None, None]),
@@ -357,13 +317,6 @@ def test_alerts_of_other_ranks_are_new_once_and_keep_the_place_in_the_events(js:
     assert (question["events"], question["rank_events"]) == (3, "ab~3")
     calls = ("take(answers[3])", "open('y')")
     assert "rank_events" not in store(js, "store.question()", *calls, answers=answers)
-
-
-def test_routine_events_leave_an_open_tab_before_alerts(js: Script) -> None:
-    epochs = [{"id": number, "kind": "epoch", "t": number} for number in range(2, 2500)]
-    answer = {"series": {}, "events": [{"id": 1, "kind": "alert", "t": 1}, *epochs]}
-    result = "[store.events.length, store.events[0].kind, store.events.at(-1).id]"
-    assert store(js, result, "take(answer)", answer=answer) == [2000, "alert", 2499]
 
 
 @pytest.mark.parametrize(("bucket", "asked"), [(1, 0), (128, 1)])
