@@ -27,14 +27,11 @@ class FakeStepRecorder(FakeRecorder):
         self.run_json |= run_info
 
 
-@dataclass
 class FakeOom:
     """Stands for OomObserver, which waits for CUDA to start."""
 
-    attached: int = 0
-
     def attach(self) -> None:
-        self.attached += 1
+        pass
 
 
 @dataclass
