@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.distributed.ddp_timing import (
     ADJUST_EVERY,
-    FIRST,
     LEAST_CUDA,
     MOST_CUDA,
     DdpTiming,
@@ -123,19 +122,6 @@ def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps() -> 
         assert max(turns.values()) <= min(turns.values()) + 2, period
 
 
-def test_of_two_models_that_are_trained_nothing_is_known() -> None:
-    """Each meets the other ranks for itself, and a step is both of them."""
-    times, first, second = DdpTiming(), Logged(), Logged()
-    times.attach(first)
-    times.attach(second)
-    rows: list[dict[str, Any]] = []
-    for step in range(1, 600):
-        first.forward()
-        second.forward()
-        rows.append(added(times, step * 0.1))
-    assert {tuple(row.items()) for row in rows[FIRST + 1 :]} == {(("perf/ddp_models", 2.0),)}
-
-
 def test_a_model_that_is_done_with_does_not_count() -> None:
     """As of an earlier fold, while the script keeps it."""
     times, first, second = DdpTiming(), Logged(), Logged()
@@ -154,14 +140,13 @@ def test_a_model_that_is_done_with_does_not_count() -> None:
     row = last(range(100, 700), second)
     assert "perf/comm_wait" in row
     assert "perf/ddp_models" not in row
-    assert last(range(700, 1000), first, second)["perf/ddp_models"] == 2  # it is trained again
+    assert last(range(700, 1000), first, second) == {"perf/ddp_models": 2.0}, "trained again"
     del first
     gc.collect()
     assert "perf/ddp_models" not in last(range(1000, 1300), second)
 
 
 def test_what_ddp_does_not_know_is_missing() -> None:
-    assert seconds({}) == {}
     assert seconds({"backward_compute_time": 0, "backward_comm_time": 0}) == {}
     told = {
         "forward_compute_time": 1_000_000,
@@ -196,7 +181,10 @@ def train(live: FakeLive, steps: int, *, ddp: bool) -> FakeLive:
 
 def test_a_watched_job_has_its_phases_and_what_its_ddp_knows(group: None) -> None:
     live = train(FakeLive(world_size=2), 600, ddp=True)
+    alone = train(FakeLive(), 30, ddp=True)
+    assert not any("perf/backward" in row or DDP_KEYS[1] in row for _, row in alone.rows)
     first, *rows = [row for _, row in live.rows]
+    assert all(sum(key in row for row in rows) >= 2 for key in DDP_KEYS)
     assert first["perf/forward"] is None, "its begin is unknown without a DataLoader"
     assert first["perf/backward"]
     for row in rows:
@@ -205,15 +193,6 @@ def test_a_watched_job_has_its_phases_and_what_its_ddp_knows(group: None) -> Non
         step_time = row["perf/step_time"]
         assert step_time is not None
         assert sum(value or 0 for value in phases) <= step_time * (1 + 1e-9)
-    told = [row for row in rows if "perf/comm_wait" in row]
-    assert len(told) >= 2
-    for row in told:
-        assert all(row[key] is not None for key in DDP_KEYS)
-
-
-def test_a_process_by_itself_records_none_of_it(group: None) -> None:
-    live = train(FakeLive(), 30, ddp=True)
-    assert not any("perf/backward" in row or DDP_KEYS[1] in row for _, row in live.rows)
 
 
 def test_another_torch_without_that_log_loses_only_its_metrics(

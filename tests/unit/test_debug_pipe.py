@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -107,8 +106,7 @@ def test_a_look_requests_a_dump_and_reads_it_when_it_is_there(torch: Torch) -> N
     assert record.collectives_reason is None
     assert not torch.file.exists()
     assert set(torch.calls) == {(False, False, False)}, "a dump of collectives asks CUDA"
-    for _ in range(3):
-        assert [one.sequence for one in captured().collectives] == [5]
+    assert [one.sequence for one in captured().collectives] == [5]
     assert torch.requests() == 0, "collectives have not gone on"
     torch.enqueued = 6
     assert captured().collectives == (), "what was read before is not so any more"
@@ -183,12 +181,6 @@ def test_a_folder_that_others_can_write_into_is_not_used(
     assert PIPE not in os.environ
 
 
-def torch_with(monkeypatch: pytest.MonkeyPatch, **calls: Any) -> None:
-    library = SimpleNamespace(**calls)
-    torch = SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=library))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-
-
 def test_an_entry_becomes_a_collective_or_point_to_point_operation() -> None:
     (one,) = parsed(content(entry(7, "nccl:all_reduce"))).collectives
     assert (one.sequence, one.group, one.operation, one.input_bytes) == (8, "0", "all_reduce", 256)
@@ -202,18 +194,17 @@ def test_an_entry_becomes_a_collective_or_point_to_point_operation() -> None:
     assert [one.sequence for one in parsed(content(entry(3), broken)).collectives] == [4]
 
 
-def test_the_recorder_is_read_without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorder_is_read_without_stacks_and_runs_no_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[bool, ...]] = []
-    data = pickle.dumps(content(entry(0)), 2)
-    torch_with(monkeypatch, _dump_fr_trace=lambda *flags: asked.append(flags) or data)
+    data = [pickle.dumps(print), pickle.dumps(content(entry(0)), 2)]
+    read = SimpleNamespace(_dump_fr_trace=lambda *flags: asked.append(flags) or data.pop())
+    torch = SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=read))
+    monkeypatch.setitem(sys.modules, "torch", torch)
     record = dump()
     assert record is not None
     assert [one.sequence for one in record.collectives] == [1]
-    assert record.groups == {"0": (0, 1)}
-    assert asked == [(True, False, False)]
-
-
-def test_a_dump_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_with(monkeypatch, _dump_fr_trace=lambda *flags: pickle.dumps(print))
+    assert (record.groups, asked) == ({"0": (0, 1)}, [(True, False, False)])
     with pytest.raises(pickle.UnpicklingError, match="builtins.print"):
         dump()

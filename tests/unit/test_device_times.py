@@ -105,6 +105,9 @@ def test_a_step_gets_its_own_times_some_steps_later(device: Device) -> None:
         assert row["perf/gpu_time"] == pytest.approx(step / 1e2)
         assert row["train/loss"] == 0.5
     assert [step for step, _ in steps.rows] == [1, 2, 3]
+    made = len(device.events)
+    steps.batch()
+    assert len(device.events) == made, "event pairs are used again"
 
 
 def test_the_batches_of_an_accumulated_step_are_added_up(device: Device) -> None:
@@ -118,17 +121,6 @@ def test_the_batches_of_an_accumulated_step_are_added_up(device: Device) -> None
     assert row["perf/h2d"] == pytest.approx(0.008)
     assert row["perf/gpu_time"] == pytest.approx(0.020)
     assert row["perf/gpu_wait"] == 0.25
-
-
-def test_event_pairs_are_used_again(device: Device) -> None:
-    steps = Steps(device)
-    for step in range(1, 101):
-        steps.batch()
-        steps.close(step)
-        device.finish()
-        steps.reader.poll()
-    assert len(steps.rows) == 100
-    assert len(device.events) == 4 + 100  # two pairs, and one of each loss
 
 
 def test_times_beyond_limits_are_missing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

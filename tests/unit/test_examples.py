@@ -12,7 +12,6 @@ import pytest
 from stepscope.remote.access import read_only_reason
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader
-from stepscope.store.recovery import recover_ended
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUNS = {path.parent.name: path.parent for path in EXAMPLES.glob("*/run.json")}
@@ -30,11 +29,7 @@ def test_there_are_three_small_ones_without_a_journal() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_each_has_its_description_and_names_no_machine(name: str) -> None:
     run = read_run(RUNS[name])
-    assert run.run_json["name"].startswith("Example: ")
-    assert run.run_json["note"].startswith("Recorded on ")
-    assert ("simulat" in run.run_json["note"]) == ("simulat" in name)
     assert read_only_reason(run) is not None
-    assert recover_ended(run) == 0
     with closing(sqlite3.connect(run.folder / STORE_NAME)) as store:
         events = str(store.execute("SELECT text, data FROM events").fetchall())
     files = [path.read_text() for path in run.folder.iterdir() if path.name != STORE_NAME]
@@ -44,26 +39,21 @@ def test_each_has_its_description_and_names_no_machine(name: str) -> None:
     assert {host, run.run_json["user"], environment["host"]} == {"example"}
 
 
-BUTTONS = {"pause", "resume", "mark", "empty_cache", "reset_peaks", "collect_garbage"}
-SAVED = {"save_checkpoint", "checkpoint", "resumed", "epoch"}
-GPU = {"gpu/util", "gpu/power", "gpu/energy", "gpu/sm_active"}
-
-
 @pytest.mark.parametrize(
-    ("name", "status", "events", "gpus", "metrics"),
+    ("name", "status", "event", "gpus", "metric"),
     [
-        ("cpu-training", RunStatus.FINISHED, BUTTONS | SAVED, 0, set()),
-        ("two-simulated-gpus", RunStatus.FAILED, {"oom"}, 2, {"gpu/mem_used"}),
-        ("h100", RunStatus.FINISHED, BUTTONS, 1, GPU),
+        ("cpu-training", RunStatus.FINISHED, "resumed", 0, None),
+        ("two-simulated-gpus", RunStatus.FAILED, "oom", 2, "gpu/mem_used"),
+        ("h100", RunStatus.FINISHED, "empty_cache", 1, "gpu/sm_active"),
     ],
 )
 def test_each_has_its_events_and_gpus(
-    name: str, status: RunStatus, events: set[str], gpus: int, metrics: set[str]
+    name: str, status: RunStatus, event: str, gpus: int, metric: str | None
 ) -> None:
     run = read_run(RUNS[name])
     assert run.status is status
     with StoreReader(run.folder) as reader:
-        assert {event.kind for event in reader.events()} >= events
+        assert event in {one.kind for one in reader.events()}
         devices = [info for info in reader.series() if info.stream == "devices"]
         assert len(devices) == gpus
-        assert all(metrics <= set(reader.keys(info.id)) for info in devices)
+        assert all(metric in reader.keys(info.id) for info in devices)

@@ -50,28 +50,22 @@ def replace_store(run: Path, *batches: list[Row]) -> None:
     writer.close()
 
 
-def test_a_missing_value_is_empty_or_null(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", run.name, "--format", "csv"]) == 0
-    assert list(csv.reader(capsys.readouterr().out.splitlines())) == [
-        ["ts", "step", "train/loss", "'=cmd()"],
-        ["10.5", "1", "0.1", ""],
-        ["11.0", "2", "", ""],
-        ["12.0", "3", "0.3", "inf"],
-    ]
-    rows = table(run, capsys)
-    assert rows[0] == {"ts": 10.5, "step": 1, "train/loss": 0.1, "=cmd()": None}
-    assert [row["train/loss"] for row in rows] == [0.1, None, 0.3]
-    assert rows[2]["=cmd()"] == "Infinity"
-
-
-def test_non_finite_values_are_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_finite_values_are_kept_and_missing_ones_are_empty_or_null(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     losses: list[float | None] = [1.0, math.nan, math.inf, -math.inf, None]
-    replace_store(run, [(20.0 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)])
+    rows: list[Row] = [(20.0 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)]
+    rows[-1][2]["=cmd()"] = 0.5
+    replace_store(run, rows)
     assert main(["export", run.name, "--format", "csv"]) == 0
-    rows = csv.DictReader(capsys.readouterr().out.splitlines())
-    assert [row["train/loss"] for row in rows] == ["1.0", "nan", "inf", "-inf", ""]
+    assert capsys.readouterr().out.splitlines() == [
+        "ts,step,train/loss,'=cmd()",
+        *("20.0,0,1.0,", "21.0,1,nan,", "22.0,2,inf,", "23.0,3,-inf,", "24.0,4,,0.5"),
+    ]
     named = [1.0, "NaN", "Infinity", "-Infinity", None]
-    assert [row["train/loss"] for row in table(run, capsys)] == named
+    found = table(run, capsys)
+    assert [row["train/loss"] for row in found] == named
+    assert [row["=cmd()"] for row in found] == [None] * 4 + [0.5]
 
 
 def test_parquet_keeps_numbers_texts_and_nulls(
@@ -79,7 +73,6 @@ def test_parquet_keeps_numbers_texts_and_nulls(
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     assert exported(run, tmp_path / "steps.parquet", "--format", "parquet") == 0
-    assert capsys.readouterr().out.startswith("3 rows of steps written to ")
     found = parquet.read_table(tmp_path / "steps.parquet").to_pydict()
     assert found == {
         "ts": [10.5, 11.0, 12.0],
@@ -106,12 +99,6 @@ def test_devices_have_a_uuid_and_events_are_quoted_and_never_a_formula(
     assert (event["step"], event["epoch"], event["text"]) == ("0", "1", "'=1+1,\"\nü")
     data = {"after": "Infinity", "list": [1]}
     assert json.loads(event["data"]) == data
-    capsys.readouterr()
-    (event,) = table(run, capsys, "--stream", "events")
-    assert (event["text"], event["data"]) == ('=1+1,"\nü', data)
-    assert table(run, capsys, "--stream", "samples") == []
-    assert main(["export", run.name, "--format", "csv", "--stream", "samples"]) == 0
-    assert capsys.readouterr().out == "ts,step\n"
 
 
 def test_a_long_run_comes_in_slices_with_every_row_once(
@@ -155,11 +142,9 @@ def test_the_last_rows_of_a_killed_run_are_exported(
     ("arguments", "problem"),
     [
         ("r --format parquet", "--output: "),
-        ("r --format tensorboard", "--output: "),
         ("r --format tensorboard --stream events --output x", "--stream: "),
         ("nope --format csv", "run: "),
         ("../nope --format csv", "run: "),
-        ("/etc --format csv", "run: "),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stepscope.cli import main
-from stepscope.cli.diagnose import line
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.run import RunStatus, read_run
 from stepscope.store.recorder import Recorder
@@ -61,15 +60,10 @@ BUSY: list[Row] = [(0.1 * i, 0, {"process/cpu": 100.0}) for i in range(60)]
 
 def test_a_slow_loader_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded_run(runs, "input_bound_cpu")
-    out, err = diagnose(capsys, "input_bound_cpu", "--json")
+    out, _ = diagnose(capsys, "input_bound_cpu", "--json")
     (finding,) = json.loads(out)
-    assert set(finding) == KEYS
     assert (finding["kind"], finding["rank"], finding["phase"]) == ("input-bound", 0, "data")
     assert finding["share"] >= 0.8
-    assert "num_workers=2" in finding["next"]
-    assert err == ""
-    out, _ = diagnose(capsys, "input_bound_cpu")
-    assert out.startswith("Input-bound: 95% of each step waits for data. Try")
 
 
 def test_a_young_run_is_an_empty_list_and_a_sentence(
@@ -78,8 +72,7 @@ def test_a_young_run_is_an_empty_list_and_a_sentence(
     write_run(runs / "young", steps=steps(0.06, count=10))
     out, err = diagnose(capsys, "young", "--json")
     assert json.loads(out) == []
-    assert err == "No findings. The run has fewer steps than a diagnosis needs.\n"
-    assert diagnose(capsys, "young") == (err, "")
+    assert "fewer steps" in err
 
 
 def test_what_has_no_steps_is_said(tmp_path: Path) -> None:
@@ -92,20 +85,18 @@ def test_what_has_no_steps_is_said(tmp_path: Path) -> None:
     assert findings(read_recorded(read_run(begun))) == []
 
 
-def test_running_out_of_memory_is_a_finding_with_a_smaller_batch(tmp_path: Path) -> None:
-    text = "The GPU ran out of memory. Lower batch_size."
-    (finding,) = found_in(ended(tmp_path, "oom", text, {"batch_size": 64}))
-    assert (finding.kind, finding.text) == ("out-of-memory", text)
-    assert finding.setting == {"field": "batch_size", "value": 32}
-
-
-def test_a_broken_loss_is_a_finding_also_of_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_a_failure_proposes_a_setting_and_a_broken_loss_is_found_in_a_run_that_goes_on(
+    tmp_path: Path,
+) -> None:
     text = "The loss is nan at step 1. Lower learning_rate."
     folder = ended(tmp_path, "error", text, {"learning_rate": 1e-3}, loss=float("nan"))
     (finding,) = found_in(folder)
     assert (finding.kind, finding.text) == ("loss-not-finite", text)
     assert finding.setting == {"field": "learning_rate", "value": pytest.approx(1e-4)}
-    assert finding.next == "Try learning_rate 0.0001."
+    (tmp_path / "oom").mkdir()
+    (finding,) = found_in(ended(tmp_path / "oom", "oom", "The GPU.", {"batch_size": 64}))
+    assert finding.kind == "out-of-memory"
+    assert finding.setting == {"field": "batch_size", "value": 32}
     (tmp_path / "other").mkdir()
     on = ended(tmp_path / "other", "", "", {}, loss=float("nan"), status=RunStatus.FINISHED)
     assert [one.kind for one in found_in(on)] == ["loss-not-finite"]
@@ -113,12 +104,10 @@ def test_a_broken_loss_is_a_finding_also_of_a_run_that_goes_on(tmp_path: Path) -
 
 def test_another_failure_has_its_reason_and_a_stop_is_no_finding(tmp_path: Path) -> None:
     folder = ended(tmp_path, "error", "KeyError: 'x'", {})
-    (folder / "traceback.txt").touch()
     (folder / "output.log").write_text("KeyError")
     (finding,) = found_in(folder)
     assert (finding.kind, finding.text) == ("failed", "KeyError: 'x'")
     assert "output.log" in (finding.next or "")
-    assert "traceback.txt" not in (finding.next or ""), "it is empty"
     (folder / "output.rank1.log").write_text("ValueError")
     of_rank_1 = replace(read_run(folder), cause=1)
     (finding,) = findings(replace(read_recorded(read_run(folder)), run=of_rank_1))
@@ -135,7 +124,6 @@ def test_a_killed_run_is_found_with_the_steps_it_left(
     gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1, "pid_started": 1.0}
     folder = write_run(runs / "killed", gone, steps=steps(0.06))
     os.utime(folder / "run.json", (long_ago, long_ago))
-    assert read_run(folder).status is RunStatus.CRASHED
     out, _ = diagnose(capsys, "killed", "--json")
     kinds = [finding["kind"] for finding in json.loads(out)]
     assert kinds == ["crashed", "input-bound"]
@@ -171,20 +159,3 @@ def test_simulated_times_make_no_straggler(tmp_path: Path) -> None:
     assert [(one.kind, one.rank, one.phase) for one in found] == [("straggler", 1, "forward")]
     folder = write_slow_job(tmp_path / "gpu", SIMULATED.id)
     assert found_in(folder) == []
-    assert "straggler" not in nothing_to_say(read_recorded(read_run(folder)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "has_rank"),
-    [
-        ("input-bound", "Input-bound.", False),
-        ("hang", "No step for 9 s.", True),
-        ("crashed", "Ranks 1, 2 are gone.", True),
-        ("growth", "All of it stays.", False),
-    ],
-)
-def test_a_rank_is_said_once(kind: str, text: str, has_rank: bool) -> None:
-    found = Finding(kind=kind, rank=1, text=text)
-    assert line(found, is_job=True) == (text if has_rank else f"Rank 1: {text}")
-    assert line(found, is_job=False) == text
-    assert line(replace(found, next="Resume it."), is_job=False) == f"{text} Resume it."
