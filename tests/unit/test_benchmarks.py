@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from benchmarks import child, gate_truth_script, pairs
+from benchmarks import child, pairs
 
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:
@@ -33,36 +32,6 @@ def test_an_interval_holds_the_median_and_narrows_with_the_values() -> None:
     assert few["interval_95"] == [1.0, 3.0]
     assert many["interval_95"][1] - many["interval_95"][0] < 2.0
     assert pairs.interval([]) == {"median": None, "interval_95": None}
-
-
-def test_a_planted_slowdown_is_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The steps last the planted factor longer, with the lateness of a wait made up for."""
-    clock = [0.0]
-
-    def late_sleep(seconds: float) -> None:
-        clock[0] += seconds + 0.003
-
-    def now() -> float:
-        clock[0] += 1e-6
-        return clock[0]
-
-    monkeypatch.setattr(gate_truth_script.time, "perf_counter", now)
-    monkeypatch.setattr(gate_truth_script.time, "sleep", late_sleep)
-    monkeypatch.setenv(gate_truth_script.FOLDER, str(tmp_path))
-    monkeypatch.setenv(gate_truth_script.DRIFT, "0.01")
-    monkeypatch.setattr(gate_truth_script, "STEP_SPREAD", 0.0)
-    monkeypatch.setattr(gate_truth_script, "PROCESS_SPREAD", 0.0)
-    (tmp_path / "trials.jsonl").write_text("{}\n{}\n")  # two trials: a drift of 2 %
-    slowdown = gate_truth_script.Slowdown(0.05, 0.04)
-    for _ in range(5):
-        slowdown()
-        ended = clock[0]
-        clock[0] += 0.002  # the host computes
-    slowdown._file.close()
-    step = 0.04 * 1.05 * 1.02
-    assert np.fromfile(tmp_path / "steps-2") == pytest.approx([step] * 4)
-    # The lateness of 2 ms of a wait (3 ms, less the last one as a loop) does not add up.
-    assert ended == pytest.approx(4 * step + 0.002, abs=1e-4)
 
 
 def test_a_child_returns_the_functions_result_or_the_last_line_of_its_error(tmp_path: Path) -> None:

@@ -169,18 +169,3 @@ def test_categories_sum_to_the_total(place: MemoryDomain, data: st.DataObject) -
     assert found.keys() <= {category.key for category in CATEGORIES[place]}
     if "free" in found:
         assert sum(found.values()) == round(values[INPUTS[place][0]] or 0)
-
-
-@pytest.mark.parametrize("place", list(MemoryDomain))
-@given(data=st.data())
-def test_a_missing_reading_is_no_zero(place: MemoryDomain, data: st.DataObject) -> None:
-    base = {MemoryDomain.DEVICE: CUDA, MemoryDomain.HOST: CPU}[place]
-    gone = data.draw(st.sets(st.sampled_from(INPUTS[place][2:])))
-    values: dict[str, float | None] = {
-        key: None if key in gone else value for key, value in base.items()
-    }
-    found = amounts(values, place)
-    assert sum(found.values()) == base[INPUTS[place][0]]
-    if place is MemoryDomain.DEVICE:
-        assert ("others" in found) is ("gpu/mem_others" not in gone and "used" not in found)
-    assert bool(notes(found, place, {})) is bool(gone)

@@ -93,7 +93,7 @@ def test_other_processes_are_listed_by_memory_and_foreign_text_is_tamed() -> Non
 
 
 def test_no_list_is_not_an_empty_one() -> None:
-    lists: tuple[Any, ...] = (None, [], {}, {GPU: None}, {"GPU-2": PROCESSES}, {GPU: {"pid": 1}})
+    lists: tuple[Any, ...] = (None, [], {GPU: None}, {"GPU-2": PROCESSES}, {GPU: {"pid": 1}})
     for listed in lists:
         assert process_rows({"gpu_processes": listed}, GPU) is None
     assert process_rows({"gpu_processes": {GPU: []}}, GPU) == []

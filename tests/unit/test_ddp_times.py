@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,14 +111,6 @@ def test_an_update_that_is_left_out_shifts_no_sample_for_long(step_s: float) -> 
     ]
     assert all(1000 <= step <= 1000 + 2 * ADJUST_EVERY for step in wrong)
     assert max(found) > 3900
-
-
-def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps() -> None:
-    for period in (2, 64):
-        iterations = list(sampled(Logged(), 30 * 27 * period, 0.005).values())
-        turns = Counter(iteration % period for iteration in iterations)
-        assert len(turns) == period
-        assert max(turns.values()) <= min(turns.values()) + 2, period
 
 
 def test_a_model_that_is_done_with_does_not_count() -> None:

@@ -86,7 +86,6 @@ def test_every_rule(case: dict[str, Any], level: HealthStatus, text: str) -> Non
         (SLOW, 98.0, True),
         (replace(FACTS, pcie_width=8), 98.0, True),
         (SLOW, 3.0, False),
-        (replace(FACTS, pcie_gen=None, pcie_width=None), 98.0, False),
     ],
 )
 def test_a_link_is_slow_below_its_maximum_under_load(
