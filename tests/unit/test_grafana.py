@@ -15,25 +15,6 @@ SOURCE = {"type": "prometheus", "uid": "$datasource"}
 SELECTOR = re.compile(r"(stepscope_\w+)\{([^}]*)\}")
 
 
-def test_variables_and_rows() -> None:
-    assert list(VARIABLES) == ["datasource", "job", "instance", "gpu", "run"]
-    for variable in list(VARIABLES.values())[1:]:
-        assert variable["datasource"] == SOURCE
-        assert variable["refresh"] == 2, "on a change of the time range"
-        assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (
-            True,
-            True,
-            ".+",
-        )
-        assert variable["query"]["query"] == variable["definition"]
-    ids = [one["id"] for one in DASHBOARD["panels"]]
-    assert len(set(ids)) == len(ids)
-    places = [tuple(one["gridPos"].values()) for one in DASHBOARD["panels"]]
-    cells = [(x + i, y + j) for h, w, x, y in places for i in range(w) for j in range(h)]
-    assert len(set(cells)) == len(cells), "no panel overlaps another"
-    assert max(x for x, _ in cells) == 23
-
-
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
 def test_each_panel(panel: dict[str, Any]) -> None:
     assert panel["title"]
@@ -42,6 +23,7 @@ def test_each_panel(panel: dict[str, Any]) -> None:
     assert panel["datasource"] == SOURCE
     assert panel["targets"]
     known = {f"stepscope_{name}" for name in (*GPU_METRICS.values(), *RUN_METRICS.values())}
+    assert len({target["legendFormat"] for target in panel["targets"]}) == len(panel["targets"])
     for target in panel["targets"]:
         assert target["datasource"] == SOURCE
         expr = target["expr"]
@@ -55,9 +37,3 @@ def test_each_panel(panel: dict[str, Any]) -> None:
             rated = f"rate({name}" in expr or f"increase({name}" in expr
             assert rated is name.endswith("_total"), name
             assert name in known or not re.match(r"stepscope_(gpu|run)_.*_(bytes|watts)", name)
-
-
-def test_targets_are_named_apart() -> None:
-    for panel in PANELS:
-        legends = [target["legendFormat"] for target in panel["targets"]]
-        assert len(set(legends)) == len(legends)

@@ -87,19 +87,18 @@ def test_a_slow_leak_is_detected_in_the_long_run(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "where", "text"),
+    ("levels", "where"),
     [
-        ({"rss": leak(0.2 * MIB, 1000 * MIB)}, "process", "The process's memory grows by 20.0 MiB"),
-        ({"children": leak(0.3 * MIB, 1000 * MIB)}, "workers", "reference counts"),
+        ({"rss": leak(0.2 * MIB, 1000 * MIB)}, "process"),
+        ({"children": leak(0.3 * MIB, 1000 * MIB)}, "workers"),
     ],
 )
 def test_on_a_cpu_the_process_and_its_workers_count(
-    bench: Bench, levels: dict[str, Level], where: str, text: str
+    bench: Bench, levels: dict[str, Level], where: str
 ) -> None:
     bench.run(range(1, 2500), **levels)
     [event] = bench.events
     assert event["where"] == where
-    assert text in event["text"]
     assert ("; the workers have" in event["text"]) is (where == "workers")
 
 

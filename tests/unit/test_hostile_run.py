@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import shutil
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,30 +41,21 @@ from stepscope.remote.access import read_only_reason
 from stepscope.run import (
     RunError,
     RunStatus,
-    process_identity,
     read_run,
     run_folder,
     run_folders,
-    write_run_json,
 )
 from stepscope.session.consensus import Proposal
 from stepscope.session.job_commands import read_file
-from stepscope.store import StoreWriter, store_name
 from stepscope.store.recovery import note_end, recover_ended
 from stepscope.store.ring import RingBuffer
+from tests.support.recorded_runs import write_run
 from tests.support.unprivileged import NOBODY, not_root, reachable_folder
 from trainer.config import checkpoints
 from trainer.runners.child_process import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint
 
 KINDS = ("fifo", "device", "link", "folder", "sparse")
-
-
-def make_run(folder: Path, **run_json: Any) -> Path:
-    folder.mkdir(parents=True)
-    known = {"created": 1e9, "status": "finished", "heartbeat": time.time(), "reason": None}
-    write_run_json(folder, known | process_identity() | run_json)
-    return folder
 
 
 def make_special(path: Path, kind: str) -> Path:
@@ -98,8 +88,7 @@ def readable() -> Iterator[Path]:
 def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
     tmp_path: Path, kind: str
 ) -> None:
-    run = make_run(tmp_path / "run")
-    StoreWriter(run / store_name(0)).close()
+    run = write_run(tmp_path / "run")
     make_special(run / "rank0.ring", kind)
     assert recover_ended(read_run(run)) == 0
     assert Run(run).metrics == ()
@@ -191,8 +180,8 @@ def test_a_run_without_its_times_or_status_is_skipped(
     false: dict[str, Any],
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
-    make_run(tmp_path / "bad", **false)
-    make_run(tmp_path / "good")
+    write_run(tmp_path / "bad", false)
+    write_run(tmp_path / "good")
     with pytest.raises(RunError, match=next(iter(false))):
         read_run(tmp_path / "bad")
     assert [run.id for run in RunList(tmp_path).fresh().runs] == ["good"]
@@ -210,7 +199,7 @@ HOSTILE: tuple[Any, ...] = (
 def test_a_row_of_the_runs_page_holds_whatever_run_json_says(tmp_path: Path) -> None:
     written = json.loads(Path("examples/h100/run.json").read_text()) | {"ended": 1e9}
     written |= {"status": "finished", "created": 1e9, "heartbeat": 1e9, "world_size": 2}
-    folder = make_run(tmp_path / "run")
+    folder = write_run(tmp_path / "run")
     for name in written.keys() - {"created", "heartbeat", "schema", "status"}:
         for value in HOSTILE:
             (folder / "run.json").write_text(json.dumps(written | {name: value}))
@@ -225,7 +214,7 @@ def test_a_folder_that_cannot_be_read_costs_itself_only(
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(readable))
     for name in ("bad", "good"):
-        folder = make_run(readable / name)
+        folder = write_run(readable / name)
         (folder / "last.pt").write_bytes(b"")
         shutil.copytree(folder, readable / "lab" / name)
         (readable / "lab" / name / "plan.json").write_text("{}")
@@ -253,9 +242,8 @@ def test_a_folder_that_cannot_be_read_costs_itself_only(
     readable.chmod(0o755)
 
 
-def crashed(folder: Path, **run_json: Any) -> Path:
-    run = make_run(folder, status="running", pid=2**22 + 1, **run_json)
-    StoreWriter(run / store_name(0)).close()
+def crashed(folder: Path) -> Path:
+    run = write_run(folder, {"status": "running", "pid": 2**22 + 1})
     RingBuffer(run / "rank0.ring").leave()
     return run
 

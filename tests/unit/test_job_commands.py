@@ -16,30 +16,28 @@ from stepscope.session.consensus import ProposalState
 from stepscope.session.job_commands import JobCommands
 from stepscope.store.commands import Command, CommandName
 from stepscope.store.recorder import Recorder
+from tests.support.fake_live import FakeStepRecorder
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 20.0
 
 
-class FakeRecorder:
-    """The recorder of a rank."""
+class TellingRecorder(FakeStepRecorder):
+    """Tells the test of a request and of a result."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.folder = folder
-        self.number = number
-        self.step = 10 * number
-        self.flagged = threading.Event()
-        self.over = threading.Event()
-        self.texts: list[str] = []
+        super().__init__(folder, number, step=10 * number)
+        self.flagged, self.over = threading.Event(), threading.Event()
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for _, text, _ in self.events]
 
     def request_boundary(self) -> None:
         self.flagged.set()
 
-    def describe(self, **run_json: Any) -> None:
-        pass
-
-    def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
-        self.texts.append(text)
+    def event(self, kind: str, text: str, **data: Any) -> None:
+        super().event(kind, text, **data)
         self.over.set()
 
 
@@ -47,7 +45,7 @@ class Rank:
     """A rank that trains on request."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.recorder = FakeRecorder(folder, number)
+        self.recorder = TellingRecorder(folder, number)
         self.commands = JobCommands(
             cast(Recorder, self.recorder),
             2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -24,32 +23,22 @@ from dashboard.ranks import members
 from dashboard.ranks.job_ranks import JobRanks, read_job
 from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
 from dashboard.run_list import Listing
-from stepscope.run import process_identity, rank_json, read_run, write_run_json
+from stepscope.run import read_run
 from stepscope.store import SeriesBlock, StoreWriter, store_name
+from tests.support.rank_folder import RankFolder
 
 CREATED = 1_700_000_000.0
 TIME, WAIT, PEAK, UTIL = "perf/step_time", "perf/comm_wait", "memory/allocated", "gpu/util"
 
 
-class JobFolder:
+class JobFolder(RankFolder):
     """A job's folder, to which ranks are added and rows written."""
 
-    def __init__(self, folder: Path, world_size: int) -> None:
-        self.folder = folder
-        self.world_size = world_size
+    def __init__(self, root: Path, world_size: int) -> None:
+        super().__init__(root, created=CREATED, kind="watch", world_size=world_size, device="cpu")
 
     def add(self, number: int, **facts: Any) -> None:
-        base = {
-            "created": CREATED,
-            "status": "running",
-            "heartbeat": time.time(),
-            "kind": "watch",
-            "rank": number,
-            "world_size": self.world_size,
-            "device": "cpu",
-        }
-        told = base | process_identity() | facts
-        write_run_json(self.folder, told, rank_json(number), durable=False)
+        self.rank(number, **facts)
         with self._store(number):
             pass
 
@@ -92,14 +81,16 @@ def job(tmp_path: Path) -> JobFolder:
 
 def test_a_job_has_a_table_and_values_over_time(job: JobFolder) -> None:
     found = read(job)
-    assert (found.ranks, found.left_out) == ([0, 1], 0)
-    assert column(found, "Status") == ["alive", "alive"]
-    assert column(found, "Host") == [process_identity()["host"]] * 2
-    assert column(found, "Device") == ["CPU", "CPU"]
-    assert column(found, "Last step") == [40, 40]
-    assert column(found, "Step time") == pytest.approx([100, 100])
-    assert column(found, "Wait for ranks") == pytest.approx([0, 20])
-    assert column(found, "Lateness") == pytest.approx([10, -10])  # around the median of 90 ms
+    assert found.ranks == [0, 1]
+    for title, values in {
+        "Status": ["alive", "alive"],
+        "Device": ["CPU", "CPU"],
+        "Last step": [40, 40],
+        "Step time": pytest.approx([100, 100]),
+        "Wait for ranks": pytest.approx([0, 20]),
+        "Lateness": pytest.approx([10, -10]),  # around the median of 90 ms
+    }.items():
+        assert column(found, title) == values
     assert not {"Data wait", "Memory", "Utilization", "Reason"} & found.rows[0].keys()
     assert list(found.heat) == [TIME, WAIT, "train/loss"]
     assert found.heat[TIME] == pytest.approx(np.full((2, 17), 0.1))  # 4.1 s of 0.25 s
@@ -110,9 +101,7 @@ def test_ranks_without_a_file_and_a_dead_rank_have_their_state(tmp_path: Path) -
     job = JobFolder(tmp_path, 4)
     for rank in (0, 1, 3):
         job.add(rank)
-    beat = time.time() - 60
-    job.add(3, host="elsewhere", heartbeat=beat, pid=1)
-    os.utime(job.folder / "rank3.json", (beat, beat))
+    job.add(3, host="elsewhere", heartbeat=time.time() - 60, pid=1)
     found = read(job)
     assert column(found, "Status") == ["alive", "alive", "never started", "dead"]
     assert found.ranks == [0, 1, 3]
@@ -139,14 +128,12 @@ def test_many_ranks_and_a_long_run(tmp_path: Path) -> None:
     ranks = MAX_RANKS_SHOWN + 6
     job = JobFolder(tmp_path, ranks)
     for rank in range(ranks):
-        job.add(rank, host=f"a-long-name-of-a-host-{rank // 8}", local_rank=rank % 8)
-        job.steps(rank, 1, 400, time=0.123456, loss=1.0)
-    job.steps(0, 400, 20_000, time=0.123456)
+        job.add(rank)
+    job.steps(0, 1, 20_000, time=0.123456)
     found = read(job)
     assert (len(found.rows), found.left_out) == (MAX_RANKS_SHOWN, 6)
     assert (found.width_s, found.heat[TIME].shape) == (32, (MAX_RANKS_SHOWN, 63))  # 2,000 s
     assert found.heat[TIME][0] == pytest.approx(np.full(63, 0.123456))
-    assert column(found, "Last step")[:2] == [19_999, 399]
 
 
 def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
@@ -256,7 +243,7 @@ def test_the_gpus_of_a_script_are_those_of_its_ranks_and_of_its_process(
     job = JobFolder(tmp_path, 2)
     job.add(0, devices=GPUS, **rank0)
     job.add(1, device="GPU-3")
-    assert used_gpus(read_run(tmp_path)) == used
+    assert used_gpus(read_run(job.folder)) == used
 
 
 def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +252,7 @@ def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.Monk
     job = JobFolder(tmp_path, 2)
     job.add(0, devices=GPUS, device="GPU-1")
     job.add(1, device="GPU-3")
-    run = read_run(tmp_path)
+    run = read_run(job.folder)
     before = page_token(Listing((), ""), run)
     read: list[int] = []
 

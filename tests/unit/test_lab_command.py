@@ -37,23 +37,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("workload", "reason"), [(Workload.CUSTOM, "workload"), (Workload.LINEAR, "simulated")]
-)
 def test_a_baseline_that_cannot_run_is_refused(
-    workload: Workload,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A custom workload that is not given, and a simulated GPU, whose speed is not measured."""
+    """A simulated GPU, whose speed is not measured."""
     monkeypatch.setattr("trainer.devices.list_devices", lambda: [SIMULATED])
-    write_plan(tmp_path, WorkloadPlan(config=defaults(workload, SIMULATED.id), variants=()))
+    config = defaults(Workload.LINEAR, SIMULATED.id)
+    write_plan(tmp_path, WorkloadPlan(config=config, variants=()))
     assert main(["--folder", str(tmp_path)]) == USAGE
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("The baseline cannot run here: ")
-    assert reason in error
+    assert "simulated" in capsys.readouterr().err
     assert read_sweep(tmp_path)["status"] == "pending"
 
 

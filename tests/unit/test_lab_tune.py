@@ -99,10 +99,8 @@ def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
     assert verdicts["bf16"] == "impossible"
     assert verdicts["num_workers=2 persistent_workers"] != "impossible"  # it brings the workers
     orders = [one["order"] for one in sweep["rounds"] if one["contest"] == "variants"]
-    assert {len(order) for order in orders} >= {2 + 3}, "the baseline twice, for three settings"
-    assert sweep["plan"]["minutes"] == 8
-    patch = json.loads((tmp_path / "sweep/patch.json").read_text())
-    assert {one["setting"] for one in patch["by_hand"]}
+    assert 2 + 3 in map(len, orders), "the baseline twice, for three settings"
+    assert json.loads((tmp_path / "sweep/patch.json").read_text())["by_hand"]
 
 
 def test_no_gain_is_found_where_none_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,15 +43,11 @@ def test_torchrun_inside_of_srun_counts() -> None:
     assert (found.rank, found.restarts) == (6, 2)
 
 
-@pytest.mark.parametrize(
-    "daemon",
-    [
-        # mpirun has srun start one daemon on each node: its ranks inherit that one's numbers.
-        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"},
-    ],
-)
-def test_mpirun_inside_of_srun_counts(daemon: dict[str, str]) -> None:
-    assert launch(SRUN | daemon | {"SLURM_LOCALID": "0"} | OPEN_MPI) == launch(OPEN_MPI)
+def test_mpirun_inside_of_srun_counts() -> None:
+    """It has srun start one daemon on each node: its ranks inherit that one's numbers."""
+    daemon = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    daemon |= {"SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    assert launch(SRUN | daemon | OPEN_MPI) == launch(OPEN_MPI)
 
 
 @pytest.mark.parametrize(
