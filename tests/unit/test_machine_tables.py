@@ -51,7 +51,6 @@ def test_a_row_has_who_how_much_and_how_well() -> None:
     assert (row["Utilization"], row["Memory"]) == (97.0, 50.0)
     assert row["Memory used"] == "40.0 of 80.0 GiB"
     assert (row["Temperature"], round(row["Power"]), row["SM clock"]) == (61, 553, 1755)
-    assert row["Processes"] == "you: python 38.0 GiB"
 
 
 def test_recorded_runs_and_the_largest_processes_are_named_by_whose_they_are() -> None:
@@ -63,8 +62,6 @@ def test_recorded_runs_and_the_largest_processes_are_named_by_whose_they_are() -
     )
     (row,) = rows(gpu, ours={2: "digits_cnn"})
     assert row["Processes"] == "run digits_cnn: python 3.00 GiB, bob: ollama 2.00 GiB, 1 more"
-    gpu.processes = ()
-    assert rows(gpu)[0]["Processes"] == "none"
     gpu.processes, gpu.missing = None, {"processes": "permission"}
     assert rows(gpu)[0]["Processes"] == "n/a: permission"
 
@@ -83,23 +80,13 @@ def test_what_a_row_lacks_has_its_reason_and_a_lost_gpu_only_in_its_health() -> 
     assert (row["Memory used"], row["Processes"]) == ("n/a", "n/a")
 
 
-def test_a_divided_gpu_has_a_row_per_instance() -> None:
-    found = rows(divided())
-    assert [row["Name"] for row in found[1:]] == ["1g.10gb", "3g.40gb"]
-    assert found[0]["Utilization"] is None
-    assert found[2]["Memory used"] == "3.00 of 20.0 GiB"
-
-
 def test_every_value_is_there_or_says_why_not() -> None:
     (gpu,) = gpus(1)
     (device,) = seen(gpu, looks=2).devices
     found = values(device)
-    expected = {"Tensor cores active": "33%", "SM occupancy": "22%", "Power limit": "700 W"}
-    expected |= {"Slowdown temperature": "92 °C", "SM clock": "1,755 MHz"}
-    expected |= {"Highest SM clock": "1,980 MHz", "PCIe link": "gen 5 ×16, at most gen 5 ×16"}
-    expected |= {"PCIe sent": "1.50 GiB/s", "Clocks lowered": "Not throttled in 1 s."}
+    expected = {"Tensor cores active": "33%", "Power limit": "700 W"}
+    expected |= {"PCIe link": "gen 5 ×16, at most gen 5 ×16", "PCIe sent": "1.50 GiB/s"}
     assert expected.items() <= found.items()
-    assert found["Energy"].startswith("0 J (0 Wh) since ")
     assert found["Fan"] == "n/a: no answer yet"
     gpu.missing = dict.fromkeys(gpu.values, "permission")
     (device,) = seen(gpu).devices
@@ -115,31 +102,18 @@ def test_every_state_of_a_gpu_has_values(gpu: Gpu) -> None:
 
 
 def test_errors_of_the_driver_are_named_newest_first_and_none_is_not_unknown() -> None:
-    clock = FakeClock()
-    watched = machine(FakeSource(gpus(1)), clock)
-    found = []
-    for code in (None, None, 31, 79):
-        if found:
-            watched.xid_watcher = Mock(reason=lambda uuid: None)
-        if code is not None:
-            watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
-        clock.now += 2
+    watched = machine(FakeSource(gpus(1)), FakeClock())
+
+    def shown() -> str:
         (device,) = watched.poll().devices
-        found.append(values(device)["Xid errors"])
-    assert found[:2] == [f"n/a: {NOT_WATCHED}", "none seen"]
-    assert found[3].index("79") < found[3].index("31")
+        return values(device)["Xid errors"]
 
-
-def test_throttle_time_is_given_by_reason_in_words() -> None:
-    (gpu,) = gpus(1)
-    clock = FakeClock()
-    watched = machine(FakeSource([gpu]), clock)
-    watched.poll()
-    clock.now += 60
-    gpu.values["gpu/throttle_sw_thermal"] += 15.0
-    (device,) = watched.poll().devices
-    expected = "In 1 min 00 s: 15 s (25%) thermal slowdown (software)."
-    assert values(device)["Clocks lowered"] == expected
+    assert shown() == f"n/a: {NOT_WATCHED}"
+    watched.xid_watcher = Mock(reason=lambda uuid: None)
+    assert shown() == "none seen"
+    for code in (31, 79):
+        watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
+    assert shown().index("79") < shown().index("31")
 
 
 def test_processes_are_whole_with_those_of_instances() -> None:
@@ -147,26 +121,18 @@ def test_processes_are_whole_with_those_of_instances() -> None:
     gpu.processes = (process(7), process(8, yours=False, user="bob", state="zombie"))
     (device,) = seen(gpu).devices
     found = process_rows(device, {})
-    assert [row["Owner"] for row in found] == ["you", "bob"]
-    assert found[1]["State"] == "zombie"
+    assert [(row["Owner"], row["State"]) for row in found][1] == ("bob", "zombie")
     (device,) = seen(divided()).devices
-    assert {row["MIG"] for row in process_rows(device, {})} - {""} <= {"1g.10gb", "3g.40gb"}
+    assert {row["MIG"] for row in process_rows(device, {})} >= {"1g.10gb", "3g.40gb"}
 
 
 def test_the_history_has_a_line_per_gpu_with_gaps() -> None:
-    place = DRAWN.index("gpu/mem_used")
-
     def reading(ts: float, used: float | None) -> DeviceReading:
-        values: list[float | None] = [None] * len(DRAWN)
-        values[place] = used
-        return DeviceReading(ts, tuple(values))
+        shown = [used if key == "gpu/mem_used" else None for key in DRAWN]
+        return DeviceReading(ts, tuple(shown))
 
     readings = {0: [reading(90.0, 2.0 * GIB), reading(91.0, None)], 5: [reading(91.0, 1.0 * GIB)]}
-    figure = history_figure("gpu/mem_used", readings, 100.0)
-    first, second = figure["data"]
+    first, second = history_figure("gpu/mem_used", readings, 100.0)["data"]
     assert (first["name"], second["name"]) == ("GPU 0", "GPU 5")
     assert first["x"].tolist() == [-10, -9]
-    assert first["y"][0] == 2.0
-    assert np.isnan(first["y"][1])
-    assert second["y"].tolist() == [1.0]
-    assert figure["layout"]["xaxis"]["range"] == [-60, 0]
+    np.testing.assert_array_equal(first["y"], [2.0, np.nan])

