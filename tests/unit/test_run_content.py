@@ -29,7 +29,6 @@ def test_the_device_is_the_configured_or_the_described_one() -> None:
     script = content(kind="watch", device="GPU-1", devices=[GPU], config={"device": "cpu"})
     for found, kind in ((trainer, RunKind.TRAINER), (script, RunKind.WATCH)):
         assert (found.kind, found.has_cuda, found.training_gpu) == (kind, True, "GPU-1")
-        assert found.gpus[0].uuid == "GPU-1"
     assert not content(config={}).has_cuda
     pending = content(RunStatus.PENDING, kind="watch", devices=[GPU])
     assert (pending.allocator_reason, pending.has_cuda) == (NOT_BEGUN, False)
@@ -38,17 +37,14 @@ def test_the_device_is_the_configured_or_the_described_one() -> None:
     assert on_cpu.gpus == ()
     assert "trains on the CPU" in on_cpu.gpu_reason
     recording = content(kind="record", devices=[GPU, {**GPU, "uuid": "GPU-2"}])
-    assert [gpu.uuid for gpu in recording.gpus] == ["GPU-1", "GPU-2"]
+    assert len(recording.gpus) == 2
 
 
 def test_a_cuda_run_without_an_allocator_says_why() -> None:
     given: dict[str, Any] = {"kind": "watch", "device": "GPU-1", "devices": [GPU]}
     assert content(**given).allocator_reason is None
     why = {"allocator": "CUDA has not been started in this process"}
-    found = content(**given, capabilities=why)
-    assert layout(found)["absent"] == (
-        "No allocated and reserved memory: CUDA has not been started in this process."
-    )
+    assert why["allocator"] in layout(content(**given, capabilities=why))["absent"]
 
 
 def test_each_gpu_says_what_it_does_not_give() -> None:
@@ -56,10 +52,7 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
     lacks = {"gpu/util": "not supported on this GPU", "gpu/power": "permission"}
     missing = {"GPU-1": {"gpu/temp": "not supported on this GPU"}, "MIG-1": lacks}
     found = content(kind="record", devices=[GPU, mig], capabilities={"missing": missing})
-    whole, instance = found.gpus
-    assert (whole.index, instance.index) == (0, 1)
-    assert whole.missing == {"gpu/temp": "not supported on this GPU"}
-    assert instance.missing == lacks
+    assert {gpu.index: gpu.missing for gpu in found.gpus} == {0: missing["GPU-1"], 1: lacks}
 
 
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:

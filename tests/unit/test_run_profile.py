@@ -16,9 +16,8 @@ def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path)
     write_profile(tmp_path, 5, 6)
     write_profile(tmp_path, 10, 12)
     (tmp_path / "profile-step-10-12.json.gz").write_bytes(b"trace")
-    (tmp_path / "profile-step-007-8.summary.json").write_text("{}")
-    (tmp_path / "profile-step-1-2.json.gz").write_bytes(b"without a summary")
-    (tmp_path / "profile-x-1-2.summary.json").write_text("{}")
+    for name in ("step-007-8.summary.json", "step-1-2.json.gz", "x-1-2.summary.json"):
+        (tmp_path / f"profile-{name}").touch()
     (tmp_path / "profile-step-3-4.summary.json").symlink_to("profile-step-5-6.summary.json")
     (tmp_path / "profile-step-5-6.json.gz").symlink_to("profile-step-10-12.json.gz")
     assert profiles(tmp_path) == (ProfileFiles(10, 12, 5), ProfileFiles(5, 6, None))
@@ -35,9 +34,8 @@ def test_each_rank_has_its_own_profile_of_the_same_steps(
         write_profile(tmp_path, 5, 6, rank)
     write_profile(tmp_path, 8, 9, 3)  # of this rank alone
     (tmp_path / "profile-step-5-6.rank2.json.gz").write_bytes(b"trace")
-    hostile = ("rank0", "rank02", "rank-1", "rank1x", "rank1234567", "rank1/../rank2", "rank٣")
-    for name in hostile:
-        (tmp_path / f"profile-step-5-6.{name.replace('/', '')}.summary.json").write_text("{}")
+    for name in ("rank0", "rank02", "rank-1", "rank1x", "rank1234567", "rank٣"):
+        (tmp_path / f"profile-step-5-6.{name}.summary.json").touch()
     (tmp_path / "profile-step-5-6.rank4.summary.json").symlink_to("profile-step-5-6.summary.json")
     assert profiles(tmp_path) == (
         ProfileFiles(8, 9, None, 3),
@@ -56,9 +54,5 @@ def test_each_rank_has_its_own_profile_of_the_same_steps(
 def test_a_row_has_the_columns_that_were_recorded() -> None:
     row = operator_rows(summary())[0]
     assert (row["Name"], row["CUDA self"], row["CPU self"]) == ("aten::addmm", 0.3, 0.008)
-    assert row["CPU memory"] == 64 / 2**20
     without_kernels = summary(cuda=False)
     assert [name for name in operator_rows(without_kernels)[0] if "CUDA" in name] == ["CUDA memory"]
-    for operator in without_kernels.operators:
-        operator.cuda_memory = 0
-    assert [name for name in operator_rows(without_kernels)[0] if "CUDA" in name] == []
