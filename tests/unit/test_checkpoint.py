@@ -92,7 +92,6 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: st
     [
         (Workload.DIGITS_MLP, {"width": 9, "dataset": "x", "custom_options": "y", "seed": 5}, None),
         (Workload.GPT, {"num_layers": 5}, "num_layers"),
-        (Workload.CUSTOM, {"custom_options": "wide"}, "custom_options"),
     ],
 )
 def test_settings_are_compared_where_the_workload_reads_them(

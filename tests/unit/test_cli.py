@@ -159,11 +159,10 @@ def test_ui_takes_sources_of_the_environment_relative_to_the_callers_folder(
     became: list[str] = []
     monkeypatch.setattr(os, "execve", lambda *call: became.append(call[2]["STEPSCOPE_SOURCES"]))
     (tmp_path / "runs2").mkdir()
-    for given in (["runs2", "ssh://login1/runs"], [str(tmp_path / "runs2"), "ssh://login1/runs"]):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("STEPSCOPE_SOURCES", json.dumps(given))
-        main(["ui"])
-    assert list(map(json.loads, became)) == [[str(tmp_path / "runs2"), "ssh://login1/runs"]] * 2
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPSCOPE_SOURCES", '["runs2", "ssh://login1/runs"]')
+    main(["ui"])
+    assert json.loads(became[0]) == [str(tmp_path / "runs2"), "ssh://login1/runs"]
 
 
 @pytest.mark.parametrize("sources", ['["runs2"]', '["ftp://login1/runs"]', "runs2", "[1]"])
@@ -194,7 +193,7 @@ def test_demo_opens_no_page_of_another_program(
     assert f"{port} is in use" in capsys.readouterr().err
 
 
-def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_has_every_command_and_option() -> None:
     parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     documented = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(documented) == set(COMMANDS)
@@ -208,10 +207,3 @@ def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture
         known = {word for action in command._actions for word in action.option_strings}
         listed = set(re.findall(r"^\| `(--[\w-]+)", documented[name], flags=re.M))
         assert listed == {word for word in known if word.startswith("--")} - {"--help"}, name
-    for name in ("watch", "tune", "measure-memory"):
-        with pytest.raises(SystemExit):
-            main([name, "--help"])
-        shown = capsys.readouterr().out
-        options = set(re.findall(r"^  (--?\w[\w-]*)", shown, flags=re.M)) - {"-h"}
-        assert options
-        assert all(f"`{option}" in documented[name] for option in options)

@@ -111,8 +111,6 @@ def test_a_look_requests_a_dump_and_reads_it_when_it_is_there(torch: Torch) -> N
     torch.enqueued = 6
     assert captured().collectives == (), "what was read before is not so any more"
     assert torch.requests() == 1
-    torch.answer()
-    assert [one.sequence for one in captured().collectives] == [6]
 
 
 def test_a_graph_that_is_captured_is_left_alone(torch: Torch) -> None:

@@ -58,20 +58,14 @@ def test_json_is_one_object_for_each_view(capsys: pytest.CaptureFixture[str]) ->
 def test_without_a_gpu_it_gives_the_reason_and_that_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(devices, "open_source", lambda: NO_DRIVER)
-    assert main(["devices"]) == 0
-    out = capsys.readouterr().out
-    assert "0 GPUs" in out
-    assert NO_DRIVER.reason in out
-    assert main(["devices", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reason"] == NO_DRIVER.reason
-
-
-def test_ctrl_c_is_the_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(devices, "open_source", lambda: NO_DRIVER)
+    assert main(["devices"]) == 0
+    assert NO_DRIVER.reason in capsys.readouterr().out
+    assert main(["devices", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == NO_DRIVER.reason
     monkeypatch.setattr(devices.show, "__kwdefaults__", {**SHOW, "sleep": interrupted})
     assert main(["devices", "--watch"]) == INTERRUPTED
 

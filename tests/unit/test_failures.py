@@ -13,7 +13,7 @@ from stepscope.run import RunStatus
 from stepscope.run.status import killed_worker, outcome
 from stepscope.store.recorder import Recorder
 from tests.support.train_devices import gpu
-from trainer.config import Precision, Runner, Workload, defaults
+from trainer.config import Precision, Workload, defaults
 from trainer.error_messages import describe_failure, nan_remedy
 
 ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
@@ -71,8 +71,6 @@ def test_only_the_gpu_itself_says_that_it_is_lost() -> None:
         assert failure.fatal
         assert "an illegal memory access was encountered. " in str(failure.reason)
         assert "Restart the server" in str(failure.reason)
-    in_a_child = replace(ON_GPU, runner=Runner.PROCESS)
-    assert "restart" not in describe_failure(KeyError("x"), in_a_child, lost).reason
 
 
 def test_a_nans_advice_is_one_that_this_run_can_follow() -> None:

@@ -68,14 +68,3 @@ def test_shared_code_of_tests_brings_the_families_that_import_it(
     }
     monkeypatch.setattr(families, "FAMILIES", table)
     assert dict(families.concerned(["tests/support/jobs.py"])) == {"one": "tests/support/jobs.py"}
-
-
-def test_a_landing_takes_whole_families_and_the_core_of_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    families.main(["tests", "slow", "hangs", "cuda-jobs"])
-    tests = capsys.readouterr().out.split()
-    assert "tests/integration/test_hangs.py" in tests
-    assert {f"tests/{one}" for name in SLOW for one in SLOW[name].core if name != "hangs"} == {
-        one for one in tests if "test_hangs" not in one
-    }

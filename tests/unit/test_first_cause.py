@@ -31,7 +31,6 @@ def gone(number: int, beat: float, *, terminated: bool = False) -> RankExit:
     ("ends", "causes"),
     [
         ([], []),
-        ([said(0, 11), said(1, 10)], [1]),
         # A script that closes its process group first: the symptom is a moment before the cause.
         ([said(0, 9.9, PEER), said(1, 10)], [1]),
         # Killed by the launcher after the error; its last heartbeat may be from before it.
