@@ -234,6 +234,27 @@ def test_a_command_is_withdrawn_after_an_exit_silence_or_a_suspension(
     assert (leader.proposals[0].state, leader.proposals[0].why) == (ProposalState.WITHDRAWN, why)
 
 
+def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
+    leader = Coordinator()
+    for number in (1, 2):
+        leader.submit(command(number))
+    leader.propose(0.0)
+    assert not leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4}}, {})
+    assert leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4, 1: 7}}, {})
+    assert [notice.step for notice in leader.proposals] == [7, 4]
+
+
+def test_commands_of_a_pause_have_its_step_and_those_after_it_the_step_of_their_votes() -> None:
+    leader = Coordinator()
+    names = (CommandName.PAUSE, CommandName.MARK, CommandName.RESUME, CommandName.MARK)
+    for number, name in enumerate(names):
+        leader.submit(command(number, name))
+    leader.propose(0.0)
+    votes = dict(enumerate((4, 5, 6, 7)))
+    assert leader.decide(0.0, {0: votes, 1: votes}, {})
+    assert [notice.step for notice in leader.proposals] == [4, 4, 4, 7]
+
+
 def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_decision() -> None:
     clock, step = Clock(), 3
     member = Participant(lambda: step, lead=1, clock=clock)

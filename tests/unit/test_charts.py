@@ -96,6 +96,8 @@ def test_tiles_have_the_gpus_that_the_run_trains_on() -> None:
         made = layout(replace(content, used_gpus=frozenset(used)))
         tile = next(one for one in made["kpis"] if one["id"] == "power")
         assert tile["series"] == [f"devices/{uuid}" for uuid in sorted(used)]
+        labels = [trace["label"] for trace in chart(made, "utilization")["traces"]]
+        assert labels == ["GPU 0", "GPU 1", "GPU 2"]
 
 
 def test_the_samples_of_a_distributed_run_are_of_all_ranks() -> None:

@@ -210,6 +210,12 @@ def test_one_run_a_side_has_numbers_and_no_interval() -> None:
     assert row.change == pytest.approx(0.5)
 
 
+def test_values_without_a_logarithm_have_means_only() -> None:
+    base, new = ([made(**{"final score": v}) for v in values] for values in ((-1, 1), (1, 3)))
+    (row,) = compare_sides(base, new)
+    assert (row.base, row.new, row.change, row.is_different) == (0.0, 2.0, None, None)
+
+
 def test_runs_without_a_spread_have_no_interval() -> None:
     for old, changed in ((100.0, 110.0), (0.1, 0.1), (1e9 / 3, 1e9 / 3), (7e10, 7e10)):
         base, new = [made(step_time=old)] * 2, [made(step_time=changed)] * 3

@@ -35,8 +35,8 @@ def test_the_defaults_have_no_problem(device: TrainDevice) -> None:
 
 
 ON_CPU: list[tuple[dict[str, Any], str]] = [
-    *(({field: True}, field) for field in ("cuda_graphs", "pin_memory")),
-    *(({field: True}, field) for field in ("preallocate_memory", "copy_stream")),
+    *(({field: True}, field) for field in ("cuda_graphs", "cudnn_benchmark", "pin_memory")),
+    *(({field: True}, field) for field in ("preallocate_memory", "non_blocking", "copy_stream")),
     ({"dataset_on_device": True}, "dataset_on_device"),
     *(({"precision": precision}, "precision") for precision in ("pure_fp16", "tf32")),
     *(({"precision": precision}, "") for precision in ("pure_bf16", "bf16", "fp16")),

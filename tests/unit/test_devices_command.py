@@ -44,7 +44,9 @@ def test_once_it_prints_a_table_of_rates_and_ends_well(capsys: pytest.CaptureFix
     assert pauses == [devices.FIRST_WAIT_S], "rates take two polls"
 
 
-def test_json_is_one_object_for_each_view(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_for_each_view(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert devices.show(machine(FakeSource(gpus(1))), as_json=True, sleep=lambda _: None) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["devices"][0]["values"]["gpu/util"] == 97.0
@@ -53,6 +55,9 @@ def test_json_is_one_object_for_each_view(capsys: pytest.CaptureFixture[str]) ->
     views(3, *gpus(1))
     out = capsys.readouterr().out
     assert (out.count("NVIDIA H100"), out.count("\x1b")) == (3, 0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    views(3, *gpus(1))
+    assert capsys.readouterr().out.count(devices.CLEAR) == 3, "a terminal is cleared"
 
 
 def test_without_a_gpu_it_gives_the_reason_and_that_is_no_error(
