@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -282,16 +283,11 @@ def test_a_crash_whose_alert_fails_hides_no_other(
             raise RuntimeError("an unexpected error")
         return True
 
-    loaded = iter([OSError("an error of the disk")])
-
-    def load_once_refused() -> AlertSettings:
-        for error in loaded:
-            raise error
-        return AlertSettings(path=tmp_path / "alerts.toml")
-
-    monkeypatch.setattr(crash_watch, "load", load_once_refused)
     monkeypatch.setattr(crash_watch, "report_crash", tell)
     watch = CrashWatch(RunList(tmp_path))
+    settings = AlertSettings(path=tmp_path / "alerts.toml")
+    load = Mock(side_effect=[OSError("an error of the disk"), *[settings] * 3])
+    monkeypatch.setattr(crash_watch, "load", load)
     with pytest.raises(OSError, match="an error of the disk"):
         watch.check_runs()
     assert sorted(watch.check_runs()) == ["one", "three"]

@@ -33,7 +33,6 @@ def test_the_chart_has_the_effects_sorted_with_their_intervals() -> None:
     ]
     points = {trace["name"]: trace for trace in made["data"]}
     assert set(points) == {"faster", "inconclusive", "no difference", "slower"}
-    assert effects_figure(to_content(sweep(variants=[variant("compile", "measuring")]))) is None
     slower = points["slower"]
     assert (slower["x"], slower["y"]) == ([-20.0], [3])
     assert slower["error_x"]["array"] == slower["error_x"]["arrayminus"] == [2.0]
@@ -114,15 +113,10 @@ def test_a_file_of_another_version_is_drawn(broken: dict[str, Any]) -> None:
     "broken",
     [
         {"baseline": 3},
-        {"progress": []},
         {"variants": [None]},
-        {"variants": [{"name": 5}]},
         {"updated": "never"},
-        {"created": 1e300},
-        {"best": {"variants": 3}},
         {"left_out": {"a": 3}},
         {"rounds": [{"trials": []}]},
-        {"status": None},
         {"workload": None},
     ],
 )

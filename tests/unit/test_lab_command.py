@@ -70,7 +70,6 @@ def test_wrong_usage_is_a_sentence(
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
     for words, said in (
-        ("--workload linear --variants x", "--variants: 'x' is no setting"),
         ("--workload linear --json /nowhere/out.json", "--json: must be a file in an existing"),
         ("--folder /nowhere", "has no plan.json"),
     ):

@@ -105,7 +105,6 @@ def test_options_of_the_baseline() -> None:
         (["--variants", "precision=fp32"], "precision=fp32 equals the baseline. Remove it"),
         (["--variants", "num_workers+pin_memory"], "has no value"),
         (["--variants", "width"], "no value to suggest"),
-        (["--variants", "channels_last", "--preset", "loading"], "Remove --variants or --preset"),
         (["--variants", "num_workers=2+num_workers=4"], "has num_workers twice. Remove one"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),
         (["--device", "cuda"], "no usable GPU"),
@@ -129,9 +128,6 @@ def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> Non
     if name == "cpu_gpu":
         can = [variant.problem is None for variant in plan.variants]
         assert (plan.config.device, can) == ("cpu", [len(devices) == 2])
-    if name == "tutorials":
-        off = {*LAB_SETTINGS} - {"set_to_none", "persistent_workers"}
-        assert not any(getattr(plan.config, field) is True for field in off)
 
 
 def test_the_page_can_plan_without_torch() -> None:

@@ -54,7 +54,6 @@ def test_the_figures_of_a_job_are_those_of_all_ranks(tmp_path: Path) -> None:
     found = measured(job_of(tmp_path / "job", ["GPU-b", "GPU-a"], [32.0, 16.0]), 5, 2)
     assert found["step_time"] == pytest.approx(0.15)
     assert found["samples_per_sec"] == pytest.approx(48 / 0.15)
-    assert found["steps"] == 40 - 5
     assert found["peak_allocated"] == 2e9
     assert found["loss"] == 2.0
     assert found["power"] == pytest.approx(60.0), "the GPU of rank 0"

@@ -145,7 +145,6 @@ def test_a_loss_is_equal_only_if_its_interval_lies_within_the_margin() -> None:
     for error, side in ((0.005, Side.SAME), (0.02, Side.OPEN)):
         assert estimate_loss(spread(0.001, error), RULES).side is side
     assert estimate_loss(spread(0.06, 0.01), RULES).side is Side.ABOVE
-    assert estimate_loss(spread(-0.06, 0.01), RULES).side is Side.BELOW
     assert estimate_loss(spread(0.024, 0.004), RULES).side is Side.ABOVE  # within 3 % or not
     assert estimate_loss([0.0] * 5, RULES).side is Side.SAME
     assert estimate_loss([0.1], RULES) == EffectEstimate(Side.OPEN, 1)

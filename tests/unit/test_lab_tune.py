@@ -96,7 +96,6 @@ def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
     assert trials.names.count(["bf16"]) == 0
     assert trials.names.count(["set_to_none"]) == 1  # a refusal is final
     verdicts = {one["name"]: one["verdict"] for one in sweep["variants"]}
-    assert verdicts["bf16"] == "impossible"
     assert verdicts["num_workers=2 persistent_workers"] != "impossible"  # it brings the workers
     orders = [one["order"] for one in sweep["rounds"] if one["contest"] == "variants"]
     assert 2 + 3 in map(len, orders), "the baseline twice, for three settings"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from stepscope.memory.snapshots.recording import AllocationLabeler
-from stepscope.profiling import phase_ranges
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
 
 
@@ -55,12 +54,3 @@ def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
     assert memory.text == "the script's"
     with span(FORWARD):
         assert memory.text == "the script's"
-
-
-def test_an_older_torch_has_no_place_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    older = SimpleNamespace(cuda=SimpleNamespace(memory=SimpleNamespace()))
-    monkeypatch.setitem(sys.modules, "torch", older)
-    labels = AllocationLabeler()
-    labels.begin_step()
-    assert phase_ranges._labels is None
-    labels.end()

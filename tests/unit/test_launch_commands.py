@@ -47,7 +47,6 @@ def test_ranks_of_one_machine_meet_without_its_name(arguments: list[str]) -> Non
             "[rank1]: ValueError: no\ntorch.x.ChildFailedError: FAILED\n",
             "(exit code 3): Value",
         ),
-        ("/bin/python: No module named torch\n", "No module named torch"),
         ("", "torchrun has printed nothing"),
         ("x.SignalException: Process 1 got signal: 15\n", "before the ranks had started"),
     ],

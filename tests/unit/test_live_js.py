@@ -306,25 +306,6 @@ def test_alerts_of_other_ranks_are_new_once_and_keep_the_place_in_the_events(js:
     # The results of other ranks repeat that of rank 0.
     assert (fresh, count) == ([[1, 2, "rank1-1"], [3], ["rank1-3"], []], 5)
     assert (question["events"], question["rank_events"]) == (3, "ab~3")
-    calls = ("take(answers[3])", "open('y')")
-    assert "rank_events" not in store(js, "store.question()", *calls, answers=answers)
-
-
-@pytest.mark.parametrize(("bucket", "asked"), [(1, 0), (128, 1)])
-def test_the_detail_of_a_zoom_is_requested_once_polled_rows_are_merged(
-    js: Script, bucket: int, asked: int
-) -> None:
-    """The zoom was chosen while every row was in the browser."""
-    followed = """(() => {
-      let asked = 0;
-      const live = { steps: { bucket } };
-      const store = { zoom: [20, 40], detail: null, live, extent: () => [0, 900] };
-      const detail = new ZoomDetail(store, () => {}, () => {});
-      Object.assign(detail, { end: 100, askedAt: -1e9, fetch: () => (asked += 1) });
-      detail.follow();
-      return asked;
-    })()"""
-    assert js(followed, bucket=bucket) == asked
 
 
 # --- colors ---------------------------------------------------------------------------------------
