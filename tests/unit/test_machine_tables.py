@@ -95,7 +95,7 @@ def test_every_value_is_there_or_says_why_not() -> None:
     assert found.keys() == hidden.keys(), "no row comes and goes"
 
 
-@pytest.mark.parametrize("gpu", [divided(), Gpu(info(), {}, facts=None), Gpu(lost="lost: x")])
+@pytest.mark.parametrize("gpu", [Gpu(info(), {}, facts=None), Gpu(lost="lost: x")])
 def test_every_state_of_a_gpu_has_values(gpu: Gpu) -> None:
     (device,) = seen(gpu).devices
     assert values(device)["UUID"] == device.info.uuid

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.gpu.process_memory import HIDDEN, NO_MEMORY, OWN_NOT_LISTED
-from stepscope.gpu.processes import GpuProcess, ProcessState
+from stepscope.gpu.process_memory import HIDDEN
 from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import requested_bytes
@@ -30,7 +29,7 @@ from stepscope.memory.oom.record import (
 )
 from stepscope.run import RunStatus
 from stepscope.run.status import RunOutcome, failed, outcome
-from tests.support.fake_machine import process as fake_process
+from tests.support.fake_machine import process
 from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
 from tests.support.fake_recorder import FakeRecorder
 
@@ -126,26 +125,18 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
 # --- the device -----------------------------------------------------------------------------------
 
 
-def process(pid: int, memory: int | None, state: ProcessState = "running") -> GpuProcess:
-    return fake_process(pid, memory=memory, state=state, name="p")
-
-
 @pytest.mark.parametrize(
-    ("others", "own", "used", "expected"),
-    [
-        ([], 5, 5, (0, None, ())),
-        ([process(8, 3, "gone")], 5, 5, (3, None, (ProcessMemory(pid=8, memory=3),))),
-        ([process(1, 5)], None, 5, (None, OWN_NOT_LISTED, ())),
-        ([process(1, None)], 5, 5, (None, NO_MEMORY, ())),
-        ([], 5, 47 * GIB, (None, HIDDEN, ())),  # by another container
-    ],
+    ("used", "others", "reason"),
+    [(5, 3, None), (47 * GIB, None, HIDDEN)],  # by another container
 )
 def test_the_memory_of_others_is_known_only_with_a_complete_list(
-    others: list[GpuProcess], own: int | None, used: int, expected: tuple[Any, ...]
+    used: int, others: int | None, reason: str | None
 ) -> None:
     record = OomRecord(ts=0.0, total=80 * GIB, free=80 * GIB - used)
-    capture.add_processes(record, [*others, *([] if own is None else [process(7, own)])], 7)
-    assert (record.others, record.others_reason, record.processes) == expected
+    listed = [process(7, memory=5), process(8, memory=3, state="gone")]
+    capture.add_processes(record, listed, 7)
+    assert (record.others, record.others_reason) == (others, reason)
+    assert record.processes == (ProcessMemory(pid=8, memory=3),)
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -367,16 +358,14 @@ def test_a_forked_child_captures_nothing(
     assert not watch.pending
 
 
-def test_a_report_in_a_link_or_too_large_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_text("{}")
-    (tmp_path / "oom.json").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic"):
-        read_report(tmp_path)
-    (tmp_path / "oom.json").unlink()
-    (tmp_path / "oom.json").write_bytes(b" " * (5 * 2**20))
-    with pytest.raises(ValueError, match="at most"):
-        read_report(tmp_path)
-    os.mkfifo(tmp_path / "oom-rank1.json")
+@pytest.mark.parametrize("kind", ["link", "large", "pipe"])
+def test_a_special_or_too_large_report_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "oom.json"
+    if kind == "link":
+        path.symlink_to("/dev/zero")
+    elif kind == "large":
+        path.write_bytes(b" " * (5 * 2**20))
+    else:
+        os.mkfifo(path)
     with pytest.raises((ValueError, OSError)):
-        read_report(tmp_path, 1)
-    assert read_report(tmp_path, 2) is None
+        read_report(tmp_path)

@@ -59,7 +59,7 @@ def test_a_process_has_a_name_a_command_and_a_user(
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
     assert (found.yours, found.state) == (True, "running")
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert not ProcessInfoCache().get(os.getpid()).yours
+    assert not ProcessInfoCache().get(ME).yours
 
 
 def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: FakeClock) -> None:
@@ -82,11 +82,11 @@ def test_a_number_that_is_used_again_is_another_process(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     table = ProcessInfoCache(clock)
-    table.get(os.getpid())
+    table.get(ME)
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: 5.0)
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: ["x" * 5000])
     clock.now += MAX_AGE_S
-    assert table.get(os.getpid()).command == "x" * COMMAND_LIMIT
+    assert table.get(ME).command == "x" * COMMAND_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ ME = os.getpid()
 
 
 def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
-    return fake_process(pid, **{"memory": memory, "command": "python train.py"} | changes)
+    return fake_process(pid, memory=memory, **changes)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,6 @@ def test_so_many_steps_are_profiled(bench: Bench) -> None:
     [(_, _, data)] = bench.answers
     assert (data["ok"], data["first"], data["last"]) == (True, 12, 14)
     trace, summary = (bench.recorder.folder / data[name] for name in ("path", "summary"))
-    assert trace.stat().st_size == data["bytes"]
     assert b"traceEvents" in gzip.decompress(trace.read_bytes())
     calls = {operator.name: operator.calls for operator in parse(summary.read_bytes()).operators}
     assert (calls["forward"], calls["aten::add"]) == (3, 3)

