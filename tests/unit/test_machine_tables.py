@@ -45,7 +45,7 @@ def values(device: DeviceState) -> dict[str, str]:
     return {row["Value"]: row["Reading"] for row in found}
 
 
-def test_a_row_has_who_how_much_and_how_well() -> None:
+def test_a_row_has_how_much_and_how_well() -> None:
     (row,) = rows(gpus(1)[0])
     assert (row["GPU"], row["Torch"], row["Health"]) == ("GPU 0", "cuda:3", "✓ Working.")
     assert (row["Utilization"], row["Memory"]) == (97.0, 50.0)

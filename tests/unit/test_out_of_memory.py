@@ -74,11 +74,6 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
         "",
     ),
     "host": (HOST_MEMORY, HOST, "The host ran out of memory for 300 MiB."),
-    "available": (
-        replace(HOST_MEMORY, host=HostMemory(total=8 * GIB, available=GIB)),
-        HOST,
-        ": 1.00 GiB of 8.00 GiB was available.",
-    ),
     "container": (replace(HOST_MEMORY, host=LIMITED), HOST, "of the container's 2.00 GiB was used"),
     "pinned": (OomRecord(ts=0.0, memory=MemoryKind.PINNED), HOST, "could not pin"),
 }
@@ -115,9 +110,7 @@ def test_a_script_gets_code(record: OomRecord, first: str) -> None:
 
 
 def test_a_smaller_batch_is_not_recommended_for_the_optimizers_state() -> None:
-    finding = diagnose(UPDATE)
-    assert any("hardly helps" in step.text for step in finding.recommendations)
-    assert "backward" not in codes(finding)
+    assert "backward" not in codes(diagnose(UPDATE))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +214,6 @@ def test_a_report_is_the_same_after_it_was_a_file() -> None:
         ({"schema": 9}, "schema 1"),
         ({"last": None}, "report.last"),
         ({"last": {"ts": 1.0, "free": "x"}}, "report.last.free"),
-        ({"last": {"ts": 1.0, "memory": "tape"}}, "report.last.memory"),
         ({"last": {"ts": 1.0, "stack": ["a"] * 3000}}, "list of at most"),
         ({"last": {"ts": 1.0, "processes": [{"name": "a"}]}}, "missing.*report.last.processes"),
     ],

@@ -69,14 +69,13 @@ def test_a_broken_file_is_a_reason(tmp_path: Path, kind: str) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     path = saved(tmp_path, Image.fromarray(noise), "a.png", format=kind)
     whole = path.read_bytes()
-    broken = {b"not an image at all": "it is no image", whole[:2000]: "it cannot be decoded"}
-    if kind == "PNG":
-        broken[whole[:200] + bytes(60) + whole[260:]] = "it cannot be decoded"
-    for content, reason in broken.items():
+    broken = [b"not an image at all", whole[:2000]]
+    if kind == "PNG":  # which has a checksum
+        broken.append(whole[:200] + bytes(60) + whole[260:])
+    for content in broken:
         path.write_bytes(content)
         with pytest.raises(UnreadableImageError) as caught:
             decode_image(path, 8)
-        assert reason in str(caught.value)
         assert str(tmp_path) not in str(caught.value)
 
 
