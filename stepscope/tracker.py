@@ -327,22 +327,30 @@ def annotate(
     if session is None:
         return
     recorder = session.recorder
-    try:
-        texts = {"group": group, "note": note}
+    texts = {"group": group, "note": note}
+    with _invalid_is_ignored("group and note must be texts"):
         recorder.describe(
             **{name: to_text(text) for name, text in texts.items() if text is not None}
         )
+    with _invalid_is_ignored("tags must be a sequence of texts"):
         if tags:
             added = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
             known = recorder.run_json.get("tags") or ()
             recorder.describe(tags=list(dict.fromkeys((*known, *added))))
+    with _invalid_is_ignored("config must be a mapping"):
         if config:
             values = {key: to_json(_fields(value)) for key, value in _fields(config).items()}
             shown = with_hidden_secrets("", values)
             recorder.describe(config={**recorder.run_json["config"], **shown})
+
+
+@contextmanager
+def _invalid_is_ignored(rule: str) -> Iterator[None]:
+    """Log the rule for an error, which a script's own values may raise of any class."""
+    try:
+        yield
     except Exception as error:  # noqa: BLE001 - the script's values may raise anything
-        text = "stepscope: tags must be a sequence of texts, config a mapping; ignored (%r)"
-        log.warning(text, error)
+        log.warning("stepscope: %s; ignored (%r)", rule, error)
 
 
 def _fields(value: Any) -> Any:

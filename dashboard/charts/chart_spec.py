@@ -227,8 +227,8 @@ def _host() -> list[Json]:
 def _gpus(content: RunView, gpus: tuple[SampledGpu, ...], *keys: str) -> list[Json]:
     made = []
     for key in keys if gpus else ():
-        tile_id, one, several = GPU_TILES[key]
-        label = one if len(gpus) == 1 else several
+        tile_id, one, many = GPU_TILES[key]
+        label = one if len(gpus) == 1 else many
         if len(gpus) == 1 < len(content.gpus):
             label = f"{one}, GPU {gpus[0].index}"
         made.append(_tile(tile_id, label, key, gpus))

@@ -192,7 +192,7 @@ class _SeriesResponse:
         return last
 
     def _rows(self, block: SeriesBlock, bucket: int) -> dict[str, Any]:
-        has_values: list[bool] = np.any(block.count + block.odd, axis=1).tolist()
+        has_values: list[bool] = np.any(block.count + block.nonfinite, axis=1).tolist()
         values = {
             key: _values(block, row, bucket)
             for row, key in enumerate(block.keys)
@@ -213,7 +213,7 @@ def _position(start: int, stop: int, bucket: int, reset: bool) -> dict[str, Any]
 def _newest_values(block: SeriesBlock) -> dict[str, float]:
     if not len(block):
         return {}
-    present = (block.count + block.odd) > 0
+    present = (block.count + block.nonfinite) > 0
     rows = np.flatnonzero(present.any(axis=1))
     newest = present.shape[1] - 1 - np.argmax(present[rows, ::-1], axis=1)
     values = block.mean[rows, newest].tolist()
@@ -242,8 +242,8 @@ def _values(block: SeriesBlock, row: int, bucket: int) -> dict[str, list[float |
     if bucket > 1:
         values["min"] = rounded(block.low[row].tolist())
         values["max"] = rounded(block.high[row].tolist())
-    if block.odd[row].any():
-        means, counts = block.mean[row].tolist(), block.odd[row].tolist()
+    if block.nonfinite[row].any():
+        means, counts = block.mean[row].tolist(), block.nonfinite[row].tolist()
         values["odd"] = [
             (number_name(mean) if bucket == 1 else int(count)) if count else None
             for mean, count in zip(means, counts, strict=True)

@@ -34,7 +34,7 @@ from trainer.config import RunConfig
 
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 SWEEP = "lab_sweep"  # Session state: the id of the shown sweep, also `sweep` in the URL.
-AGAIN_S = 1.0
+REDRAW_S = 1.0
 TIME = "%.2f ms"
 SIZE = "%.1f MiB"
 MAX_SETTING_WIDTH = 320  # px
@@ -148,7 +148,7 @@ def sweep_panel(server: Services, sweep_id: str) -> None:
     except SweepError as error:
         st.error(str(error), icon=":material/error:")
         return
-    st.fragment(_draw, run_every=AGAIN_S if sweep.live else None)(server, sweep_id, sweep.live)
+    st.fragment(_draw, run_every=REDRAW_S if sweep.live else None)(server, sweep_id, sweep.live)
 
 
 def attempt(failed: str, action: Callable[[], None]) -> None:

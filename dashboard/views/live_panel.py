@@ -93,14 +93,14 @@ def live_panel(
     # Before the layout: if a finding changes between the two, the next poll has another token.
     token = page_token(listing, run, server.busy_reason(ServerActivity.RUN))
     picked = st.session_state.get(RUN)
-    again = None if run is None else retry(run, server.devices().devices)
+    retried = None if run is None else retry(run, server.devices().devices)
     error = st.session_state.pop(ERROR, None)
     header = {
         "runs": choices(picked, listing, server.roots),
         "picked": picked,
         "tabs": list(tabs_of(run).items()),
         "tab": tab,
-        "retry": again and retry_button(again, server.busy_reason(ServerActivity.RUN)),
+        "retry": retried and retry_button(retried, server.busy_reason(ServerActivity.RUN)),
         "buttons": buttons(run),
         "look_only": read_only_reason(run) if run is not None and run.status.live else None,
         "trouble": trouble,
@@ -117,11 +117,11 @@ def live_panel(
         on_tab_change=_open_tab,
         on_run_change=lambda: choose(st.session_state[KEY].run),
         on_setting_change=_apply_setting,
-        on_retry_change=functools.partial(_start_again, again),
+        on_retry_change=functools.partial(_start_retry, retried),
     )
 
 
-def _start_again(config: RunConfig | ConfigIssue | None) -> None:
+def _start_retry(config: RunConfig | ConfigIssue | None) -> None:
     """Make the Run page start these settings, in a callback; does nothing without them."""
     if not isinstance(config, RunConfig):
         return

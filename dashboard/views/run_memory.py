@@ -142,8 +142,8 @@ def _scope(run: RunInfo, uuid: str | None) -> str:
             "on the CPU."
         )
     names = {gpu.uuid: f"{gpu.name} ({uuid})" for gpu in run_content(run).gpus}
-    several = " Values of rank 0." if run.world_size > 1 else ""
-    return f"Memory of {escape_markdown(names.get(uuid, uuid))}.{several}"
+    rank_note = " Values of rank 0." if run.world_size > 1 else ""
+    return f"Memory of {escape_markdown(names.get(uuid, uuid))}.{rank_note}"
 
 
 def oom_section(run: RunInfo) -> None:

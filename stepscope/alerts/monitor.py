@@ -109,7 +109,7 @@ class AlertMonitor:
         with self._guarded():
             for row, key in enumerate(block.keys):
                 if key in self._keys or is_loss(key):
-                    has_value = block.count[row] + block.odd[row] > 0
+                    has_value = block.count[row] + block.nonfinite[row] > 0
                     self._add_values("", key, block.mean[row][has_value].tolist())
             for item in items:
                 if isinstance(item, Sample):

@@ -65,7 +65,7 @@ class CheckStatus(StrEnum):
 
 
 OK, MISSING, BROKEN = CheckStatus
-_SIGNS = {OK: "ok", MISSING: "–", BROKEN: "✗"}
+_MARKS = {OK: "ok", MISSING: "–", BROKEN: "✗"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class CheckResult:
     remedy: str = ""
 
     def __str__(self) -> str:
-        line = f"{_SIGNS[self.mark]:<4}{self.what}: {self.detail.rstrip('.')}."
+        line = f"{_MARKS[self.mark]:<4}{self.what}: {self.detail.rstrip('.')}."
         return f"{line} {self.remedy}" if self.remedy else line
 
 

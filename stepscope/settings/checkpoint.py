@@ -100,8 +100,9 @@ class Checkpoint(ModelSetting):
         self._is_active = self._is_active or bool(versions)
 
     def evidence(self) -> tuple[bool, str]:
-        again, count = self._runs - self._calls, len(self._blocks)
-        return again > 0, f"{again} recomputations in {self._calls} calls of {count} {self._kinds}."
+        recomputed, count = self._runs - self._calls, len(self._blocks)
+        text = f"{recomputed} recomputations in {self._calls} calls of {count} {self._kinds}."
+        return recomputed > 0, text
 
 
 def _repeated(nn: Any, model: Any) -> list[Any]:

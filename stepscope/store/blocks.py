@@ -56,8 +56,8 @@ class SeriesBlock:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
 
     `ts` (n,) is in epoch seconds, `step` is (n,), the other arrays are (len(keys), n). `count` is
-    the number of finite values, `odd` the number of non-finite values. Where `count` is 0, `low`,
-    `high` and `mean` are NaN; in a raw row, the non-finite value.
+    the number of finite values, `nonfinite` that of the others. Where `count` is 0, `low`, `high`
+    and `mean` are NaN; in a raw row, the non-finite value.
     """
 
     keys: tuple[str, ...]
@@ -67,21 +67,21 @@ class SeriesBlock:
     high: Floats
     mean: Floats
     count: Floats
-    odd: Floats
+    nonfinite: Floats
 
     def __len__(self) -> int:
         return len(self.ts)
 
     def arrays(self) -> tuple[Floats, ...]:
         """Return the seven arrays in field order."""
-        return self.ts, self.step, self.low, self.high, self.mean, self.count, self.odd
+        return self.ts, self.step, self.low, self.high, self.mean, self.count, self.nonfinite
 
     @classmethod
     def raw(cls, keys: Sequence[str], ts: Floats, step: Floats, values: Floats) -> SeriesBlock:
         """Return rows as buckets of one; `values` is (len(keys), n)."""
         finite = np.isfinite(values)
-        count, odd = finite.astype(float), (~finite & ~missing(values)).astype(float)
-        return cls(tuple(keys), ts, step, values, values, values, count, odd)
+        count, nonfinite = finite.astype(float), (~finite & ~missing(values)).astype(float)
+        return cls(tuple(keys), ts, step, values, values, values, count, nonfinite)
 
     @classmethod
     def from_rows(
@@ -133,7 +133,7 @@ def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
     if len(block) == 0 or len(starts) == len(block):
         return block
     count = np.add.reduceat(block.count, starts, axis=1)
-    odd = np.add.reduceat(block.odd, starts, axis=1)
+    nonfinite = np.add.reduceat(block.nonfinite, starts, axis=1)
     some = block.count > 0
     with np.errstate(invalid="ignore", over="ignore"):  # a sum of large values may overflow
         total = np.add.reduceat(np.where(some, block.mean, 0.0) * block.count, starts, axis=1)
@@ -142,7 +142,7 @@ def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
         high = np.fmax.reduceat(np.where(some, block.high, np.nan), starts, axis=1)
     ends = np.append(starts[1:], len(block)) - 1
     step = np.maximum.reduceat(block.step, starts)
-    return SeriesBlock(block.keys, block.ts[ends], step, low, high, mean, count, odd)
+    return SeriesBlock(block.keys, block.ts[ends], step, low, high, mean, count, nonfinite)
 
 
 def encode(block: SeriesBlock, level: int) -> bytes:

@@ -151,5 +151,7 @@ def last_value(block: SeriesBlock, key: str) -> float | None:
     if key not in block.keys:
         return None
     row = block.keys.index(key)
-    at = np.flatnonzero(block.count[row] + block.odd[row])[-1:]
-    return float("nan" if block.odd[row, at[0]] else block.mean[row, at[0]]) if len(at) else None
+    at = np.flatnonzero(block.count[row] + block.nonfinite[row])[-1:]
+    if not len(at):
+        return None
+    return float("nan" if block.nonfinite[row, at[0]] else block.mean[row, at[0]])

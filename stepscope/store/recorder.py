@@ -36,7 +36,7 @@ from stepscope.store.cuda_readback import (
 )
 from stepscope.store.ring import WIDTH, RowLayout
 from stepscope.store.step_blocks import STEP_TIME
-from stepscope.store.writer_thread import Look, Saw, WriterThread
+from stepscope.store.writer_thread import FindEvents, TakeRows, WriterThread
 
 log = logging.getLogger(__name__)
 
@@ -204,9 +204,9 @@ class Recorder:
         self._put(ended)
         self.event(command.name, text, **{"ok": ok, "command_id": command.id, **data})
 
-    def observe(self, saw: Saw, look: Look) -> None:
+    def observe(self, take_rows: TakeRows, find_events: FindEvents) -> None:
         """Register the observer, which the writer thread calls."""
-        self._writer.observer = saw, look
+        self._writer.observer = take_rows, find_events
 
     @property
     def run_json(self) -> Mapping[str, Any]:

@@ -54,10 +54,10 @@ class StepBlockBuilder:
     def _loss_events(self, block: SeriesBlock, epoch: int) -> list[Event]:
         events = []
         for row, key in enumerate(block.keys):
-            given = np.flatnonzero(block.count[row] + block.odd[row])
+            given = np.flatnonzero(block.count[row] + block.nonfinite[row])
             if not len(given) or (key != LOSS and not key.startswith(f"{LOSS}.")):
                 continue
-            is_broken = block.odd[row, given] > 0
+            is_broken = block.nonfinite[row, given] > 0
             was_broken = np.append(key in self._broken, is_broken[:-1])
             self._broken = self._broken | {key} if is_broken[-1] else self._broken - {key}
             for at in given[is_broken & ~was_broken]:

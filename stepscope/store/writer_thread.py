@@ -43,9 +43,9 @@ _NUMBERED = re.compile(r"\.optimizer|\.group")
 
 OnCommand = Callable[[int, str, str], None]
 """Called with a command's id, name and arguments (JSON), in the writer thread."""
-Saw = Callable[[SeriesBlock, Sequence[QueueItem]], None]
+TakeRows = Callable[[SeriesBlock, Sequence[QueueItem]], None]
 """Called with the stored rows of steps and other items."""
-Look = Callable[[Mapping[str, Any], int], Sequence[tuple[str, str, dict[str, Any]]]]
+FindEvents = Callable[[Mapping[str, Any], int], Sequence[tuple[str, str, dict[str, Any]]]]
 """Returns new events (kind, text, data) from run.json and the step, about once a second."""
 
 
@@ -68,7 +68,7 @@ class WriterThread:
         self.folder = folder
         self.run_json = run_json
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
-        self.observer: tuple[Saw, Look] | None = None
+        self.observer: tuple[TakeRows, FindEvents] | None = None
         self._lost = 0
         self._failure = ""  # The error of the last write that failed.
         self._json = rank_json(rank)

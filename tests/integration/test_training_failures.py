@@ -60,9 +60,9 @@ def test_nan_may_continue_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> 
         (info,) = (info for info in reader.series() if info.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     loss = block.keys.index("train/loss")
-    assert block.odd[loss].sum() > 0
-    assert block.count[loss].sum() + block.odd[loss].sum() == ended["total_steps"]
-    assert block.odd[block.keys.index("val/loss")].sum() > 0
+    assert block.nonfinite[loss].sum() > 0
+    assert block.count[loss].sum() + block.nonfinite[loss].sum() == ended["total_steps"]
+    assert block.nonfinite[block.keys.index("val/loss")].sum() > 0
     assert not (tmp_path / "last.pt").exists()
 
 

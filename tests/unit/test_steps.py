@@ -82,7 +82,7 @@ def test_a_count_becomes_a_rate_by_its_step_time(ring: RingBuffer) -> None:
     assert same(column(found, "perf/samples_per_sec"), [NAN, 16.0, math.inf, NAN])
     assert same(column(found, "perf/tokens_per_sec"), [NAN, 6.0, NAN, NAN])
     assert "perf/samples" not in found.keys
-    assert found.odd.sum() == 1, "a missing rate is not one that is no number"
+    assert found.nonfinite.sum() == 1, "a missing rate is not one that is no number"
 
 
 def test_a_rate_of_the_script_is_kept(ring: RingBuffer) -> None:
@@ -110,7 +110,7 @@ def test_a_broken_loss_is_kept_and_becomes_one_event(ring: RingBuffer, value: fl
         put(ring, float(step), step, **{"train/loss": loss, "a": 1.0})
     found, (broken,) = converted(ring, rows)
     assert same(column(found, "train/loss"), losses)
-    assert found.odd[found.keys.index("train/loss")].tolist() == [0, 1, 1, 0]
+    assert found.nonfinite[found.keys.index("train/loss")].tolist() == [0, 1, 1, 0]
     assert (broken.ts, broken.step, broken.epoch, broken.kind) == (2.0, 2, 3, "nan")
     put(ring, 5.0, 5, **{"train/loss": value})
     put(ring, 5.5, 5, a=1.0)
