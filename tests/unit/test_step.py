@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.backends import cudnn
 from trainer.config import Precision, RunConfig
 from trainer.train import TrainStep
 from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
-from trainer.training.model import InputFormat, prepare
+from trainer.training.model import AS_LOADED, InputFormat, prepare
 from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, grad_scaler, run_flags
 
@@ -35,6 +36,10 @@ def make(
         scaler=scaler or grad_scaler(precision, CPU),
         autocast=autocast(precision, CPU),
         max_grad_norm=max_grad_norm,
+        form=AS_LOADED,
+        set_to_none=True,
+        wrapped=model,
+        no_sync=nullcontext,
     )
 
 
@@ -105,7 +110,7 @@ def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
         return nn.functional.mse_loss(outputs, targets)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = replace(make(1.0, precision), model=model, loss=loss, optimizer=optimizer)
+    step = replace(make(1.0, precision), model=model, wrapped=model, loss=loss, optimizer=optimizer)
     step = replace(step, form=InputFormat.of(config))
     value, norm = step(*BATCH)
     outputs, _ = step.evaluate(*BATCH)
