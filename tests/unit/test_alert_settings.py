@@ -144,7 +144,6 @@ def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
 def test_a_default_rule_keeps_its_other_fields(tmp_path: Path) -> None:
     text = "[rules.memory_full]\nabove = 80\n[rules.gpu_idle]\nbelow = 20\n"
     settings = read(tmp_path, text)
-    assert settings.problem is None
     memory, idle = rule_of(settings, "memory_full"), rule_of(settings, "gpu_idle")
     assert (memory.clear_s, holds(memory, [85]), holds(memory, [80])) == (30, True, False)
     assert holds(idle, [20]) is False

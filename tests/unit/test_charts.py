@@ -132,8 +132,8 @@ def test_a_recording_has_the_machine_and_no_training() -> None:
 
 def test_flops_and_their_share_of_the_peak_have_an_axis_each() -> None:
     flops = chart(layout(CUDA), "flops")
-    drawn = {line["metric"]: (line["axis"], line["optional"]) for line in flops["traces"]}
-    assert drawn == {"perf/tflops": ("y", True), "perf/mfu": ("y2", True)}
+    axes = {line["metric"]: line["axis"] for line in flops["traces"]}
+    assert axes == {"perf/tflops": "y", "perf/mfu": "y2"}
     unknown = replace(CUDA, flops_reason="Not counted: x.", peak_reason="No share of a peak: y.")
     flops = chart(layout(unknown), "flops")
     assert (flops["empty"], flops["y2"]) == ("Not counted: x.", None)

@@ -120,7 +120,6 @@ def test_wrong_usage_is_a_sentence(
         ["--format", "parquet", "--output", output],
         ["--all", "--format", "csv"],
         [*PARQUET, output, "--rank", "0"],
-        ["--all", "--format", "parquet"],
     ):
         assert main(["export", *words]) == 2, words
         assert len(capsys.readouterr().err.splitlines()) == 1

@@ -112,8 +112,7 @@ def test_another_failure_has_its_reason_and_a_stop_is_no_finding(tmp_path: Path)
     (finding,) = findings(replace(read_recorded(read_run(folder)), run=of_rank_1))
     assert "output.rank1.log" in (finding.next or "")
     (tmp_path / "other").mkdir()
-    stopped = ended(tmp_path / "other", "", "Stopped.", {}, status=RunStatus.STOPPED)
-    assert found_in(stopped) == []
+    assert not found_in(ended(tmp_path / "other", "", "", {}, status=RunStatus.STOPPED))
 
 
 def test_a_killed_run_is_found_with_the_steps_it_left(

@@ -76,7 +76,7 @@ class Reads(nn.Linear):
 def test_a_model_that_cannot_be_counted_trains_without() -> None:
     speed = FlopsMeter.of(task(Reads(64, 10), 64), RunConfig(batch_size=8), GPU)
     assert speed.per_sample is None
-    assert (speed.reason or "").startswith("Not counted: the model does not run without values (")
+    assert "does not run without values" in str(speed.reason)
     assert speed.row(8, 0.1) == {}
     assert speed.facts(8)["flops_per_step"] is None
 
