@@ -75,8 +75,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_full_memory_with_retries_is_raised_once_and_cleared_when_it_is_over(bench: Bench) -> None:
     found = []
-    course: list[tuple[float, float, float]] = [(1, 78, 0), (2, 78, 1), (3, 78, 2)]
-    course += [(4, 75, 3), (33, 75, 3), (34, 75, 3)]
+    course = ((1, 78, 0), (2, 78, 1), (3, 78, 2), (4, 75, 3), (33, 75, 3), (34, 75, 3))
     for now, used, retries in course:
         bench.sampled(GPU, gpu_mem_used=used * GIB)
         bench.sampled("", memory_alloc_retries=retries)

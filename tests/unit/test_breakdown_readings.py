@@ -18,7 +18,7 @@ from stepscope.store import StoreReader
 from tests.support.breakdown_rows import GPU, TICK_S, device, process, sample
 from tests.support.recorded_runs import CREATED, Row, write_run
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 
 
 TENSORS = {

@@ -26,7 +26,6 @@ from stepscope.run.metadata import RunNotes, merged
 from stepscope.store import StoreWriter
 from tests.support.recorded_runs import write_run
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 CPU = {"cpu": "A CPU", "cores": 8, "torch": "2.13.0"}
 
 

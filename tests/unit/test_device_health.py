@@ -39,7 +39,6 @@ ECC, LIMIT, USED = "gpu/ecc_uncorrected", "gpu/power_limit", "gpu/mem_used"
 
 THROTTLE, ROWS = "gpu/throttle_reasons", "gpu/remapped_rows"
 TEMP, MARGIN = "gpu/temp", "gpu/temp_margin"
-FULL = tuple(replace(DEAD, pid=pid, memory=None) for pid in range(1, 5))
 
 
 @pytest.mark.parametrize(

@@ -76,16 +76,14 @@ def test_each_rank_with_rows_has_a_file_and_all_have_the_same_columns(
     series |= {"devices/gpus.rank0", "runs"}
     events = {f"events/{name}" for name in ("a.rank0", "b.rank0", "b.rank1", "gpus.rank0")}
     assert exported(tmp_path) == {f"{name}.parquet" for name in series | events}
-    err = capsys.readouterr().err.splitlines()
-    assert len(err) == 1
-    assert "torn" in err[0]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "torn" in told
     steps = sorted((tmp_path / "exported" / "steps").iterdir())
     assert len({str(parquet.read_schema(path).names) for path in steps}) == 1
     found: dict[str, list[Any]] = parquet.read_table(steps[0]).to_pydict()
     assert found["train/loss"] == [0.5, 1.5, 2.5]
     assert (found["run"], found["rank"]) == (["a"] * 3, [0] * 3)
-    listed = parquet.read_table(tmp_path / "exported" / "runs.parquet").to_pydict()
-    assert sorted(listed["run"]) == ["a", "b", "empty", "gpus", "torn"]
+    assert parquet.read_table(tmp_path / "exported" / "runs.parquet").num_rows == 5
 
 
 @pytest.mark.parametrize("reason", ["absent", "no pyarrow", "not empty"])

@@ -21,7 +21,6 @@ ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
 
 TRIED = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …"
 NO_ENGINE = "GET was unable to find an engine to execute this computation"
-EXITED = "DataLoader worker (pid(s) 12, 13) exited unexpectedly"
 KILLED = "DataLoader worker (pid 9) is killed by signal: Killed. "
 BUS_ERROR = (
     "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's "

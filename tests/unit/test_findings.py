@@ -18,8 +18,6 @@ from stepscope.store.recorder import Recorder
 from tests.support.recorded_runs import Row, recorded_run, write_run, write_slow_job
 from tests.support.train_devices import SIMULATED
 
-KEYS = {"kind", "rank", "phase", "share", "text", "next", "setting"}
-
 
 def diagnose(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
     """Run `stepscope diagnose`; return its output and its errors."""
