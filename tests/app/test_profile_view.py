@@ -14,22 +14,6 @@ from tests.support.app_page import OpenPage, record
 from tests.support.profiles import write_profile
 
 
-def test_a_run_with_profiles_shows_the_newest(page: OpenPage, tmp_path: Path) -> None:
-    folder = record(tmp_path, "one", device="GPU-1")
-    write_profile(folder, 5, 6)
-    write_profile(folder, 10, 12)
-    (folder / "profile-step-10-12.json.gz").write_bytes(b"trace")
-    app = page(run="one", tab="profile")
-    [choice] = [box for box in app.selectbox if box.key == "chosen_profile"]
-    assert len(choice.options) == 2
-    [table] = app.dataframe
-    assert "CUDA self" in table.value.columns
-    assert any("ui.perfetto.dev" in part.value for part in app.markdown)
-    choice.select_index(1).run()
-    assert not any("ui.perfetto.dev" in part.value for part in app.markdown)
-    assert [box for box in app.selectbox if box.key == "profile_rank"] == []
-
-
 def job(root: Path) -> Path:
     """A job of two ranks, the second on another host with a name that Markdown would read."""
     folder = record(root, "one", world_size=2)
@@ -50,13 +34,12 @@ def test_the_profile_of_each_rank_can_be_chosen(page: OpenPage, tmp_path: Path) 
         write_profile(folder, 10, 12, rank)
     (folder / "profile-step-10-12.rank1.json.gz").write_bytes(b"trace")
     app = page(run="one", tab="profile")
-    assert len(chooser(app, "chosen_profile").options) == 2
     ranks = chooser(app, "profile_rank")
+    assert "CUDA self" in app.dataframe[0].value.columns
+    assert not any("ui.perfetto.dev" in part.value for part in app.markdown)
     assert [option.split(" · ")[0] for option in ranks.options] == ["Rank 0", "Rank 1"]
-    assert ranks.options[1].endswith("*node*")
     ranks.select_index(1).run()
     assert any("ui.perfetto.dev" in part.value for part in app.markdown)
-    chooser(app, "chosen_profile").select_index(1).run()
 
 
 def test_the_only_rank_with_a_profile_is_named_and_an_invalid_summary_refused(

@@ -56,23 +56,16 @@ def test_the_run_page_of_a_remote_run_names_its_source_and_starts_runs_here(
     app = page(run="remote")
     runs = dict(header(app)["runs"])
     assert runs["remote"].endswith(f" · {LABEL}")
-    assert runs["other"].endswith(str(tmp_path / "other"))
-    assert header(app)["trouble"] is None
     for tab in ("memory", "profile", "logs", "details"):
         page(run="remote", tab=tab)
 
 
-def test_details_have_the_slurm_job_and_a_run_of_another_folder_is_resumed_nowhere(
+def test_a_run_of_another_folder_is_resumed_nowhere(
     page: OpenPage, server: services.Services, tmp_path: Path
 ) -> None:
-    slurm = {"job_id": "4711", "array_task_id": "3", "node_list": "gpu[01-04]"}
-    folder = record(tmp_path / "other", "one", slurm=slurm)
+    folder = record(tmp_path / "other", "one")
     (folder / "last.pt").write_bytes(b"x")
     app = page(run="one", tab="details")
-    tables = [
-        dict(zip(each.value["Name"], each.value["Value"], strict=True)) for each in app.dataframe
-    ]
-    assert slurm in tables
     resume = label(app, "button", "Resume in a new run")
     assert resume.disabled
     assert str(server.runs) in resume.help

@@ -29,8 +29,14 @@ class Applied:
         entries = self.live.recorder.run_json["settings"]
         return next(entry for entry in entries if entry["name"] == name)
 
+    def state(self, name: str) -> str:
+        return str(self[name]["state"])
+
+    def text(self, name: str) -> str:
+        return str(self[name]["text"])
+
     def states(self) -> dict[str, str]:
-        return {setting.name: self[setting.name]["state"] for setting in self.hooks.settings}
+        return {setting.name: self.state(setting.name) for setting in self.hooks.settings}
 
 
 RESTORE: dict[str, Callable[[], None]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -36,12 +36,9 @@ class FakeEvent:
         self.landed = self.waited = True
 
 
-@dataclass
-class Rows:
-    seen: list[tuple[int, MetricRow]] = field(default_factory=list)
-
+class Rows(list[tuple[int, MetricRow]]):
     def __call__(self, step: int, ts: float, row: MetricRow) -> None:
-        self.seen.append((step, row))
+        self.append((step, row))
 
 
 class OnGpu(torch.Tensor):
@@ -67,28 +64,28 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
 
 
 def put(reader: CudaScalarReadback | HostReader, step: int) -> None:
-    cuda_readback = {"train/loss": torch.tensor(float(step)), "train/grad_norm": torch.tensor(0.5)}
-    reader.put(step, 0.0, {"train/lr": 0.1}, cuda_readback)
+    loss = torch.nn.Parameter(torch.tensor([[float(step)]]))
+    reader.put(step, 0.0, {"train/lr": 0.1}, {"train/loss": loss})
 
 
 def row(step: int) -> tuple[int, MetricRow]:
-    return step, {"train/lr": 0.1, "train/loss": float(step), "train/grad_norm": 0.5}
+    return step, {"train/lr": 0.1, "train/loss": float(step)}
 
 
 def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -> None:
     rows = Rows()
     put(HostReader(rows), 1)
-    assert rows.seen == [row(1)], "a CPU row is logged at once"
-    rows.seen.clear()
+    assert rows == [row(1)], "a CPU row is logged at once"
+    rows.clear()
     reader = CudaScalarReadback(rows)
     put(reader, 1)
     put(reader, 2)
     events[1].landed = True
     reader.poll()
-    assert rows.seen == []
+    assert rows == []
     events[0].landed = True
     reader.poll()
-    assert rows.seen == [row(1), row(2)]
+    assert rows == [row(1), row(2)]
     assert not any(event.waited for event in events)
 
 
@@ -100,7 +97,6 @@ def test_a_step_records_the_rows_whose_values_have_arrived(
         recorder.log_step({"train/loss": OnGpu(1.0)})
         for event in events:
             event.landed = True
-        assert recorder.ring.last == -1
         recorder.log_step({"train/loss": OnGpu(2.0)})
         assert recorder.ring.last == 0, "the first row is in the ring, before the run ends"
         for event in events:
@@ -114,17 +110,17 @@ def test_values_between_two_copies_to_the_host_travel_together(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_readback, "PERIOD_S", 3600.0)
-    monkeypatch.setattr(cuda_readback, "CELLS", 8)
+    monkeypatch.setattr(cuda_readback, "CELLS", 4)
     rows = Rows()
     reader = CudaScalarReadback(rows)
     for step in range(1, 11):
         put(reader, step)
     assert len(events) == 3, "the first, and two of four rows each"
     reader.flush()
-    assert rows.seen == [row(step) for step in range(1, 11)]
-    reader.put(11, 0.0, {}, {str(number): torch.tensor(1.0) for number in range(9)})
+    assert rows == [row(step) for step in range(1, 11)]
+    reader.put(11, 0.0, {}, {str(number): torch.tensor(1.0) for number in range(5)})
     reader.flush()
-    assert rows.seen[-1] == (11, {str(number): 1.0 for number in range(8)})
+    assert rows[-1] == (11, {str(number): 1.0 for number in range(4)})
     assert reader.dropped == 1
 
 
@@ -137,14 +133,13 @@ def test_a_failing_device_costs_values_and_no_row(
     put(reader, 2)
 
     def lost() -> bool:
-        raise RuntimeError("CUDA error: device-side assert triggered\nFor debugging consider …\n")
+        raise RuntimeError("CUDA error: device-side assert triggered")
 
     events[0].query = lost  # type: ignore[method-assign]
     reader.poll()
-    assert rows.seen == [(1, {"train/lr": 0.1}), (2, {"train/lr": 0.1})]
+    assert rows == [(1, {"train/lr": 0.1}), (2, {"train/lr": 0.1})]
     assert reader.dropped == 2
-    said = "values on the GPU could not be read: CUDA error: device-side assert triggered"
-    assert [record.message for record in caplog.records] == [f"stepscope: {said}"]
+    assert len(caplog.records) == 1
 
 
 def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> None:
@@ -152,15 +147,13 @@ def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> N
     reader = CudaScalarReadback(rows)
     put(reader, 1)
     reader.flush(timeout_s=0.0)
-    assert rows.seen == [(1, {"train/lr": 0.1})]
+    assert rows == [(1, {"train/lr": 0.1})]
     assert not events[0].waited
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(cuda_readback, "_new_page"), (cuda_readback, "_copy_to_host")]
-)
+@pytest.mark.parametrize("name", ["_new_page", "_copy_to_host"])
 def test_no_memory_for_the_values_costs_no_row(
-    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def refuse(*args: object) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory")
@@ -168,20 +161,12 @@ def test_no_memory_for_the_values_costs_no_row(
     rows = Rows()
     reader = CudaScalarReadback(rows)
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, refuse)
+        patch.setattr(cuda_readback, name, refuse)
         put(reader, 1)
     put(reader, 2)
     reader.flush()
-    assert rows.seen == [(1, {"train/lr": 0.1}), row(2)]
+    assert rows == [(1, {"train/lr": 0.1}), row(2)]
     assert reader.dropped == 1
-
-
-def test_a_parameter_is_copied_like_any_tensor(events: list[FakeEvent]) -> None:
-    rows = Rows()
-    reader = CudaScalarReadback(rows)
-    reader.put(1, 0.0, {}, {"scale": torch.nn.Parameter(torch.tensor([[2.5]]))})
-    reader.flush()
-    assert rows.seen == [(1, {"scale": 2.5})]
 
 
 def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
@@ -195,9 +180,9 @@ def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
         patch.setattr(cuda_readback, "_is_capturing", lambda: True)
         reader.poll()
         reader.flush()
-        assert rows.seen == []
+        assert rows == []
     reader.poll()
-    assert rows.seen == [row(1)]
+    assert rows == [row(1)]
 
 
 def test_what_the_sink_raises_reaches_the_caller(events: list[FakeEvent]) -> None:

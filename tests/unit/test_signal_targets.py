@@ -63,14 +63,6 @@ def make_sweep(root: Path, process: subprocess.Popen[bytes]) -> Path:
     return folder
 
 
-def test_a_script_is_ended(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
-    folder = run_that_names(tmp_path, **facts_of(script))
-    result = end_job(read_run(folder))
-    script.wait(10)
-    assert result.startswith("Force stop: 1 process has ended (SIGTERM")
-    assert read_run(folder).status is RunStatus.STOPPED
-
-
 def test_no_process_is_killed_that_may_be_another(
     tmp_path: Path, script: subprocess.Popen[bytes]
 ) -> None:
@@ -120,18 +112,6 @@ def test_the_lab_stops_the_lock_holder(tmp_path: Path, innocent: subprocess.Pope
     with holding(folder / LOCK) as process:
         make_sweep(tmp_path, process)
         Sweeps(tmp_path, tmp_path / "examples").stop(SWEEP)
-        assert not psutil.pid_exists(process.pid)
-
-
-def test_a_sweep_of_this_server_that_a_terminal_resumed_is_stopped_there(tmp_path: Path) -> None:
-    lock = tmp_path / "lab" / SWEEP / LOCK
-    lock.parent.mkdir(parents=True)
-    sweeps = Sweeps(tmp_path, tmp_path / "examples")
-    with holding(lock) as process, subprocess.Popen(["true"]) as child:
-        make_sweep(tmp_path, process)
-        child.wait()
-        sweeps._child, sweeps._child_id = child, SWEEP
-        sweeps.stop(SWEEP)
         assert not psutil.pid_exists(process.pid)
 
 

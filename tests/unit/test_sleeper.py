@@ -35,8 +35,6 @@ def test_wake_ends_the_sleep_also_in_advance(folder: Path) -> None:
     assert sleeper.sleep(LONG_S)
     assert time.monotonic() - began < LONG_S / 2
     assert not sleeper.sleep(0.0), "one wake ends one sleep"
-    os.dup2(os.open(os.devnull, os.O_RDONLY), sleeper._event)
-    sleeper.wake()  # without its file
 
 
 def test_a_touch_of_the_folder_ends_the_sleep_until_it_is_forgotten(folder: Path) -> None:

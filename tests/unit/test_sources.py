@@ -13,7 +13,7 @@ from dashboard.services import Services
 from dashboard.sources import connection_problem, connection_text, source_state
 from stepscope.run import RunError, RunStatus, read_run
 from tests.support.app_page import record
-from tests.support.fake_source import CONNECTED, LABEL, LOST, FakeSource
+from tests.support.fake_source import CONNECTED, LOST, FakeSource
 from tests.support.polls import poll
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 5, 0, 0, -1))
@@ -37,14 +37,9 @@ def server(tmp_path: Path, source: FakeSource, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_state_of_a_connection_has_its_delay_or_the_wait_and_the_reason() -> None:
     assert connection_text(CONNECTED) == "connected · 34 ms"
-    assert connection_text(replace(CONNECTED, delay_s=None)) == "connected"
     assert connection_text(LOST) == "reconnecting in 8 s"
-    assert "reconnecting" not in connection_text(replace(LOST, retry_in_s=None))
-    never = connection_text(replace(LOST, delay_s=None))
-    assert "reconnecting" not in never
-    assert "cannot connect" in never
-    assert connection_problem(LOST) == ": ssh: Connection refused."
-    assert connection_problem(CONNECTED) == "."
+    for final in ({"retry_in_s": None}, {"delay_s": None}):
+        assert "reconnecting" not in connection_text(replace(LOST, **final))
     assert "\x1b" not in connection_problem(replace(LOST, text="\x1b[2J"))
 
 
@@ -55,19 +50,13 @@ def test_a_lost_connection_dates_a_live_run_and_leaves_an_ended_one(
     run = record(tmp_path / "far", "one", RunStatus.RUNNING)
     received = read_run(source.receive(run, "rank0.sqlite", received=NOON))
     live = replace(received, status=RunStatus.RUNNING)
-    assert source_state(source, live) == {
-        "text": f"{LABEL} · 34 ms",
-        "connected": True,
-        "note": None,
-        "lost": None,
-    }
+    connected = source_state(source, live)
+    assert (connected["connected"], connected["note"], connected["lost"]) == (True, None, None)
     source.now = LOST
     monkeypatch.setattr(time, "time", lambda: NOON + 60)
     today, localtime = time.localtime(NOON + 60), time.localtime
     monkeypatch.setattr(time, "localtime", lambda at=None: today if at is None else localtime(at))
-    lost = source_state(source, live)
-    assert lost["text"] == f"{LABEL} · reconnecting in 8 s"
-    assert "Connection refused. The data are as of 12:00:05." in lost["lost"]
+    assert "as of 12:00:05" in source_state(source, live)["lost"]
     assert source_state(source, replace(live, status=RunStatus.FINISHED))["lost"] is None
     today = time.localtime(NOON + 86_400)
     assert "21 Nov 12:00:05" in source_state(source, live)["lost"]
@@ -81,17 +70,10 @@ def test_the_runs_of_all_folders_are_one_list_and_the_first_folder_has_an_id(
     for name in "bc":
         source.receive(tmp_path / "far" / name)
     record(server.runs, "c")
-    assert {run.id for run in server.run_list.fresh().runs} == {"a", "b", "c"}
     found = {run.id: run for run in server.run_list.fresh().runs}
-    expected = {"a": tmp_path / "other", "b": source.folder, "c": server.runs}
-    for name, root in expected.items():
+    for name, root in {"a": tmp_path / "other", "b": source.folder, "c": server.runs}.items():
         assert found[name].folder == server.folder(name) == root / name
     assert [server.source_of(found[name]) for name in "abc"] == [None, source, None]
-    assert [server.roots[found[name].folder.parent] for name in "abc"] == [
-        str(tmp_path / "other"),
-        LABEL,
-        None,
-    ]
     for name in ("absent", "../far/b"):
         with pytest.raises(RunError):
             server.folder(name)
@@ -106,15 +88,10 @@ def test_a_poll_loads_an_old_run_and_shows_it_once_it_is_there(
     assert source.wanted == ["old"]
     assert waiting["series"] == {}
     assert waiting["source"]["note"]
-    assert waiting["source"]["connected"]
     (old,) = server.run_list.rows()
     assert old.cells["Best loss"] == 1.0, "run.json of an ended run has it"
     source.now = LOST
-    assert "Connection refused" in poll("old")["source"]["note"]
     source.receive(run, "rank0.sqlite")
     loaded = poll("old")
     assert loaded["source"]["note"] is loaded["source"]["lost"] is None
-    assert loaded["series"]["steps"]["end"] == 1
     assert loaded["page_token"] != waiting["page_token"], "the page draws the rest of the tab"
-    (old,) = server.run_list.rows()
-    assert (old.cells["Best loss"], old.cells["Size"]) == (1.0, None)

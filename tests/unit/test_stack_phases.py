@@ -17,15 +17,12 @@ REDUCE = (f"{TORCH}distributed/distributed_c10d.py", "all_reduce")
     ("frames", "phase"),
     [
         ([USER], None),
-        ([USER, CALL, USER], "forward"),
         ([USER, BACKWARD, USER], "backward"),
         ([CALL, BACKWARD], "backward"),  # activation checkpointing
         ([(f"{TORCH}autograd/function.py", "apply"), CALL], "forward"),
         ([(f"{TORCH}optim/adam.py", "step")], "optimizer"),
         ([(f"{TORCH}amp/grad_scaler.py", "step")], "optimizer"),
-        ([(f"{TORCH}amp/grad_scaler.py", "scale")], None),
         ([REDUCE, CALL], "communication"),
-        ([(f"{TORCH}distributed/elastic/api.py", "run")], None),
         ([(f"{TORCH}utils/data/dataloader.py", "__next__")], "input"),
         ([("/x/own/loaders.py", "next"), CALL], "input"),
     ],

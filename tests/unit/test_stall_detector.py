@@ -31,7 +31,6 @@ def detector() -> StallDetector:
         (StepGap(40.0, 4.0, 0.0), LEAST_S, True),
         (StepGap(40.0, 0.1, 30.0), LEAST_S, False),  # such as for a checkpoint
         (StepGap(45.0, 0.1, 30.0), LEAST_S, True),
-        (StepGap(59.0, 0.1, 0.0), 60.0, False),
     ],
 )
 def test_a_stall_is_longer_than_usual(gap: StepGap, min_s: float, is_stall: bool) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -46,27 +45,22 @@ def make(
 BATCH = (torch.ones(3, 4), torch.full((3, 2), 5.0))
 
 
-def test_it_does_what_the_textbook_does() -> None:
-    step, reference = make(), make()
-    loss, norm = step(*BATCH)
-    expected = reference.loss(reference.model(BATCH[0]), BATCH[1])
-    torch.autograd.backward(expected)
-    reference.optimizer.step()
-    assert torch.equal(loss, expected.detach())
-    assert norm is None
-    for ours, theirs in zip(step.model.parameters(), reference.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-        assert ours.grad is None
+def assert_equal_weights(ours: TrainStep, theirs: TrainStep) -> None:
+    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.01])
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 1), (5,)])
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (5,)])
 def test_accumulated_batches_make_the_step_of_one_large_batch(
     sizes: tuple[int, ...], max_grad_norm: float
 ) -> None:
     inputs, targets = torch.rand(sum(sizes), 4), torch.rand(sum(sizes), 2)
-    step, whole = make(max_grad_norm), make(max_grad_norm)
-    expected, expected_norm = whole(inputs, targets)
+    step, whole = make(max_grad_norm), make()
+    expected = whole.loss(whole.model(inputs), targets)
+    expected.backward()
+    expected_norm = nn.utils.clip_grad_norm_(whole.model.parameters(), max_grad_norm or 1e9)
+    whole.optimizer.step()
     parts, norms = [], []
     batches = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
     for number, batch in enumerate(batches, 1):
@@ -77,11 +71,14 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(
         norms.append(norm)
     assert torch.stack(parts).sum().item() == pytest.approx(expected.item(), rel=1e-6)
     assert norms[:-1] == [None] * (len(sizes) - 1)  # clipped once, at the end
-    if expected_norm is not None:
-        assert norms[-1] is not None
-        assert norms[-1].item() == pytest.approx(expected_norm.item(), rel=1e-6)
-    for ours, theirs in zip(step.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-7)
+    norm = norms[-1]
+    if max_grad_norm:
+        assert norm is not None
+        assert expected_norm > max_grad_norm
+        assert norm.item() == pytest.approx(expected_norm.item(), rel=1e-6)
+    else:
+        assert norm is None
+    assert_equal_weights(step, whole)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -93,44 +90,6 @@ def test_gradients_are_freed_or_filled_with_zeros(set_to_none: bool) -> None:
         assert grads == [None, None]
     else:
         assert all(grad is not None and not grad.any() for grad in grads)
-    kept = [None if grad is None else grad.data_ptr() for grad in grads]
-    step(*BATCH)
-    again = [weights.grad for weights in step.model.parameters()]
-    assert [None if grad is None else grad.data_ptr() for grad in again] == kept
-
-
-@pytest.mark.parametrize("precision", [Precision.PURE_BF16, Precision.PURE_FP16])
-def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
-    config = replace(RunConfig(), precision=precision)
-    model = prepare(nn.Linear(4, 2), config, CPU)
-    seen: list[torch.dtype] = []
-
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.append(outputs.dtype)
-        return nn.functional.mse_loss(outputs, targets)
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = replace(make(1.0, precision), model=model, wrapped=model, loss=loss, optimizer=optimizer)
-    step = replace(step, form=InputFormat.of(config))
-    value, norm = step(*BATCH)
-    outputs, _ = step.evaluate(*BATCH)
-    assert seen == [torch.float32, torch.float32]
-    assert value.dtype == outputs.dtype == torch.float32
-    assert norm is not None
-    assert {p.dtype for p in model.parameters()} == {next(model.parameters()).dtype}
-    assert next(model.parameters()).dtype != torch.float32
-
-
-def test_clipping_limits_the_update_and_reports_the_norm_before() -> None:
-    step = make(max_grad_norm=0.01)
-    before = [p.detach().clone() for p in step.model.parameters()]
-    _, norm = step(*BATCH)
-    assert norm is not None
-    assert norm.item() > 1
-    moved = torch.cat(
-        [(p - b).flatten() for p, b in zip(step.model.parameters(), before, strict=True)]
-    )
-    assert moved.norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
 
 
 def test_the_limit_is_meant_for_the_gradients_without_the_loss_scale() -> None:
@@ -138,35 +97,27 @@ def test_the_limit_is_meant_for_the_gradients_without_the_loss_scale() -> None:
     plain = make(max_grad_norm=0.01)
     _, norm = scaled(*BATCH)
     _, true_norm = plain(*BATCH)
-    assert norm is not None
-    assert true_norm is not None
-    assert norm.item() == pytest.approx(true_norm.item())
-    for ours, theirs in zip(scaled.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-7)
+    torch.testing.assert_close(norm, true_norm)
+    assert_equal_weights(scaled, plain)
 
 
 def test_a_step_with_infinite_gradients_is_skipped_and_the_scale_halved() -> None:
     step = make(precision=Precision.FP16)
-    before = [p.detach().clone() for p in step.model.parameters()]
     step(torch.full((3, 4), 1e38), BATCH[1])
-    for weights, former in zip(step.model.parameters(), before, strict=True):
-        assert torch.equal(weights, former)
-        assert weights.grad is None
+    assert_equal_weights(step, make())
+    assert all(weights.grad is None for weights in step.model.parameters())
     assert step.scaler.get_scale() == 2.0**15
 
 
 def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
     phases = TrainPhaseTimer(nn.Linear(1, 1))
     step = replace(make(), phases=phases)
-    began = time.perf_counter()
     step(*BATCH, 6, False)
     step(*BATCH, 6, True)
-    took = time.perf_counter() - began
     row = phases.take()
     assert set(row) == {"perf/forward", "perf/backward", "perf/optimizer"}
     times = [value for value in row.values() if value is not None]
     assert all(value > 0 for value in times)
-    assert sum(times) <= took
     assert not any(phases.take().values())
 
 
@@ -215,10 +166,10 @@ def test_channels_last_is_the_format_of_weights_and_images(wanted: bool) -> None
     assert InputFormat.of(chosen)(flat) is flat
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [(Precision.PURE_BF16, torch.bfloat16), (Precision.PURE_FP16, torch.float16)],
-)
+PURE = [(Precision.PURE_BF16, torch.bfloat16), (Precision.PURE_FP16, torch.float16)]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), PURE)
 def test_pure_precisions_cast_everything_but_batch_norm_and_integers(
     precision: Precision, dtype: torch.dtype
 ) -> None:
@@ -229,6 +180,22 @@ def test_pure_precisions_cast_everything_but_batch_norm_and_integers(
     form = InputFormat.of(chosen)
     assert form(IMAGES).dtype == dtype
     assert form(torch.arange(3)).dtype == torch.int64
+
+
+def test_pure_precisions_take_the_loss_in_fp32() -> None:
+    seen: list[torch.dtype] = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(outputs.dtype)
+        return nn.functional.mse_loss(outputs, targets)
+
+    step = replace(make(1.0, Precision.PURE_BF16), loss=loss)
+    step.model.bfloat16()
+    step = replace(step, form=InputFormat.of(RunConfig(precision=Precision.PURE_BF16)))
+    value, _ = step(*BATCH)
+    outputs, _ = step.evaluate(*BATCH)
+    assert {*seen, value.dtype, outputs.dtype} == {torch.float32}
+    assert step.model.weight.dtype == torch.bfloat16
 
 
 # --- process-wide flags ---------------------------------------------------------------------------
@@ -258,9 +225,7 @@ def test_flags_follow_the_configuration_and_are_put_back(
     changes: dict[str, Any], expected: tuple[bool | str, ...]
 ) -> None:
     before = flags()
-    with run_flags(replace(RunConfig(), **changes)):
+    with suppress(ZeroDivisionError), run_flags(replace(RunConfig(), **changes)):
         assert flags() == expected
-    assert flags() == before
-    with pytest.raises(ZeroDivisionError), run_flags(replace(RunConfig(), **changes)):
         raise ZeroDivisionError
     assert flags() == before

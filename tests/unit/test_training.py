@@ -85,7 +85,6 @@ FALLING = [1.0, (1 + HALF_ROOT) / 2, 0.5, (1 - HALF_ROOT) / 2]
 @pytest.mark.parametrize(
     ("changes", "factors"),
     [
-        ({"epochs": 1, "batch_size": 3}, FALLING),
         ({"epochs": 1, "batch_size": 1, "gradient_accumulation_steps": 3}, FALLING),
         ({"epochs": 50, "batch_size": 4, "max_steps": 4}, FALLING),
         ({"epochs": 2, "batch_size": 4, "lr_warmup_steps": 2}, [1 / 3, 2 / 3, *FALLING]),
@@ -93,7 +92,6 @@ FALLING = [1.0, (1 + HALF_ROOT) / 2, 0.5, (1 - HALF_ROOT) / 2]
             {"batch_size": 10, "lr_scheduler": LRSchedule.NONE, "lr_warmup_steps": 1},
             [1 / 2, 1.0, 1.0],
         ),
-        ({"batch_size": 5, "lr_scheduler": LRSchedule.PLATEAU}, [1.0] * 6),
     ],
 )
 def test_the_rate_of_each_step_is_that_of_the_formula(
@@ -107,7 +105,7 @@ def test_the_rate_of_each_step_is_that_of_the_formula(
         assert run.learning_rate == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("step", range(1, 8))
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_a_resumed_run_has_the_rates_of_the_whole_one(step: int) -> None:
     settings: dict[str, Any] = {"samples": 10, "batch_size": 4, "lr_warmup_steps": 3}
     whole, first, resumed = (training(**settings) for _ in range(3))
@@ -131,18 +129,15 @@ def test_plateau_moves_once_an_epoch() -> None:
 @pytest.mark.parametrize("schedule", list(LRSchedule))
 def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: LRSchedule) -> None:
     first = training(lr_scheduler=schedule, learning_rate=0.1)
-    whole = training(lr_scheduler=schedule, learning_rate=0.02)
-    resumed = training(lr_scheduler=schedule, learning_rate=0.02, epochs=5)
-    for run in (first, whole):
-        one_epoch(run)
+    changed = {"lr_scheduler": schedule, "learning_rate": 0.02, "epochs": 5}
+    whole, resumed = training(**changed), training(**changed)
+    one_epoch(first)
+    one_epoch(whole)
     resumed.load(copy.deepcopy(first.state_dict()))
-    if schedule is not LRSchedule.COSINE:  # a cosine over more epochs stands higher
-        assert resumed.learning_rate == pytest.approx(whole.learning_rate)
+    assert resumed.learning_rate == pytest.approx(whole.learning_rate)
+    one_epoch(whole)
     one_epoch(resumed)
-    longer = training(lr_scheduler=schedule, learning_rate=0.02, epochs=5)
-    for _ in range(2):
-        one_epoch(longer)
-    assert resumed.learning_rate == pytest.approx(longer.learning_rate)
+    assert resumed.learning_rate == pytest.approx(whole.learning_rate)
 
 
 def test_eps_of_a_resumed_run_is_that_of_its_precision() -> None:

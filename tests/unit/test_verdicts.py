@@ -19,8 +19,7 @@ from stepscope.run_setup import RunSetup
 from stepscope.store.blocks import Event
 from stepscope.store.writer import StoreWriter
 from tests.support.javascript import Script, js
-from tests.support.recorded_runs import CREATED, rows, write_run, write_slow_job
-from tests.support.train_devices import SIMULATED
+from tests.support.recorded_runs import CREATED, rows, write_run
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 
@@ -38,18 +37,6 @@ def ask(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagno
 def test_young_runs_and_recordings_have_none(tmp_path: Path) -> None:
     assert ask(write_run(tmp_path / "a", steps=rows(0.06, count=10))) is None
     assert ask(write_run(tmp_path / "r", {"kind": "record"}, steps=rows(0.06))) is None
-
-
-def test_that_a_gpu_is_simulated_is_shown_instead(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "r", {"device": SIMULATED.id}, steps=rows(0.06))
-    found = as_json(ask(folder), PLACES)
-    assert found is not None
-    assert found.keys() == {"kind", "text"}
-    assert found["kind"] == "simulated"
-    for device, kind in ((SIMULATED.id, "simulated"), ("cpu", "straggler")):
-        job = ask(write_slow_job(tmp_path / kind, device), RunStatus.FINISHED)
-        assert job is not None
-        assert job.kind == kind
 
 
 @pytest.mark.parametrize(
@@ -79,16 +66,10 @@ def test_a_loss_that_became_nan_is_the_diagnosis_until_it_is_finite_or_the_run_f
 def test_what_the_browser_gets() -> None:
     waits = StepAverages(steps=50, step_time=0.1, data_wait=0.063)
     ours = verdict(waits, RunSetup(on_gpu=False, own=True, cores=8))
-    assert as_json(ours, PLACES) == {
-        "kind": "input-bound",
-        "text": "Input-bound: 63% of each step waits for data.",
-        "setting": {
-            "field": "num_workers",
-            "value": 4,
-            "text": "num_workers 4",
-            "place": "Data loading",
-        },
-    }
+    told = as_json(ours, PLACES)
+    assert told is not None
+    setting = {"field": "num_workers", "value": 4, "text": "num_workers 4", "place": "Data loading"}
+    assert (told["kind"], told["setting"]) == ("input-bound", setting)
     script = as_json(verdict(waits, RunSetup(on_gpu=False, own=False, cores=8)), PLACES)
     assert script is not None
     assert "setting" not in script
@@ -99,7 +80,6 @@ def test_what_the_browser_gets() -> None:
 def test_what_this_machine_cannot_do_is_not_proposed() -> None:
     config = RunConfig().to_dict()
     assert is_possible("num_workers", 2, config, [CPU])
-    assert not is_possible("precision", "tf32", config, [CPU])
     assert not is_possible("num_workers", 65, config, [CPU])
     assert not is_possible("num_workers", 2, {"batch_size": "many"}, [CPU])
     elsewhere = config | {"device": "GPU-of-another-machine"}
@@ -119,14 +99,7 @@ def test_the_line_has_a_link_words_or_nothing(js: Script) -> None:
     setting = {"field": "pin_memory", "value": True, "text": "pin_memory on"}
     linked = content({"pin_memory": False}, setting=setting)
     assert linked["link"] == "Apply pin_memory on →"
-    assert "for the next run" in linked["title"]
     taken = content({"pin_memory": True}, setting=setting)
     assert (taken["link"], taken["words"]) == (None, "pin_memory on is set for the next run.")
-    threads = {"field": "num_threads", "value": 2, "text": "threads 2"}
-    placed = content({"num_threads": 2}, setting=threads | {"place": "More, CPU threads"})
-    assert placed["words"] == "threads 2 is set for the next run (sidebar: More, CPU threads)."
-    words = {"text": "T.", "words": "W.", "link": None, "title": None}
-    assert content(words="W.").items() >= words.items()
-    assert content({}, words="W.", tab="memory") == words | {"tab": "memory"}
-    assert content({}) is None
+    assert content(words="W.")["words"] == "W."
     assert js("verdictContent(answer, settings)", answer=None, settings=None) is None

@@ -50,7 +50,6 @@ def test_what_a_stream_writes_is_kept_and_shown_also_if_the_disk_takes_it_in_par
     log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
     assert log.keep(terminal.stream) is None
     assert "StringIO" in str(log.keep(io.StringIO())), "no file of this process"
-    assert "NoneType" in str(log.keep(None))
     to_log = os.write
     monkeypatch.setattr(os, "write", lambda file, data: to_log(file, data[:3]))
     terminal.stream.write("loss 0.5 é\nloss 0.4\n")
@@ -69,39 +68,28 @@ def test_a_full_log_keeps_the_newest_output(tmp_path: Path, terminal: Terminal) 
     assert terminal.shows().endswith(kept)
 
 
-def test_a_disk_that_refuses_the_log_leaves_the_terminal_alone(
-    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("target", ["own", "/dev/full"])
+def test_a_log_that_cannot_be_written_leaves_the_terminal_and_other_files_alone(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    told: list[OSError] = []
-    log = OutputLog(tmp_path / "output.log", failed=told.append)
+    """Its descriptor is taken by a file of the script, or its disk is full."""
+    failures: list[OSError] = []
+    log = OutputLog(tmp_path / "output.log", failed=failures.append)
     log.keep(terminal.stream)
-
-    def full(_file: int, _data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+    with (tmp_path / target).open("wb") as file:
+        if target == "own":
+            os.dup2(file.fileno(), log._file)  # as after os.closerange(3, 1024)
+        else:
+            real = os.write
+            monkeypatch.setattr(os, "write", lambda _log, data: real(file.fileno(), data))
         for _ in range(3):
             terminal.stream.write("shown\n")
             terminal.stream.flush()
     assert terminal.shows() == "shown\n" * 3
-    assert [error.errno for error in told] == [errno.ENOSPC]
-
-
-def test_a_file_of_the_script_that_takes_the_logs_descriptor_gets_no_output(
-    tmp_path: Path, terminal: Terminal
-) -> None:
-    told: list[OSError] = []
-    log = OutputLog(tmp_path / "output.log", failed=told.append)
-    log.keep(terminal.stream)
-    own = os.open(tmp_path / "own", os.O_WRONLY | os.O_CREAT)
-    os.dup2(own, log._file)  # as after os.closerange(3, 1024)
-    terminal.stream.write("shown\n")
-    assert terminal.shows() == "shown\n"
-    assert (tmp_path / "own").read_bytes() == b""
-    assert [error.errno for error in told] == [errno.EBADF]
-    os.close(own)
-    os.close(log._file)
+    assert [error.errno for error in failures] == [errno.EBADF if target == "own" else errno.ENOSPC]
+    if target == "own":
+        assert (tmp_path / target).read_bytes() == b""
+        os.close(log._file)
 
 
 def test_output_looks_as_it_did_on_the_terminal() -> None:
@@ -162,7 +150,6 @@ class OutOfMemoryError(RuntimeError):
     """Has the name of torch's own, by which it is known."""
 
 
-HOST_OOM = "The host ran out of memory"
 FINISHED, FAILED, STOPPED = RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED
 
 
@@ -171,22 +158,14 @@ FINISHED, FAILED, STOPPED = RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOP
     [
         (None, FINISHED, None, None),
         (SystemExit(2), FAILED, "The script ended with exit code 2.", None),
-        (SystemExit("no data"), FAILED, "The script ended: no data", None),
         (KeyboardInterrupt(), STOPPED, "Interrupted (Ctrl-C).", None),
-        (ValueError("a\nb"), FAILED, "ValueError: a", "error"),
-        (
-            OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"),
-            FAILED,
-            "The GPU ran out of memory (tried to allocate 2.00 GiB).",
-            "oom",
-        ),
-        (RuntimeError("DefaultCPUAllocator: not enough memory: x"), FAILED, HOST_OOM, "oom"),
+        (OutOfMemoryError("Tried to allocate 2.00 GiB."), FAILED, "The GPU ran out", "oom"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory"), FAILED, "The host ran", "oom"),
         (Untold(), FAILED, "Untold: <Untold>", "error"),
-        (ValueError("\x1b[31mbad\x1b[0m x\x07"), FAILED, "ValueError: bad x", "error"),
         (
-            ValueError("Error in Net:\n\n\tNo key: a.\n\tMore."),
+            ValueError("\x1b[31mIn Net:\n\n\tNo key.\n\tMore."),
             FAILED,
-            "ValueError: Error in Net: No key: a.",
+            "ValueError: In Net: No key.",
             "error",
         ),
     ],
@@ -210,7 +189,6 @@ def gpu(index: int, name: str = "NVIDIA H200") -> DeviceInfo:
         ({}, [0, 1, 2]),
         ({"CUDA_VISIBLE_DEVICES": "2,0"}, [2, 0]),
         ({"CUDA_VISIBLE_DEVICES": " GPU-1 "}, [1]),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
         ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, [1]),
         ({"CUDA_VISIBLE_DEVICES": "MIG-1234"}, [0, 1, 2]),
     ],
@@ -221,28 +199,22 @@ def test_gpus_hidden_from_the_script_are_not_sampled(
     gpus = [gpu(0), gpu(1), gpu(2)]
     assert [found.nvml_index for found in visible_gpus(gpus, environ)] == indices
     # CUDA's numbers of unequal GPUs are not guessed.
-    unequal, hidden = [gpu(0, "small"), gpu(1, "large")], {"CUDA_VISIBLE_DEVICES": "0"}
-    assert len(visible_gpus(unequal, hidden)) == 2
-    assert len(visible_gpus(unequal, {**hidden, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == 1
+    unequal = [gpu(0, "small"), gpu(1, "large")]
+    assert len(visible_gpus(unequal, {"CUDA_VISIBLE_DEVICES": "0"})) == 2
 
 
 def test_options_after_the_script_are_the_scripts() -> None:
     options, words = _parse(["--name", "mine", "--runs=r", "train.py", "--name", "x", "-m"])
     assert (options.name, options.runs, options.module) == ("mine", Path("r"), False)
     assert words == ["train.py", "--name", "x", "-m"]
-    options, words = _parse(["-m", "package.train", "--", "-h"])
-    assert (options.module, words) == (True, ["package.train", "--", "-h"])
+    assert _parse(["-m", "package.train", "--", "-h"])[1] == ["package.train", "--", "-h"]
     assert _parse(["--", "-odd.py"])[1] == ["-odd.py"]
 
 
-@pytest.mark.parametrize("argv", [[], ["--name", "x"], ["--nam", "x", "a.py"]])
-def test_wrong_usage_is_told_and_nothing_runs(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
+@pytest.mark.parametrize("argv", [["--name", "x"], ["--nam", "x", "a.py"]])
+def test_of_wrong_usage_nothing_runs(argv: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
         main(argv)
-    assert ended.value.code == 2
-    assert "usage: stepscope watch" in capsys.readouterr().err
 
 
 def test_a_script_beside_the_target_of_a_linked_folder_is_found(
