@@ -16,7 +16,7 @@ from stepscope.gpu.source import NullSource
 from stepscope.memory import allocator
 from stepscope.session.sampler import Sampler, next_deadline
 from stepscope.store.recorder import Recorder
-from tests.support.fake_machine import FakeSource, Gpu, info, process
+from tests.support.fake_machine import BUSY, FakeSource, Gpu, info, process, without
 from tests.support.fake_nvml import FakeClock
 from tests.support.fake_recorder import FakeRecorder
 
@@ -58,7 +58,8 @@ class Bench:
     def __init__(self, **arguments: Any) -> None:
         self.clock = FakeClock()
         self.recorder = Kept()
-        self.gpus = [Gpu(info(i, "Test", uuid=uuid)) for i, uuid in enumerate((A, B))]
+        values = without(BUSY, "gpu/mem_used")  # the processes say all
+        self.gpus = [Gpu(info(uuid=uuid), dict(values)) for uuid in (A, B)]
         self.source = FakeSource(self.gpus)
         self.sampler = Sampler(
             cast(Recorder, self.recorder),
