@@ -13,6 +13,7 @@ from stepscope.common.metrics import BY_KEY
 from stepscope.gpu.device_events import BACK_S, CALM_S, DeviceEventDetector
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource
+from stepscope.gpu.xid import xid_event
 from stepscope.memory import allocator
 from stepscope.session.sampler import Sampler, next_deadline
 from stepscope.store.recorder import Recorder
@@ -229,3 +230,14 @@ def test_missed_ticks_are_skipped_and_ticks_do_not_drift() -> None:
     for _ in range(100):
         deadline = next_deadline(deadline, 0.1, deadline + 0.03)
     assert deadline == pytest.approx(10.0)
+
+
+def test_errors_are_recorded_with_the_gpus_name() -> None:
+    bench = Bench()
+    bench.ticks(1)
+    for uuid in (A, "GPU-unknown"):
+        bench.sampler._on_xid(xid_event(uuid, 13, 3))
+    bench.ticks(1)
+    assert bench.recorder.kinds() == ["xid", "xid"]
+    names = [text.partition(":")[0] for _, text, _ in bench.recorder.events]
+    assert names == ["GPU 0 (NVIDIA H100 80GB HBM3)", "GPU"]
