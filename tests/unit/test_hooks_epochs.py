@@ -171,10 +171,21 @@ def left_with_break(batches: DataLoader[Any]) -> Iterator[Any]:
             yield batch
 
 
+def one_at_a_time(batches: DataLoader[Any]) -> Iterator[Any]:
+    for _ in range(4):
+        yield next(iter(batches))
+
+
 def in_turn(batches: DataLoader[Any]) -> Iterator[Any]:
     sources = [iter(loader(40)), iter(loader(40))]
     for number in range(6):
         yield next(sources[number % 2])
+
+
+def one_restarted(batches: DataLoader[Any]) -> Iterator[Any]:
+    short, long = endlessly(loader(4)), iter(loader(40))
+    for _ in range(5):
+        yield torch.cat([next(short), next(long)])
 
 
 def twice_beside_a_longer(batches: DataLoader[Any]) -> Iterator[Any]:
@@ -193,7 +204,9 @@ READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
         (left_with_break, [1, 1, 2, 2, 3, 3]),
         (lambda batches: itertools.islice(read_ahead(endlessly(batches)), 11), READ_AHEAD),
         (twice_a_stream, [None, None, 2, 2]),  # without a length
+        (one_at_a_time, [1] + [None] * 3),
         (in_turn, [1] + [None] * 5),
+        (one_restarted, [None] * 5),
         (twice_beside_a_longer, [None] * 8),
     ],
 )

@@ -80,7 +80,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
         yield Copies(_Tensor)
 
 
-@pytest.mark.parametrize("arguments", [("cuda:0", torch.float16), (0,)])
+@pytest.mark.parametrize("arguments", [("cuda:0", torch.float16), (0,), (_Tensor(),)])
 def test_a_copy_is_timed_however_its_target_is_named(
     copies: Copies, arguments: tuple[Any, ...]
 ) -> None:

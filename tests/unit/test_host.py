@@ -57,6 +57,7 @@ def test_the_peak_is_the_highest_sample_until_it_is_reset(monkeypatch: pytest.Mo
         (CgroupMemory(limit=4 * GIB, used=3 * GIB, idle_cache=GIB), 2 * GIB, 4 * GIB),
         (CgroupMemory(limit=4 * GIB, used=5 * GIB), 4 * GIB, 4 * GIB),
         (CgroupMemory(limit=64 * GIB, used=3 * GIB), 6 * GIB, 16 * GIB),
+        (CgroupMemory(limit=4 * GIB), 6 * GIB, 16 * GIB),
         (CgroupMemory(), 6 * GIB, 16 * GIB),
     ],
 )

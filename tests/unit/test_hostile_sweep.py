@@ -54,6 +54,8 @@ def test_texts_of_any_variant_are_printable_and_limited(variant: str) -> None:
     "bad",
     [
         {"updated": HUGE},
+        {"created": HUGE},
+        {"created": -1e300},
         {"created": 1e300},
         {"status": "running", **process_identity(), "pid": float("inf")},
         {"status": "running", **process_identity(), "pid": HUGE},

@@ -129,7 +129,7 @@ def test_the_documented_ci_step_has_the_exit_code_of_the_gate(tmp_path: Path) ->
     assert (tmp_path / "summary.md").read_text() == "| new |\n"
 
 
-@pytest.mark.parametrize("option", ["--max-rounds"])
+@pytest.mark.parametrize("option", ["--max-rounds", "--steps"])
 def test_one_round_or_one_step_is_wrong_usage(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

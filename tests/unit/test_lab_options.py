@@ -105,6 +105,7 @@ def test_options_of_the_baseline() -> None:
         (["--variants", "precision=fp32"], "precision=fp32 equals the baseline. Remove it"),
         (["--variants", "num_workers+pin_memory"], "has no value"),
         (["--variants", "width"], "no value to suggest"),
+        (["--variants", "channels_last", "--preset", "loading"], "Remove --variants or --preset"),
         (["--variants", "num_workers=2+num_workers=4"], "has num_workers twice. Remove one"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),
         (["--device", "cuda"], "no usable GPU"),

@@ -130,7 +130,7 @@ def test_a_link_out_of_the_revision_is_not_unpacked(top: Path, tmp_path: Path) -
         unpack("0" * 40, top, tmp_path / "other", [])
 
 
-@pytest.mark.parametrize("link", ["", "/etc", "../mine", ".git", "missing"])
+@pytest.mark.parametrize("link", ["", ".", "/etc", "../mine", "data/../../x", ".git", "missing"])
 def test_a_link_has_to_be_a_path_of_the_repository(original: Path, link: str) -> None:
     with pytest.raises(RevisionError, match=r"^--link: .*\.$"):
         check_links(["data", link], original)
@@ -154,6 +154,7 @@ def test_a_path_moves_into_the_revision(top: Path, tmp_path: Path) -> None:
         ("mine/runs/tree/part.py", False),
         ("mine/runs/tree/data/part.py", False),  # below a link of the revision
         ("mine/.venv/lib/part.py", False),
+        ("mine/lib/site-packages/part.py", False),
         ("mine2/part.py", False),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from stepscope.cli import lab
-from stepscope.lab import command
+from stepscope.lab import command, script_trial
 from stepscope.lab.command import FAILED, USAGE, UsageError
 from stepscope.lab.folder import METRICS
 from stepscope.lab.plan import write_plan
@@ -238,3 +239,18 @@ def test_a_variant_with_another_unit_or_device_has_failed(
     found = swept(tmp_path / "sweep", plan_of(script, "env:A=", "b: --lr 1"), Process())
     assert [variant["verdict"] for variant in found["variants"]] == ["failed", "faster"]
     assert found["variants"][0]["reason"].startswith(f"{key}: the baseline has ")
+
+
+def test_no_trial_may_change_files_beside_recorded_runs_and_sweeps(
+    script: Path, tmp_path: Path
+) -> None:
+    """./runs is also the folder of TensorBoard; the script may be beside the current folder."""
+    for name in ("run/run.json", "run/new", "lab/a/new", "tensorboard/new", "sweep/new"):
+        path = tmp_path / "runs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    found = script_trial._files(plan_of(script).script, tmp_path / "runs/sweep")
+    names = {os.path.relpath(path, tmp_path) for path, *_ in found}
+    assert names == {"train.py", "runs/tensorboard/new"}
+    beside = replace(plan_of(script).script, cwd=str(tmp_path / "b"), target="../a/train.py")
+    assert beside.folders == (tmp_path / "b", tmp_path / "a")
