@@ -182,6 +182,12 @@ def in_turn(batches: DataLoader[Any]) -> Iterator[Any]:
         yield next(sources[number % 2])
 
 
+def back_to_the_first(batches: DataLoader[Any]) -> Iterator[Any]:
+    first, second = iter(batches), iter(batches)
+    for source in (first, first, second, second, first):
+        yield next(source)
+
+
 def one_restarted(batches: DataLoader[Any]) -> Iterator[Any]:
     short, long = endlessly(loader(4)), iter(loader(40))
     for _ in range(5):
@@ -206,6 +212,7 @@ READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
         (twice_a_stream, [None, None, 2, 2]),  # without a length
         (one_at_a_time, [1] + [None] * 3),
         (in_turn, [1] + [None] * 5),
+        (back_to_the_first, [1, 1, 2, 2, None]),
         (one_restarted, [None] * 5),
         (twice_beside_a_longer, [None] * 8),
     ],
