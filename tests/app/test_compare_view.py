@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.services import Services
 from tests.support.app_page import OpenPage, at_address, text_of
+from tests.support.fake_source import FakeSource
 from tests.support.recorded_runs import write_run
 
 MAX_RUNS = 50
@@ -121,10 +122,16 @@ def test_axes(page: OpenPage, server: Services, tokyo: None, axis: str, last: fl
     assert ends == ([] if last is None else [pytest.approx(last)] * 2)
 
 
-def test_a_page_without_runs_and_with_unknown_ones(page: OpenPage, server: Services) -> None:
+def test_a_page_without_runs_and_with_unknown_ones(
+    page: OpenPage, server: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record(server.runs, "a")
     assert not opened(page).dataframe
-    app = opened(page, "a", "gone", "../../etc")
+    record(server.runs, "far")  # a remote run whose store is not here yet
+    (server.runs / "far" / "rank0.sqlite").unlink()
+    source = FakeSource(server.runs)
+    monkeypatch.setattr(server, "source_of", lambda run: source if run.id == "far" else None)
+    app = opened(page, "a", "gone", "../../etc", "far")
     assert "gone" in text_of(app)
     assert tables(app)[0]["Run"] == ["a"]
 

@@ -153,11 +153,13 @@ def test_a_finished_sweep_has_chart_table_and_best_settings_to_apply(
     lab: OpenPage, server: Services
 ) -> None:
     best = BEST | {"changes": {"precision": "bf16", "optimizer_impl": "for-loop"}}
-    store(server.runs, sweep(best=best))
+    rounds = [{"round": 1, "trials": {"baseline": {"throttle": "power cap", "sm_clock": 1410}}}]
+    store(server.runs, sweep(best=best, rounds=rounds))
     app = lab()
     [table] = app.dataframe
     assert list(table.value.columns)[:3] == ["Setting", "Verdict", "Loss verdict"]
     assert {"Stop", "Resume"}.isdisjoint(labels(app))
+    assert "power cap" in app.warning[0].value
     widgets = [*app.button, *app.selectbox, *app.number_input, *app.checkbox, *app.radio]
     assert [widget.label for widget in widgets if not widget.help] == []
     label(app, "button", "Apply settings").click().run()
