@@ -25,9 +25,9 @@ from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import open_source
 from stepscope.session.sampler import Sampler
 from tests.support.fake_nvml import FakeClock
-from tests.unit.test_sampler import FakeRecorder
+from tests.support.fake_recorder import SampleRecorder
 
-clock, recorder = FakeClock(), FakeRecorder()
+clock, recorder = FakeClock(), SampleRecorder()
 source = open_source(clock)
 uuids = [info.uuid for info in source.devices()]
 sampler = Sampler(recorder, allocator_index=None, source=source, clock=clock)

@@ -28,7 +28,7 @@ ticks(int(os.environ.get("TICKS", "120")))
 values = {}
 for uuid, row in recorder.devices:
     values.setdefault(uuid, {}).update(row)
-missing = recorder.capabilities()[-1]["missing"]
+missing = recorder.described("capabilities")[-1]["missing"]
 tell(uuids=uuids, values=values, missing=missing, counts=counts(), events=recorder.events)
 """
 

@@ -73,6 +73,35 @@ class FakeRecorder:
         self.statuses.append(status)
 
 
+class SampleRecorder(FakeRecorder):
+    """Keeps also what the sampler tells it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[dict[str, float]] = []
+        self.devices: list[tuple[str, dict[str, float]]] = []
+        self.run_json: list[dict[str, Any]] = []
+        self.boundaries_wanted = 0
+
+    def device(self, uuid: str, values: dict[str, float]) -> None:
+        self.devices.append((uuid, values))
+
+    def sample(self, values: dict[str, float]) -> None:
+        self.samples.append(values)
+
+    def describe(self, **run_info: Any) -> None:
+        self.run_json.append(run_info)
+
+    def request_boundary(self) -> None:
+        self.boundaries_wanted += 1
+
+    def described(self, name: str) -> list[Any]:
+        return [found[name] for found in self.run_json if name in found]
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _, _ in self.events]
+
+
 def command(name: CommandName, **args: Any) -> Command:
     """A command as the page would ask it."""
     return Command(1, name, args)

@@ -19,38 +19,9 @@ from stepscope.session.sampler import Sampler, next_deadline
 from stepscope.store.recorder import Recorder
 from tests.support.fake_machine import BUSY, FakeSource, Gpu, info, process, without
 from tests.support.fake_nvml import FakeClock
-from tests.support.fake_recorder import FakeRecorder
+from tests.support.fake_recorder import SampleRecorder
 
 A, B = "GPU-aaaa", "GPU-bbbb"
-
-
-class Kept(FakeRecorder):
-    """Keeps also what the sampler tells it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.samples: list[dict[str, float]] = []
-        self.devices: list[tuple[str, dict[str, float]]] = []
-        self.run_json: list[dict[str, Any]] = []
-        self.boundaries_wanted = 0
-
-    def device(self, uuid: str, values: dict[str, float]) -> None:
-        self.devices.append((uuid, values))
-
-    def sample(self, values: dict[str, float]) -> None:
-        self.samples.append(values)
-
-    def describe(self, **run_info: Any) -> None:
-        self.run_json.append(run_info)
-
-    def request_boundary(self) -> None:
-        self.boundaries_wanted += 1
-
-    def described(self, name: str) -> list[Any]:
-        return [found[name] for found in self.run_json if name in found]
-
-    def kinds(self) -> list[str]:
-        return [kind for kind, _, _ in self.events]
 
 
 class Bench:
@@ -58,7 +29,7 @@ class Bench:
 
     def __init__(self, **arguments: Any) -> None:
         self.clock = FakeClock()
-        self.recorder = Kept()
+        self.recorder = SampleRecorder()
         values = without(BUSY, "gpu/mem_used")  # the processes say all
         self.gpus = [Gpu(info(uuid=uuid), dict(values)) for uuid in (A, B)]
         self.source = FakeSource(self.gpus)
