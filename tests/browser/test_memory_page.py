@@ -13,7 +13,7 @@ from tests.support.browser_page import (
     violations,
     wait_until,
 )
-from tests.support.memory_page import areas, open_memory, table
+from tests.support.memory_page import PLOT, areas, open_memory, table
 from tests.support.server import Server
 
 LONG = "/?epochs=5000&num_workers=1"
@@ -47,7 +47,7 @@ def test_a_zoom_stays_while_live_is_off(open_page: OpenPage) -> None:
     page.get_by_text("Live", exact=True).click()
     expect(page.get_by_role("switch", name="Live")).not_to_be_checked()
     page.wait_for_timeout(1_000)
-    plot = page.locator(".st-key-breakdown .js-plotly-plot")
+    plot = page.locator(PLOT).last
     before = plot.evaluate("node => node.layout.xaxis.range")
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()

@@ -6,6 +6,8 @@ from playwright.sync_api import Page, expect
 
 from tests.support.browser_page import open_tab
 
+PLOT = ".st-key-breakdown .js-plotly-plot"
+"""While Streamlit draws it again, the former one may still be there, before the new one."""
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -26,7 +28,7 @@ def table(page: Page) -> dict[str, float]:
 
 def areas(page: Page) -> list[str]:
     """Return the categories of the stack from the bottom to its top."""
-    found: list[str] = page.locator(".st-key-breakdown .js-plotly-plot").evaluate(
+    found: list[str] = page.locator(PLOT).last.evaluate(
         "node => node.data.map((area) => area.name)"
     )
     return found
@@ -34,6 +36,6 @@ def areas(page: Page) -> list[str]:
 
 def open_memory(page: Page) -> None:
     open_tab(page, "Memory")
-    chart = page.locator(".st-key-breakdown .js-plotly-plot")
+    chart = page.locator(PLOT).last
     expect(chart).to_be_visible(timeout=60_000)
     expect(page.get_by_test_id("stDataFrame").first).to_be_visible()
