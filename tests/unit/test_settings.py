@@ -166,10 +166,11 @@ def test_workers_are_refused_for_open_files_cuda_tensors_and_collate_functions(
         tensors = TensorDataset(torch.zeros(4, 2).as_subclass(CudaTensor))
         assert workers(ConcatDataset([Subset(tensors, [0])])) == 0
         assert "CUDA tensors" in found.text("num_workers")
+        plain = data()
         for is_initialized in (False, True):
             monkeypatch.setattr(torch.cuda, "is_initialized", lambda found=is_initialized: found)
-            assert workers(data(), collate_fn=list) == (0 if is_initialized else 2)
-        assert workers(data()) == 2
+            assert workers(plain, collate_fn=list) == (0 if is_initialized else 2)
+        assert workers(plain) == 2
 
 
 def test_a_setting_of_the_evaluation_alone_is_refused() -> None:

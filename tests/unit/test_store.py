@@ -152,9 +152,9 @@ def test_unusable_stores_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a usable Stepscope store"), StoreReader(tmp_path):
         pass
     path.unlink()
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE frames (x)")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE frames (x)")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     with pytest.raises(StoreError, match="no such table"), StoreReader(tmp_path) as reader:
         reader.series()
     with pytest.raises(StoreError, match="File exists"):

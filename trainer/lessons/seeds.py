@@ -15,8 +15,8 @@ first = draw()
 print(f"seed 7:        {first}")
 print(f"drawn on:      {draw()}")
 torch.manual_seed(7)
-again = draw()
-print(f"seed 7 again:  {again}, equal: {again == first}")
+repeated = draw()
+print(f"seed 7 again:  {repeated}, equal: {repeated == first}")
 
 # The state is the position in the sequence: a checkpoint has it, a resumed run continues there.
 cpu, state = torch.get_rng_state(), torch.cuda.get_rng_state() if device == "cuda" else None
