@@ -16,7 +16,7 @@ from stepscope.diagnosis.classify import (
 from stepscope.diagnosis.step_window import recent_figures
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.stragglers.detect import StragglerFinding
-from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run import RunInfo, RunStatus
 from stepscope.run_setup import Recommendation, setting_text, setup_of
 from stepscope.store import StoreReader
 from stepscope.store.final_values import last_value, read_newest
@@ -31,8 +31,6 @@ def diagnose(
 
     `allowed(field, value)` is True for settings that this machine supports.
     """
-    if run.run_json.get("kind") == RunKind.RECORD:
-        return None
     with StoreReader(run.folder) as reader:
         figures = recent_figures(reader, run.run_json)
         found = (

@@ -172,16 +172,12 @@ NO_EPOCH = {
 }
 GPU_TILES = {  # Id of each tile, and its label for one GPU and for several.
     "gpu/util": ("gpu_util", "Utilization", "Mean utilization"),
-    "gpu/mem_used": ("gpu_memory", "GPU memory", "Mean GPU memory"),
     "gpu/power": ("power", "Power", "Mean power"),
-    "gpu/temp": ("temperature", "Temperature", "Mean temperature"),
 }
 
 
 def tiles(content: RunView) -> list[Json]:
     """Return the tiles; samples/s of a job assumes equal batch sizes of all ranks."""
-    if content.kind is RunKind.RECORD:
-        return [*_gpus(content, content.gpus, *GPU_TILES), *_host()]
     rate: Json = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}
     if content.samples_per_s is not None:
         rate["whole"] = content.samples_per_s / content.ranks
@@ -196,7 +192,7 @@ def tiles(content: RunView) -> list[Json]:
             whose = f"all {content.ranks} ranks" if "scale" in tile else "rank 0"
             tile["label"] = f"{tile['label']}, {whose}"
     used = tuple(gpu for gpu in content.gpus if gpu.uuid in content.used_gpus)
-    return [*of_rank, *_gpus(content, used or content.gpus, "gpu/util", "gpu/power")]
+    return [*of_rank, *_gpus(content, used or content.gpus)]
 
 
 def _allocator(content: RunView) -> list[Json]:
@@ -217,23 +213,15 @@ def _process() -> list[Json]:
     ]
 
 
-def _host() -> list[Json]:
-    return [
-        _tile("host_cpu", "Host CPU", "host/cpu"),
-        _tile("host_memory", "Host memory", "host/mem_used") | _host_total(),
-    ]
-
-
-def _gpus(content: RunView, gpus: tuple[SampledGpu, ...], *keys: str) -> list[Json]:
+def _gpus(content: RunView, gpus: tuple[SampledGpu, ...]) -> list[Json]:
+    if not gpus:
+        return []
     made = []
-    for key in keys if gpus else ():
-        tile_id, one, many = GPU_TILES[key]
+    for key, (tile_id, one, many) in GPU_TILES.items():
         label = one if len(gpus) == 1 else many
         if len(gpus) == 1 < len(content.gpus):
             label = f"{one}, GPU {gpus[0].index}"
         made.append(_tile(tile_id, label, key, gpus))
-        if key == "gpu/mem_used" and len({gpu.memory_bytes for gpu in gpus}) == 1:
-            made[-1] |= _device_total(gpus[0])
     return made
 
 

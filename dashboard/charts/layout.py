@@ -28,7 +28,6 @@ WAITING = {
     RunKind.TRAINER: "sent. Waiting for the current step to end…",
     RunKind.WATCH: "sent. Waiting for the script's next optimizer step…",
     RunKind.INIT: "sent. Waiting for the script's next step…",
-    RunKind.RECORD: "sent. Waiting for the recording…",
 }
 PERCENT = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 
@@ -36,11 +35,10 @@ PERCENT = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 def layout(content: RunView) -> Json:
     """Return the component's layout.
 
-    `metrics`: unit and label by key; `axis`: "time" without steps; `waiting`: until a command is
-    answered; `absent`: what the run lacks, and why; `custom_note`: metrics without a chart.
+    `metrics`: unit and label by key; `waiting`: until a command is answered; `absent`: what the run
+    lacks, and why; `custom_note`: metrics without a chart.
     """
-    recording = content.kind is RunKind.RECORD
-    charts = _recording(content) if recording else _training(content)
+    charts = _charts(content)
     drawn = {line["metric"] for made in charts for line in made["traces"]}
     metrics = {key: {"unit": "", "label": key} for key in sorted(drawn)}
     for metric in METRICS:
@@ -49,7 +47,6 @@ def layout(content: RunView) -> Json:
         "charts": charts,
         "kpis": tiles(content),
         "metrics": metrics,
-        "axis": "time" if recording else "step",
         "waiting": WAITING[content.kind],
         "absent": _absent(content, drawn),
         "no_epoch": NO_EPOCH.get(content.kind),
@@ -57,31 +54,19 @@ def layout(content: RunView) -> Json:
     }
 
 
-def _training(content: RunView) -> list[Json]:
+def _charts(content: RunView) -> list[Json]:
     charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
     for key in content.custom:
         title = key.removeprefix("train/")
         charts.append(chart(f"custom:{key}", title, [trace(key)], group="custom"))
     if content.gpus:
-        charts.append(_power(content, "more"))
+        charts.append(_power(content))
     if gpu_kind(content) == "heat":
-        charts.append(_memory_used(content, "gpu_memory", "more"))
+        charts.append(_memory_used(content))
     charts.append(_throughput(content))
     if content.kind is RunKind.TRAINER:  # FLOPs of scripts are not counted
         charts.append(_flops(content))
     charts += [_learning_rates(content), _gradient_norms(content), _amp_scale()]
-    return charts
-
-
-def _recording(content: RunView) -> list[Json]:
-    charts = []
-    if content.gpus:
-        charts.append(_utilization(content))
-        charts.append(_memory_used(content, "memory", "main"))
-        charts.append(_power(content, "main"))
-    host_memory = [trace("host/mem_used", "peak"), trace("host/mem_total", "context")]
-    charts.append(chart("host_memory", "Host memory", host_memory, y=y_axis(Unit.BYTES)))
-    charts.append(chart("host_cpu", "Host CPU", [trace("host/cpu")], y=PERCENT))
     return charts
 
 
@@ -90,7 +75,7 @@ def _absent(content: RunView, drawn: set[str]) -> str | None:
     texts = []
     if not content.gpus:
         texts.append(f"No GPU utilization, power or temperature: {content.gpu_reason}")
-    if content.allocator_reason and content.kind is not RunKind.RECORD:
+    if content.allocator_reason:
         texts.append(content.allocator_reason)
     labels: dict[tuple[str, str], list[str]] = {}  # By reason and GPUs.
     for metric in METRICS:
@@ -147,12 +132,12 @@ def _memory(content: RunView) -> Json:
     return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES))
 
 
-def _memory_used(content: RunView, chart_id: str, group: str) -> Json:
+def _memory_used(content: RunView) -> Json:
     traces = gpu_traces(content, "gpu/mem_used", "used", style="peak")
     if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # one line cannot show other totals
         traces.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
     kind = gpu_kind(content)
-    return chart(chart_id, "GPU memory", traces, y=y_axis(Unit.BYTES), kind=kind, group=group)
+    return chart("gpu_memory", "GPU memory", traces, y=y_axis(Unit.BYTES), kind=kind, group="more")
 
 
 def _utilization(content: RunView) -> Json:
@@ -166,7 +151,7 @@ def _utilization(content: RunView) -> Json:
     return chart("utilization", "Utilization", traces, y=PERCENT, kind=gpu_kind(content))
 
 
-def _power(content: RunView, group: str) -> Json:
+def _power(content: RunView) -> Json:
     traces = [
         *gpu_traces(content, "gpu/power", "power"),
         *gpu_traces(content, "gpu/temp", "temperature", axis="y2", dash="dot"),
@@ -179,7 +164,7 @@ def _power(content: RunView, group: str) -> Json:
         y=y_axis(Unit.WATT),
         y2=y_axis(Unit.CELSIUS, zero=False),
         kind=gpu_kind(content),
-        group=group,
+        group="more",
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dashboard.charts import figures
-from dashboard.charts.chart_spec import Json, training_gpu
-from dashboard.charts.run_view import RunView, reasons_of, run_content
+from dashboard.charts.chart_spec import Json
+from dashboard.charts.run_view import reasons_of, run_content
 from stepscope.common.json_values import dict_of
 from stepscope.memory.breakdown import (
     CATEGORIES,
@@ -25,7 +25,7 @@ from stepscope.memory.breakdown_series import (
     peaks,
     read_breakdown,
 )
-from stepscope.run import RunInfo, RunKind
+from stepscope.run import RunInfo
 from stepscope.store import StoreReader
 
 Row = dict[str, Any]  # Values by column title.
@@ -78,18 +78,10 @@ class Breakdown:
     notes: list[str]
 
 
-def gpu_of(content: RunView) -> str | None:
-    """Return the UUID of the GPU whose memory is shown; None for host memory."""
-    if content.kind is RunKind.RECORD:
-        gpu = training_gpu(content)
-        return None if gpu is None else gpu.uuid
-    return content.training_gpu
-
-
 def breakdown_of(run: RunInfo) -> Breakdown | None:
     """Return the memory breakdown of a run; None before any sample. Raises StoreError."""
     with StoreReader(run.folder) as reader:
-        source = breakdown_source(reader.series(), gpu_of(run_content(run)))
+        source = breakdown_source(reader.series(), run_content(run).training_gpu)
         if source is None:
             return None
         now = newest_breakdown(reader, source)
@@ -175,7 +167,7 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
     """Return the recorded reasons for missing metrics of the breakdown."""
     content, capabilities = run_content(run), run.run_json.get("capabilities") or {}
     of_gpus = dict_of(capabilities.get("missing"))
-    found = dict_of(of_gpus.get(gpu_of(content) or ""))
+    found = dict_of(of_gpus.get(content.training_gpu or ""))
     reasons = reasons_of(found)
     for key, why in (
         ("memory/process_used", found.get("processes")),

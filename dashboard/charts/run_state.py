@@ -16,8 +16,6 @@ def state(run: RunInfo) -> dict[str, Any]:
     run_json = run.run_json
     progress = {name: run_json.get(name) for name in ("step", "total_steps", "epoch", "epochs")}
     progress["epoch"] = progress["epoch"] or None  # counted from 1; 0: not counted
-    if run_kind(run) is RunKind.RECORD:
-        progress["step"] = None  # a recording has no steps
     return {
         "run": run.id,
         "status": run.status,

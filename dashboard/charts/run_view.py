@@ -33,7 +33,6 @@ KINDS = {
     RunKind.TRAINER: "built-in",
     RunKind.WATCH: "watched",
     RunKind.INIT: "script",
-    RunKind.RECORD: "recording",
 }
 MAX_GROUPS = 8  # parameter groups of an optimizer whose learning rate is drawn
 
@@ -81,7 +80,7 @@ class RunView:
 def run_content(run: RunInfo) -> RunView:
     run_json, kind, device = run.run_json, run_kind(run), training_device(run)
     capabilities = run_json.get("capabilities") or {}
-    on_cpu = device == "cpu" and kind is not RunKind.RECORD
+    on_cpu = device == "cpu"
     custom, left = custom_metrics(run_json)
     rate = dict_of(run_json.get("totals")).get("samples_per_s")
     return RunView(

@@ -20,11 +20,10 @@ from dashboard.charts.run_view import (
     optimizer_keys,
     optimizer_names,
     rate_keys,
-    run_kind,
 )
 from stepscope.common.formatting import number_name
 from stepscope.common.metrics import Stream
-from stepscope.run import RunInfo, RunKind
+from stepscope.run import RunInfo
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.final_values import bucket_for
 from stepscope.store.reader import Axis
@@ -67,7 +66,6 @@ class SeriesCursor:
 
 def keys_of(run: RunInfo, include_folded: bool) -> Keys:
     """Return the metrics to send; those of folded charts only on request."""
-    include_folded |= run_kind(run) is RunKind.RECORD  # a recording folds nothing
     optimizers = len(optimizer_names(run.run_json))
     rates = (key for key, _, _ in rate_keys(optimizers))
     folded = {*FOLDED, *optimizer_keys("train/grad_norm", optimizers), *rates}

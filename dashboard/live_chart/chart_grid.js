@@ -129,13 +129,12 @@ export class AxisBar {
   }
 
   update() {
-    const { axis, stepped, zoom, onlyTime } = this.store;
+    const { axis, stepped, zoom } = this.store;
     const choice = (name, label, disabled) => {
       const attributes = { "aria-pressed": axis === name, disabled };
       return button(() => this.store.chooseAxis(name), attributes, label);
     };
     render(this.axes, choice("step", "Step", stepped ? null : ""), choice("time", "Time", null));
-    this.axes.hidden = onlyTime;
     this.back.hidden = !zoom;
   }
 }

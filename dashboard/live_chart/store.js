@@ -153,15 +153,11 @@ export class Store {
     }
   }
 
-  get onlyTime() {
-    return this.layout?.axis === "time";
-  }
-
   get stepped() {
-    return !this.onlyTime && this.live.steps?.t.length > 0;
+    return this.live.steps?.t.length > 0;
   }
 
-  // Time before the first step, and in a recording, which has no steps.
+  // Time before the first step.
   get axis() {
     return this.stepped ? this.prefs.axis : "time";
   }

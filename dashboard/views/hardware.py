@@ -124,6 +124,5 @@ with st.spinner("Reading the GPUs of this machine…", show_time=True):
 machine_section(server)
 st.caption(
     "Updated every 2 s while the page is open; nothing is recorded. In a terminal: "
-    "`stepscope devices --watch`.",
-    help="`stepscope record` saves the same readings to a run folder, ten times per second.",
+    "`stepscope devices --watch`."
 )

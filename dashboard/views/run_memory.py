@@ -13,7 +13,6 @@ from dashboard.charts.memory_breakdown import (
     breakdown_figure,
     breakdown_of,
     breakdown_rows,
-    gpu_of,
     missing_reasons,
 )
 from dashboard.charts.run_view import run_content
@@ -41,7 +40,7 @@ PROCESS_COLUMNS = {
 
 def memory_tab(run: RunInfo) -> None:
     """Draw the out-of-memory analysis, the memory breakdown and snapshots."""
-    gpu = gpu_of(run_content(run))
+    gpu = run_content(run).training_gpu
     oom_section(run)
     st.markdown("#### Memory breakdown")
     st.caption(_scope(run, gpu))

@@ -74,7 +74,6 @@ _TABLES = {"Settings": "config", "Slurm job": "slurm", "Environment": "environme
 _HIDDEN = {"capabilities", "fit"}
 _NO_OUTPUT = {
     RunKind.INIT: "The output of a script with stepscope.init is not recorded. See its terminal.",
-    RunKind.RECORD: "A recording of the hardware has no output.",
 }
 
 

@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 COMMANDS = {
     "watch": "run a training script unchanged and record it",
-    "record": "record this machine's GPUs and host, without any training",
     "devices": "show every GPU of this machine: load, memory, temperature, health, processes",
     "runs": "list recorded runs, live ones first, then newest first",
     "measure-memory": "measure a script's first steps and report how much larger the batch can be",

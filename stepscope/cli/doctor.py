@@ -31,7 +31,7 @@ from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.host.environment import SUPPORTED, installed_torch, unsupported
-from stepscope.run import RunKind, RunStatus
+from stepscope.run import RunStatus
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.recorder import Recorder
 
@@ -127,7 +127,7 @@ def check_run_folder(root: Path) -> CheckResult:
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as folder:
-            recorder = Recorder(Path(folder), name="doctor", kind=RunKind.RECORD)
+            recorder = Recorder(Path(folder), name="doctor")
             recorder.log(1, {"train/loss": 1.0})
             recorder.close(RunStatus.FINISHED)
             with StoreReader(Path(folder)) as reader:
@@ -217,7 +217,7 @@ def import_torch(python: str = sys.executable) -> dict[str, Any] | None:
 def check_torch(torch: dict[str, Any] | None, *, gpus: int) -> Iterator[CheckResult]:
     """Yield the status of torch, as returned by `import_torch`, on a host with so many GPUs."""
     if torch is None:
-        remedy = "'stepscope record' works without it; a training script needs it."
+        remedy = "Recorded runs open without it; a training script needs it."
         yield CheckResult(MISSING, "torch", "not installed in this environment", remedy)
         return
     yield _check_cuda(torch, gpus)

@@ -16,7 +16,7 @@ from stepscope.distributed.stragglers.reader import in_job, recent_times, stragg
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
 from stepscope.memory.growth_detector import newest_growth
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
-from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
+from stepscope.run import RunInfo, RunStatus, run_json_of
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file, was_terminated
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankStatus, ranks_of
@@ -69,17 +69,12 @@ class RunData:
     ranks: tuple[RankData, ...]
     hang: Hang | None = None
 
-    @property
-    def has_steps(self) -> bool:
-        """False for a recording of the host alone."""
-        return self.run.run_json.get("kind") != RunKind.RECORD
-
     @cached_property
     def straggler(self) -> StragglerFinding | None:
         """The finding on the ranks' steps, computed once; None for one process."""
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
-        return straggler_among(times, self.run.run_json, busy) if self.has_steps else None
+        return straggler_among(times, self.run.run_json, busy)
 
 
 def read_recorded(run: RunInfo) -> RunData:
@@ -101,8 +96,6 @@ def findings(recorded: RunData) -> list[Finding]:
 
 def nothing_to_say(recorded: RunData) -> str:
     """Return the sentence that replaces an empty list."""
-    if not recorded.has_steps:
-        return "No findings: this is a recording of the machine, without steps."
     straggler = recorded.straggler
     ranks = f" {straggler.text}" if straggler is not None else ""
     verdict = recorded.ranks[0].verdict
@@ -161,8 +154,6 @@ def absent_ranks(recorded: RunData) -> Iterator[Finding]:
 
 def bottlenecks(recorded: RunData) -> Iterator[Finding]:
     """Yield the bottleneck of each rank's steps."""
-    if not recorded.has_steps:
-        return
     for rank in recorded.ranks:
         verdict = rank.verdict
         if not verdict.kind.names_a_cause:

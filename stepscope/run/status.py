@@ -43,7 +43,6 @@ class RunKind(StrEnum):
     TRAINER = "trainer"  # the built-in workloads
     WATCH = "watch"  # a script under `stepscope watch`
     INIT = "init"  # a script that calls `stepscope.init`
-    RECORD = "record"  # `stepscope record`: no training, the machine only
 
 
 _OUT_OF_CUDA_MEMORY = "CUDA error: out of memory"

@@ -8,7 +8,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import psutil
 
@@ -32,8 +31,7 @@ class CommandServer:
     """Executes the commands of one run. Training thread only.
 
     `own` has the handlers of this kind of run, such as STOP. `check` is called at each boundary and
-    during a pause; it may raise to end the run. Without `training` only MARK and `own` are
-    supported. `closed_here`: the training thread calls `close`.
+    during a pause; it may raise to end the run. `closed_here`: the training thread calls `close`.
     """
 
     def __init__(
@@ -43,7 +41,6 @@ class CommandServer:
         own: Mapping[CommandName, CommandHandler],
         *,
         check: Callable[[], None] = lambda: None,
-        training: bool = True,
         step: Callable[[], int] | None = None,
         closed_here: bool = False,
     ) -> None:
@@ -52,7 +49,6 @@ class CommandServer:
         self.read_if_requested = self._readings.read_if_requested
         self._reset_process_peak = sampler.host.reset_peak
         self._check = check
-        self._training = training
         self._paused = False
         self._serving = False
         self._snapshot: SnapshotRecording | None = None
@@ -60,17 +56,17 @@ class CommandServer:
         self.profiling = ProfileCommand(
             recorder, step=self.step, on_gpu=lambda: self.on_gpu, ended_here=closed_here
         )
-        self._handlers: dict[CommandName, CommandHandler] = {CommandName.MARK: self._mark, **own}
-        if training:
-            self._handlers |= {
-                CommandName.PAUSE: self._pause,
-                CommandName.RESUME: self._resume,
-                CommandName.EMPTY_CACHE: self._empty_cache,
-                CommandName.RESET_PEAKS: self._reset_peaks,
-                CommandName.COLLECT_GARBAGE: self._collect_garbage,
-                CommandName.MEMORY_SNAPSHOT: self._memory_snapshot,
-                CommandName.PROFILE: self.profiling.ask,
-            }
+        self._handlers: dict[CommandName, CommandHandler] = {
+            CommandName.PAUSE: self._pause,
+            CommandName.RESUME: self._resume,
+            CommandName.EMPTY_CACHE: self._empty_cache,
+            CommandName.RESET_PEAKS: self._reset_peaks,
+            CommandName.COLLECT_GARBAGE: self._collect_garbage,
+            CommandName.MARK: self._mark,
+            CommandName.MEMORY_SNAPSHOT: self._memory_snapshot,
+            CommandName.PROFILE: self.profiling.ask,
+            **own,
+        }
 
     @property
     def on_gpu(self) -> bool:
@@ -149,11 +145,6 @@ class CommandServer:
         finally:
             self._serving = False
 
-    def wait(self, timeout_s: float) -> None:
-        """Execute the commands that arrive within this time, in a run without steps."""
-        for command in self._recorder.commands.wait(timeout_s):
-            self._serve_one(command)
-
     def close(self) -> None:
         """End a snapshot and a profile, which would need another step. May be called twice."""
         if self._snapshot is not None:
@@ -206,8 +197,7 @@ class CommandServer:
 
     def _mark(self, command: Command) -> None:
         text = str(command.args.get("text", "")).strip()[:MAX_MARK_CHARS] or "Mark"
-        memory: dict[str, Any] = {"after": self.read_memory()} if self._training else {}
-        self._recorder.finish(command, text, **memory)
+        self._recorder.finish(command, text, after=self.read_memory())
 
     def _empty_cache(self, command: Command) -> None:
         before = self.read_memory()

@@ -41,7 +41,6 @@ def run(status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:
     [
         (run(), set(CommandName) - {*LATER, CommandName.RESUME}),
         (run(**WATCHED), set(SCRIPT) - {CommandName.RESUME}),
-        (run(kind="record", commands=["mark", "stop"]), set(EARLY)),
         (run(RunStatus.PENDING, **WATCHED), set(EARLY)),
         (run(RunStatus.PENDING), set()),
         *((run(status), set()) for status in RunStatus if not status.live),
@@ -61,8 +60,6 @@ def drawn(info: RunInfo | None, status: RunStatus) -> list[str]:
 
 
 def test_the_buttons_follow_the_run_and_its_status() -> None:
-    recording = run(kind="record", commands=["mark", "stop"])
-    assert drawn(recording, RunStatus.RUNNING) == ["Stop", "Mark"]
     assert buttons(None) == buttons(run(RunStatus.FINISHED)) == buttons(run(user="eve")) == []
     running, paused = drawn(run(), RunStatus.RUNNING), drawn(run(), RunStatus.PAUSED)
     assert (running[0], paused[0], running[1:]) == ("Pause", "Resume", paused[1:])

@@ -15,8 +15,8 @@ from dashboard.charts.memory_breakdown import (
     breakdown_rows,
 )
 from dashboard.views.run_memory import process_rows
-from stepscope.run import RunInfo, RunKind, read_run
-from tests.support.breakdown_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
+from stepscope.run import RunInfo, read_run
+from tests.support.breakdown_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process
 from tests.support.recorded_runs import write_run
 
 MIB = 2**20
@@ -71,15 +71,6 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
     run = cuda_run(tmp_path, capabilities={"missing": missing})
     told = " ".join(read(run).notes)
     assert (told.count("old driver"), told.count("hidden in a container")) == (1, 2)
-
-
-def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
-    rows = [sample(tick, host__mem_used=100) for tick in range(5)]
-    gpu = [device(tick) for tick in range(5)]
-    run_json = ON_GPU | {"kind": RunKind.RECORD, "device": None}
-    write_run(tmp_path, run_json, gpu=GPU, samples=rows, devices=gpu)
-    now = read(read_run(tmp_path)).now
-    assert {key: size // MIB for key, size in now.items()} == {"free": 8240, "used": 2000}
 
 
 def test_other_processes_are_listed_by_memory_and_foreign_text_is_tamed() -> None:

@@ -27,7 +27,6 @@ WATCHED = RunView(
     custom=("train/d_real", "val/f1"),
     custom_left=3,
 )
-RECORD = RunView(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
 EIGHT = tuple(
     SampledGpu(uuid=f"GPU-{n}", name="A100", index=n, memory_bytes=40 * 2**30) for n in range(8)
 )
@@ -41,7 +40,7 @@ def metrics(entry: dict[str, Any]) -> list[str]:
     return [trace["metric"] for trace in entry["traces"]]
 
 
-@pytest.mark.parametrize("content", [CPU, CUDA, WATCHED, RECORD])
+@pytest.mark.parametrize("content", [CPU, CUDA, WATCHED])
 def test_every_trace_and_tile_names_a_known_metric_in_its_stream(content: RunView) -> None:
     made = layout(content)
     named = [trace for entry in made["charts"] for trace in entry["traces"]]
@@ -106,11 +105,10 @@ def test_the_samples_of_a_distributed_run_are_of_all_ranks() -> None:
     assert tiles["samples_per_sec"]["scale"] == 4
 
 
-@pytest.mark.parametrize("kind", [RunKind.WATCH, RunKind.RECORD])
-def test_from_four_gpus_on_a_strip_of_heat_takes_the_place_of_lines(kind: RunKind) -> None:
+def test_from_four_gpus_on_a_strip_of_heat_takes_the_place_of_lines() -> None:
     for count, wanted in ((3, "lines"), (4, "heat"), (8, "heat")):
         gpus = EIGHT[:count]
-        made = layout(RunView(has_cuda=True, gpus=gpus, training_gpu="GPU-1", kind=kind))
+        made = layout(RunView(has_cuda=True, gpus=gpus, training_gpu="GPU-1", kind=RunKind.WATCH))
         assert {chart(made, name)["kind"] for name in ("utilization", "power")} == {wanted}
 
 
@@ -122,12 +120,6 @@ def test_the_scripts_own_metrics_and_each_optimizers_loss_are_drawn() -> None:
     own = [entry for entry in made["charts"] if entry["group"] == "custom"]
     assert [entry["title"] for entry in own] == ["d_real", "val/f1"]
     assert made["custom_note"].startswith("3 more metrics are recorded but not charted;")
-
-
-def test_a_recording_has_the_machine_and_no_training() -> None:
-    made = layout(RECORD)
-    ids = [entry["id"] for entry in made["charts"]]
-    assert ids == ["utilization", "memory", "power", "host_memory", "host_cpu"]
 
 
 def test_flops_and_their_share_of_the_peak_have_an_axis_each() -> None:

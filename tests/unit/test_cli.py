@@ -102,7 +102,7 @@ def test_a_broken_pipe_ends_it_quietly(runs: Path) -> None:
     "arguments",
     [
         "nope",
-        "record --seconds 0",
+        "devices --watch 0",
         "export x --format csv --rank -1",
     ],
 )

@@ -107,19 +107,6 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
     assert bench.recorder.events == [("empty_cache", refused, {"ok": False})]
 
 
-def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
-    recorder = cast("Recorder", bench.recorder)
-    sampler = Sampler(recorder, allocator_index=None)
-    server = CommandServer(recorder, sampler, {}, training=False)
-    assert server.supported_commands() == [CommandName.MARK]
-    for name in (CommandName.MARK, CommandName.PAUSE):
-        bench.recorder.while_paused = [command(name)]
-        server.wait(0.1)
-    server.close()
-    found = [(kind, data["ok"]) for kind, _, data in bench.recorder.events]
-    assert found == [("mark", True), ("pause", False)]
-
-
 def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:
     with pytest.raises(RunStoppedError):
         bench.serve(CommandName.STOP, CommandName.MARK)

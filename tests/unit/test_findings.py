@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.cli import main
-from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
+from stepscope.diagnosis.findings import Finding, findings, read_recorded
 from stepscope.run import RunStatus, read_run
 from stepscope.store.recorder import Recorder
 from tests.support.recorded_runs import Row, recorded_run, write_run, write_slow_job
@@ -73,10 +73,7 @@ def test_a_young_run_is_an_empty_list_and_a_sentence(
     assert "fewer steps" in err
 
 
-def test_what_has_no_steps_is_said(tmp_path: Path) -> None:
-    recorded = read_recorded(read_run(write_run(tmp_path / "r", {"kind": "record"})))
-    assert findings(recorded) == []
-    assert "a recording of the machine" in nothing_to_say(recorded)
+def test_a_run_without_a_store_has_no_findings(tmp_path: Path) -> None:
     begun = write_run(tmp_path / "begun")
     (begun / "rank0.sqlite").unlink()  # its process is just making the store
     assert findings(read_recorded(read_run(begun))) == []

@@ -256,7 +256,6 @@ IN_STEPS = {"zoom": [1, 201], "zoomAxis": "step"}
     ("live", "prefs", "call", "axis", "shown"),
     [
         (STEPPED, {}, "ended", "step", [1, 401]),
-        (STEPPED, {}, "setLayout({axis: 'time'})", "time", [0, 10]),  # a recording
         (SAMPLED, IN_TIME, "ended", "time", [2, 4]),
         (STEPPED, IN_TIME, "ended", "step", [1, 401]),  # zoomed on the other axis
         (BOTH, IN_STEPS, "chooseAxis('time')", "time", [0, 10]),

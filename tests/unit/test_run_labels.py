@@ -40,7 +40,7 @@ def test_a_label_has_name_kind_state_and_time() -> None:
         (crashed, "x · script · crashed · 21 Nov 12:00"),
     ):
         assert label(info) == expected
-    assert label(run("record", user="eve", host="far")).endswith(" · eve@far")
+    assert label(run("train", user="eve", host="far")).endswith(" · eve@far")
     assert run_name(run("my run", script={"path": "/home/me/train.py"})) == "my run"
     assert run_name(run("x" * 500)) == "x" * 60
     assert "\x1b" not in run_name(run("a\x1b[2Jb"))

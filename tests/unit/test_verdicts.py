@@ -34,9 +34,8 @@ def ask(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagno
     return diagnose(run, straggler_of(run), lambda name, value: True)
 
 
-def test_young_runs_and_recordings_have_none(tmp_path: Path) -> None:
+def test_young_runs_have_none(tmp_path: Path) -> None:
     assert ask(write_run(tmp_path / "a", steps=rows(0.06, count=10))) is None
-    assert ask(write_run(tmp_path / "r", {"kind": "record"}, steps=rows(0.06))) is None
 
 
 @pytest.mark.parametrize(
