@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stepscope.gpu.machine_monitor import DeviceHistory, MachineMonitor
+from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import MachineState
 from stepscope.gpu.xid import XidWatcher
 from stepscope.session.sampler import next_deadline
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 IDLE_S = 10.0
 STALE_S = 5.0  # age of the newest reading from which the page shows it
+KEPT_READINGS = 600  # Ten minutes.
 FIRST_TIMEOUT_S = 3.0  # Opening NVML takes some 10 ms; with a failed GPU it may never return.
 
 
@@ -30,6 +32,14 @@ class MachineReading:
 
     view: MachineState | None
     trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PastReading:
+    """Values of each GPU by UUID and metric, at `ts` (epoch seconds)."""
+
+    ts: float
+    gpus: Mapping[str, Mapping[str, float]]
 
 
 class MachinePoller:
@@ -44,6 +54,7 @@ class MachinePoller:
         self._thread: threading.Thread | None = None
         self._ending = False
         self._view: MachineState | None = None
+        self._past: deque[PastReading] = deque(maxlen=KEPT_READINGS)
         self._has_read = False  # since the thread started
         self._error: str | None = None
         self._asked_at = 0.0
@@ -62,9 +73,10 @@ class MachinePoller:
             self._changed.wait_for(lambda: self._has_read or self._ending, wait_s)
             return MachineReading(self._view, self._error or self._silence())
 
-    def history(self, uuid: str) -> DeviceHistory | None:
-        """Return the last ten minutes of a GPU; None for an unknown UUID."""
-        return self._machine.history(uuid)
+    def past(self) -> tuple[PastReading, ...]:
+        """Return the last readings, the oldest first."""
+        with self._changed:
+            return tuple(self._past)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Stop the thread; one that is blocked in the driver is left behind after the timeout."""
@@ -96,8 +108,8 @@ class MachinePoller:
         deadline = self._clock()
         while self._wait_until(deadline):
             self._poll()
-            if self._machine.xid_watcher is None and self._view is not None and self._view.devices:
-                source = self._machine.source
+            source = self._machine.source
+            if self._machine.xid_watcher is None and source is not None and source.devices():
                 self._machine.xid_watcher = XidWatcher(source, self._machine.note_xid)
             deadline = next_deadline(deadline, PERIOD_S, self._clock())
         if self._machine.xid_watcher is not None:
@@ -123,6 +135,9 @@ class MachinePoller:
             if self._error is None:
                 log.warning("stepscope-machine: reading the GPUs failed", exc_info=True)
         with self._changed:
+            if view is not None and error is None:
+                gpus = {device.info.uuid: device.values for device in view.devices}
+                self._past.append(PastReading(view.ts, gpus))
             self._view = view
             self._error = error
             self._has_read = True

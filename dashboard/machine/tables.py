@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepscope.common.formatting import format_bytes, format_duration, format_energy
 from stepscope.common.metrics import BY_KEY, Unit
-from stepscope.gpu.device_events import throttle_text
-from stepscope.gpu.health import link
 from stepscope.gpu.machine_state import DeviceState, HostState, MachineState
 from stepscope.gpu.processes import GpuProcess
 
@@ -24,9 +21,12 @@ VALUES = {  # The metrics of a GPU by group.
     "Memory": ("gpu/mem_used", "gpu/mem_total", "gpu/mem_reserved"),
     "Heat and power": (
         *("gpu/temp", "gpu/temp_mem", "gpu/temp_margin"),
-        *("gpu/power", "gpu/power_limit", "gpu/fan"),
+        *("gpu/power", "gpu/power_limit", "gpu/energy", "gpu/fan"),
     ),
-    "Clocks": ("gpu/sm_clock", "gpu/mem_clock"),
+    "Clocks": (
+        *("gpu/sm_clock", "gpu/mem_clock", "gpu/throttle_power", "gpu/throttle_sw_thermal"),
+        *("gpu/throttle_hw_thermal", "gpu/throttle_brake"),
+    ),
     "Links": ("gpu/pcie_tx", "gpu/pcie_rx", "gpu/nvlink_tx", "gpu/nvlink_rx"),
     "Reliability": (
         *("gpu/ecc_corrected", "gpu/ecc_uncorrected", "gpu/remapped_rows"),
@@ -35,17 +35,15 @@ VALUES = {  # The metrics of a GPU by group.
 }
 PROPERTIES = {  # The properties of a GPU: label, text, meaning.
     "temp_slowdown": ("Slowdown temperature", "{:.0f} °C", "The GPU's own threshold."),
-    "temp_shutdown": ("Shutdown temperature", "{:.0f} °C", "The GPU's own threshold."),
-    "max_sm_clock": ("Highest SM clock", "{:,.0f} MHz", "Without power and heat limits."),
-    "max_mem_clock": ("Highest memory clock", "{:,.0f} MHz", "Without power and heat limits."),
     "pci_bus_id": ("PCI address", "{}", "PCI bus, device and function."),
-    "architecture": ("Architecture", "{}", "NVIDIA's name of the generation."),
 }
 TEXTS: dict[Unit, Callable[[float], str]] = {
     Unit.PERCENT: lambda value: f"{value:.0f}%",
     Unit.BYTES: format_bytes,
     Unit.BYTES_PER_SECOND: lambda value: f"{format_bytes(value)}/s",
     Unit.WATT: lambda value: f"{value:.0f} W",
+    Unit.JOULE: format_energy,
+    Unit.SECOND: format_duration,
     Unit.CELSIUS: lambda value: f"{value:.0f} °C",
     Unit.MEGAHERTZ: lambda value: f"{value:,.0f} MHz",
     Unit.COUNT: lambda value: f"{value:,.0f}",
@@ -173,11 +171,8 @@ def process_rows(device: DeviceState, ours: Mapping[int, str]) -> list[Row]:
     ]
 
 
-def value_rows(device: DeviceState, since: float, torch_name: str) -> list[Row]:
-    """Return all values of a GPU with their meaning, or why they are missing.
-
-    `since` is when this server first read it (epoch seconds).
-    """
+def value_rows(device: DeviceState, torch_name: str) -> list[Row]:
+    """Return all values of a GPU with their meaning, or why they are missing."""
     rows = [_row(group, *_metric(device, key)) for group, keys in VALUES.items() for key in keys]
     facts = device.facts
     for name, (label, text, meaning) in PROPERTIES.items():
@@ -185,15 +180,10 @@ def value_rows(device: DeviceState, since: float, torch_name: str) -> list[Row]:
         shown = "n/a: not reported by the driver" if value is None else text.format(value)
         rows.append(_row("Properties", label, shown, meaning))
     if facts is not None and facts.pcie_gen is not None:
-        now = link(facts.pcie_gen, facts.pcie_width)
-        pcie = f"{now}, at most {link(facts.pcie_max_gen, facts.pcie_max_width)}"
+        now = _link(facts.pcie_gen, facts.pcie_width)
+        pcie = f"{now}, at most {_link(facts.pcie_max_gen, facts.pcie_max_width)}"
         about = "An idle GPU slows its link to save power; under load it should be at its maximum."
         rows.append(_row("Links", "PCIe link", pcie, about))
-    lowered = throttle_text(device.throttled, device.seconds)
-    about = "Time the driver lowered the clocks, by reason; reasons can overlap."
-    rows.append(_row("Clocks", "Clocks lowered", lowered, about))
-    about = "Whole GPU, all users, since this server first read it."
-    rows.append(_row("Heat and power", "Energy", _energy(device, since), about))
     xids = "; ".join(f"{xid.text}, {format_duration(xid.age_s)} ago" for xid in device.xids[::-1])
     none = f"n/a: {device.missing['xid']}" if "xid" in device.missing else "none seen"
     about = "Errors that the driver reported while the Hardware page was open, newest first."
@@ -202,6 +192,11 @@ def value_rows(device: DeviceState, since: float, torch_name: str) -> list[Row]:
     about = "CUDA_VISIBLE_DEVICES hides and renumbers GPUs."
     rows.append(_row("Identity", "Torch's name here", torch_name, about))
     return sorted(rows, key=lambda row: [*VALUES, "Properties", "Identity"].index(row["Group"]))
+
+
+def _link(generation: int | None, width: int | None) -> str:
+    """Format a PCIe link, with "?" for an unknown value."""
+    return f"gen {generation or '?'} ×{width or '?'}"
 
 
 def _row(group: str, label: str, text: str, meaning: str) -> Row:
@@ -214,10 +209,3 @@ def _metric(device: DeviceState, key: str) -> tuple[str, str, str]:
     value = device.values.get(key)
     text = _missing(device, key) if value is None else TEXTS[metric.unit](value)
     return metric.label[:1].upper() + metric.label[1:], text, metric.meaning
-
-
-def _energy(device: DeviceState, since: float) -> str:
-    if device.energy is None:
-        return _missing(device, "gpu/energy")
-    began = time.strftime("%H:%M:%S", time.localtime(since))
-    return f"{format_energy(device.energy)} since {began}"

@@ -19,7 +19,6 @@ from dashboard.machine.tables import (
 from dashboard.services import Services
 from dashboard.views import parts
 from stepscope.common.metrics import BY_KEY
-from stepscope.gpu.machine_monitor import DRAWN
 from stepscope.gpu.machine_state import DeviceState, MachineState
 
 NO_GPU = (
@@ -32,6 +31,21 @@ DIFFERENCE = (
     "most of the chip may be idle. SM, tensor and DRAM activity show how much of it worked "
     "(Hopper and newer)."
 )
+DRAWN = (
+    "gpu/util",
+    "gpu/sm_active",
+    "gpu/tensor_active",
+    "gpu/dram_active",
+    "gpu/mem_used",
+    "gpu/power",
+    "gpu/temp",
+    "gpu/sm_clock",
+    "gpu/pcie_tx",
+    "gpu/pcie_rx",
+    "gpu/nvlink_tx",
+    "gpu/nvlink_rx",
+)
+"""The metrics that the chart offers."""
 COLUMNS = {
     "GPU": parts.text(pinned=True, help="nvidia-smi's index; torch may number GPUs differently."),
     "Torch": parts.text(help="torch's name of the GPU in this server."),
@@ -76,18 +90,15 @@ def machine_section(server: Services) -> None:
 
 
 def _history(server: Services, view: MachineState) -> None:
-    histories = {
-        device.info.nvml_index: history
-        for device in view.devices
-        if (history := server.machine.history(device.info.uuid)) is not None
-    }
-    drawn = [key for key in DRAWN if any(key in each.seen for each in histories.values())]
+    past = server.machine.past()
+    readings = [values for reading in past for values in reading.gpus.values()]
+    drawn = [key for key in DRAWN if any(key in values for values in readings)]
     if not drawn:
         return
     labels = {key: BY_KEY[key].label for key in drawn}
     metric = pick("Last ten minutes", labels, "gpu_metric", "Metric of the chart.", width=260)
-    readings = {index: history.readings() for index, history in histories.items()}
-    parts.plot(history_figure(metric, readings, time.time()), "gpu_history", labels[metric])
+    figure = history_figure(metric, [device.info for device in view.devices], past, time.time())
+    parts.plot(figure, "gpu_history", labels[metric])
 
 
 def _details(server: Services, view: MachineState, ours: dict[int, str]) -> None:
@@ -97,7 +108,7 @@ def _details(server: Services, view: MachineState, ours: dict[int, str]) -> None
     device = names[index]
     for issue in device.health.issues:
         parts.warning(issue.text)
-    values = value_rows(device, view.since, _torch_name(server, device))
+    values = value_rows(device, _torch_name(server, device))
     columns = {"Meaning": parts.text(width="large")}
     parts.table(values, columns, "gpu_values", "Values of the GPU")
     if processes := process_rows(device, ours):

@@ -15,7 +15,6 @@ from stepscope.cli import call_driver
 from stepscope.cli.arguments import add_json, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.metrics import BY_KEY, Unit
-from stepscope.gpu.device_events import REASONS, throttle_text
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import (
     DeviceState,
@@ -36,7 +35,6 @@ EXAMPLES = (
 FIRST_WAIT_S = 0.3  # Pause between the first two samples, which give process loads and activity.
 SILENT_S = 15.0  # Timeout of a driver call.
 MIN_COLUMNS = 40
-MIN_WINDOW_S = 5.0  # Of throttling times; a shorter one shows those since the driver was loaded.
 MAX_COMMAND = 100  # characters
 CLEAR = "\x1b[H\x1b[2J"
 INDENT = "   "
@@ -160,12 +158,6 @@ def _device(device: DeviceState) -> Iterator[str]:
     yield f"{device.info.nvml_index}  {device.info.name}  {device.info.short_uuid}  {bus}".rstrip()
     for line in LINES:
         yield INDENT + _values(device, line)
-    if device.seconds < MIN_WINDOW_S:
-        total = {key: device.values[key] for key in REASONS if key in device.values}
-        text = throttle_text(total, None)
-    else:
-        text = throttle_text(device.throttled, device.seconds)
-    yield f"{INDENT}Clocks {text[:1].lower()}{text[1:]}"
     others = [issue.text for issue in device.health.issues if issue.text not in device.health.text]
     yield f"{INDENT}{MARKS[device.health.level]} {' '.join((device.health.text, *others))}"
     for instance in device.instances:

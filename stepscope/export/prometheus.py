@@ -27,7 +27,13 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from stepscope import __version__
 from stepscope.common.metrics import BY_KEY, Stream, Unit
-from stepscope.gpu.health import HW_THERMAL, POWER_BRAKE, POWER_CAP, SLOWDOWN, SW_THERMAL
+from stepscope.gpu.device_events import (
+    HW_THERMAL,
+    POWER_BRAKE,
+    POWER_CAP,
+    SLOWDOWN,
+    SW_THERMAL,
+)
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import WITHOUT_GPU

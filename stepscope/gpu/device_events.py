@@ -1,4 +1,4 @@
-"""Detect events of one GPU (lost, throttled, memory errors, recovery), and format throttling."""
+"""Detect events of one GPU: lost, throttled, memory errors, recovery."""
 
 from __future__ import annotations
 
@@ -6,49 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.common.formatting import format_duration
-
-REASONS: dict[str, str] = {  # The counters' throttle reasons, the worst first.
-    "gpu/throttle_hw_thermal": "thermal slowdown (hardware)",
-    "gpu/throttle_sw_thermal": "thermal slowdown (software)",
-    "gpu/throttle_brake": "power brake",
-    "gpu/throttle_power": "power-limited, normal at full load",
-}
-MIN_SHOWN_S = 0.05  # Half a tick of the sampler.
-
-
-def throttle_times(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each throttle reason between samples; a reset counter counts from 0."""
-    return {
-        key: after[key] - before[key] if after[key] >= before[key] else after[key]
-        for key in REASONS
-        if key in before and key in after
-    }
-
-
-def throttle_text(times: Mapping[str, float], window_s: float | None) -> str:
-    """Format the durations within a window (s), or since the driver was loaded, as a sentence."""
-    if not times:
-        return "Unknown: the driver does not report throttled time."
-    span = "since the driver was loaded"
-    if window_s is not None:
-        span = f"in {format_duration(window_s)}"
-    parts = []
-    for key, seconds in times.items():
-        if seconds >= MIN_SHOWN_S:
-            text = f"{seconds:.1f} s" if seconds < 10 else format_duration(seconds)
-            percent = f" ({min(1.0, seconds / window_s):.0%})" if window_s else ""
-            parts.append(f"{text}{percent} {REASONS[key]}")
-    return f"{span.capitalize()}: {'; '.join(parts)}." if parts else f"Not throttled {span}."
-
-
-_ALARMING = {
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
+POWER_CAP = 0x04
+SLOWDOWN = 0x08
+SW_THERMAL = 0x20
+HW_THERMAL = 0x40
+POWER_BRAKE = 0x80
 """Bits of nvmlClocksEventReasons (nvml.h)."""
+_ALARMING = {
+    SLOWDOWN: "hardware slowdown",
+    SW_THERMAL: "software thermal slowdown",
+    HW_THERMAL: "hardware thermal slowdown",
+    POWER_BRAKE: "power brake",
+}
 
 
 def throttle_words(mask: int) -> list[str]:

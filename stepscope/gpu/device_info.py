@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,20 +9,6 @@ import pynvml
 
 from stepscope.common.formatting import printable
 from stepscope.gpu.nvml_device import call_or_none
-
-ARCHITECTURES = {
-    2: "Kepler",
-    3: "Maxwell",
-    4: "Pascal",
-    5: "Volta",
-    6: "Turing",
-    7: "Ampere",
-    8: "Ada",
-    9: "Hopper",
-    10: "Blackwell",
-    13: "Rubin",
-}
-"""NVML_DEVICE_ARCH_* (nvml.h)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +32,14 @@ class DeviceInfo:
 class DeviceProperties(DeviceInfo):
     """Properties of a GPU or a MIG instance; None if the driver does not report them.
 
-    Bytes, watts, °C and MHz. `power_limit` is the enforced limit, `pcie_gen` and `pcie_width` the
-    current values, which an idle GPU lowers. `parent_uuid` and `mig_profile` ("1g.10gb") are those
-    of an instance.
+    Watts and °C. `pcie_gen` and `pcie_width` are the current values, which an idle GPU lowers.
+    `parent_uuid` and `mig_profile` ("1g.10gb") are those of an instance.
     """
 
     pci_bus_id: str | None
-    architecture: str | None
     cuda_version: str | None
-    power_limit: float | None
     power_limit_default: float | None
     temp_slowdown: float | None
-    temp_shutdown: float | None
-    max_sm_clock: float | None
-    max_mem_clock: float | None
     pcie_gen: int | None
     pcie_width: int | None
     pcie_max_gen: int | None
@@ -70,25 +49,26 @@ class DeviceProperties(DeviceInfo):
 
 
 def properties(handle: Any, info: DeviceInfo) -> DeviceProperties:
-    """Query all properties: about 20 calls.
+    """Query all properties: about 10 calls.
 
-    On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
+    On Ada and newer the threshold may be missing: these GPUs have `gpu/temp_margin`.
     """
     divided = is_divided(handle)
     if divided is not None:
         info = replace(info, mig=divided)
     pci = call_or_none(pynvml.nvmlDeviceGetPciInfo, handle)
+    milliwatts = call_or_none(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    slowdown = call_or_none(
+        pynvml.nvmlDeviceGetTemperatureThreshold,
+        handle,
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+    )
     return DeviceProperties(
         **asdict(info),
         pci_bus_id=None if pci is None else pci.busId,
-        architecture=ARCHITECTURES.get(call_or_none(pynvml.nvmlDeviceGetArchitecture, handle)),
         cuda_version=_cuda_version(),
-        power_limit=_watts(handle, pynvml.nvmlDeviceGetEnforcedPowerLimit),
-        power_limit_default=_watts(handle, pynvml.nvmlDeviceGetPowerManagementDefaultLimit),
-        temp_slowdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-        temp_shutdown=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
-        max_sm_clock=call_or_none(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        max_mem_clock=call_or_none(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        power_limit_default=None if milliwatts is None else milliwatts / 1e3,
+        temp_slowdown=slowdown or None,  # NVML may return 0 for a missing one
         pcie_gen=call_or_none(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
         pcie_width=call_or_none(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         pcie_max_gen=call_or_none(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
@@ -104,11 +84,6 @@ def is_divided(handle: Any) -> bool | None:
     return None if mode is None else bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def _watts(handle: Any, call: Callable[[Any], int]) -> float | None:
-    milliwatts = call_or_none(call, handle)
-    return None if milliwatts is None else milliwatts / 1e3
-
-
 def profile(name: str) -> str | None:
     """Return the MIG profile at the end of an instance's name; None for a whole GPU."""
     before, found, after = name.rpartition(" MIG ")
@@ -120,11 +95,6 @@ def parent_uuid(handle: Any) -> str | None:
     parent = call_or_none(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
     uuid: str | None = None if parent is None else call_or_none(pynvml.nvmlDeviceGetUUID, parent)
     return uuid
-
-
-def _threshold(handle: Any, which: int) -> float | None:
-    """Return a temperature threshold; None if missing, for which NVML may return 0."""
-    return call_or_none(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None
 
 
 def _cuda_version() -> str | None:

@@ -1,4 +1,4 @@
-"""Poll every GPU and the host once a second, and keep the recent history."""
+"""Poll every GPU and the host."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
-from stepscope.gpu.health import health, is_link_slow
+from stepscope.gpu.health import health
 from stepscope.gpu.machine_state import DeviceState, HostState, MachineState, XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource
@@ -20,136 +19,16 @@ from stepscope.gpu.xid import XidWatcher
 from stepscope.host.environment import cpu_name, installed_torch
 from stepscope.host.usage import HostSampler
 
-KEPT_S = 600.0
-KEPT_READINGS = 600  # About 0.4 MB a GPU.
-MAX_XIDS = 20  # Of one GPU.
+MAX_XIDS = 20
 NOT_WATCHED = "they are not watched"  # The reason for unknown Xid events.
-
-DRAWN = (
-    "gpu/util",
-    "gpu/sm_active",
-    "gpu/tensor_active",
-    "gpu/dram_active",
-    "gpu/mem_used",
-    "gpu/power",
-    "gpu/temp",
-    "gpu/sm_clock",
-    "gpu/pcie_tx",
-    "gpu/pcie_rx",
-    "gpu/nvlink_tx",
-    "gpu/nvlink_rx",
-)
-"""Metrics that the page draws as lines."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceReading:
-    """The DRAWN metrics of one GPU at `ts` (epoch seconds)."""
-
-    ts: float
-    values: tuple[float | None, ...]
-
-
-class DeviceHistory:
-    """The readings of one GPU. One thread adds; reading is thread-safe."""
-
-    def __init__(self) -> None:
-        self.seen: set[str] = set()  # Metrics that have had a value.
-        self._readings: deque[DeviceReading] = deque(maxlen=KEPT_READINGS)
-
-    def add(self, ts: float, values: Mapping[str, float]) -> None:
-        """Add a reading, and discard readings older than KEPT_S."""
-        self.seen |= values.keys()
-        self._readings.append(DeviceReading(ts, tuple(values.get(key) for key in DRAWN)))
-        while self._readings[0].ts < ts - KEPT_S:
-            self._readings.popleft()
-
-    def readings(self) -> tuple[DeviceReading, ...]:
-        """Return the readings, the oldest first."""
-        return tuple(self._readings)
-
-
 RARE_S = 10.0  # Period of values that change rarely: error counters, properties, MIG instances.
 
 
-class DeviceMonitor:
-    """Polls one GPU or MIG instance of a source; times are of the monotonic clock."""
-
-    def __init__(self, info: DeviceInfo) -> None:
-        self.info = info
-        self.history = DeviceHistory()
-        self.xids: deque[XidEvent] = deque(maxlen=MAX_XIDS)
-        self.instances: dict[str, DeviceMonitor] = {}
-        self._values: dict[str, float] = {}
-        self._rare_at = -math.inf
-        self._first: dict[str, float] = {}
-        self._first_ts: float | None = None
-        self._facts: DeviceProperties | None = None
-        self._recovery: str | None = None
-        self._is_link_slow = False
-
-    def poll(
-        self, source: DeviceSource, now: float, ts: float, xid_reason: str | None = None
-    ) -> DeviceState:
-        """Read the values that are due; return the present state. `ts` is `now` as epoch seconds.
-
-        `xid_reason` is the reason for unknown Xid events.
-        """
-        uuid = self.info.uuid
-        is_rare = now >= self._rare_at
-        tiers = [tier for tier in SamplingTier if is_rare or tier is not SamplingTier.RARE]
-        new = source.read(uuid, *tiers)
-        # A value without a reason to be missing is kept, because its period is longer.
-        missing = {key: why for key, why in source.reasons(uuid).items() if key not in new}
-        values = {key: value for key, value in self._values.items() if key not in missing} | new
-        self._values = values
-        if is_rare:
-            self._poll_rare(source)
-            self._rare_at = now + RARE_S
-        lost = source.lost(uuid)
-        if lost is not None:  # all values are read as soon as the GPU is found
-            self._rare_at = -math.inf
-        self._first = values | self._first
-        self._first_ts = ts if self._first_ts is None else self._first_ts
-        self.history.add(ts, values)
-        if xid_reason is not None:
-            missing["xid"] = xid_reason
-        processes = source.processes(uuid)
-        xids = tuple(replace(xid, age_s=max(0.0, ts - xid.ts)) for xid in tuple(self.xids))
-        state = DeviceState(
-            info=self.info,
-            facts=self._facts,
-            values=values,
-            missing=missing,
-            first=self._first,
-            seconds=ts - self._first_ts,
-            processes=processes,
-            lost=lost,
-            recovery=self._recovery,
-            xids=xids,
-            is_link_slow=self._is_link_slow,
-            instances=tuple(one.poll(source, now, ts) for one in self.instances.values()),
-        )
-        return replace(state, health=health(state))
-
-    def _poll_rare(self, source: DeviceSource) -> None:
-        uuid = self.info.uuid
-        self._facts = source.facts(uuid) or self._facts
-        self._recovery = source.recovery_action(uuid)
-        if self._facts is not None:
-            self.info = replace(self.info, mig=self._facts.mig)
-            self._is_link_slow = is_link_slow(self._facts, self._values)
-        self.instances = {
-            info.uuid: self.instances.get(info.uuid) or DeviceMonitor(info)
-            for info in source.instances(uuid)
-        }
-
-
 class MachineMonitor:
-    """Polls this machine in one thread, with a source of its own from `open_source`.
+    """Polls this machine in one thread, with the source that `open_source` returns.
 
-    Without a GPU it retries later. The first poll opens NVML (tens of milliseconds). Rates of links
-    are means since the poll before.
+    The first poll opens NVML (tens of milliseconds). Rates of links are means since the poll
+    before.
     """
 
     def __init__(
@@ -162,57 +41,75 @@ class MachineMonitor:
         self._open_source = open_source
         self._clock = clock
         self._wall_clock = wall_clock
-        self._source: DeviceSource | None = None
-        self._since: float | None = None
-        self._devices: dict[str, DeviceMonitor] = {}
+        self._devices: dict[str, DeviceState] = {}
+        self._rare_at = -math.inf
+        self._xids: deque[XidEvent] = deque(maxlen=MAX_XIDS)
         self._host = HostSampler()
+        self.source: DeviceSource | None = None  # Of the latest poll.
         self.xid_watcher: XidWatcher | None = None  # Set by the thread that polls.
 
     def poll(self) -> MachineState:
         """Read the values that are due; return all. Takes some milliseconds for each GPU."""
-        source = self.source
+        source = self._open_source()
+        if source is not self.source:
+            self.source = source
+            self._devices = {info.uuid: DeviceState(info=info) for info in source.devices()}
+            self._rare_at = -math.inf
         now = self._clock()
+        is_rare = now >= self._rare_at
+        if is_rare:
+            self._rare_at = now + RARE_S
         ts = self._wall_clock()
-        if self._since is None:
-            self._since = ts
-        devices = tuple(
-            device.poll(source, now, ts, self._xid_reason(uuid))
-            for uuid, device in self._devices.items()
-        )
-        return MachineState(
-            ts=ts,
-            since=self._since,
-            reason=source.reason,
-            devices=devices,
-            host=_host(self._host.host(), devices),
-        )
-
-    def history(self, uuid: str) -> DeviceHistory | None:
-        """Return the last ten minutes of a GPU or MIG instance; None for an unknown UUID."""
-        for device in tuple(self._devices.values()):
-            found = device if device.info.uuid == uuid else device.instances.get(uuid)
-            if found is not None:
-                return found.history
-        return None
-
-    def _xid_reason(self, uuid: str) -> str | None:
-        """Return why Xid events of a GPU are unknown; None if they are known."""
-        return NOT_WATCHED if self.xid_watcher is None else self.xid_watcher.reason(uuid)
+        xids = [replace(xid, age_s=max(0.0, ts - xid.ts)) for xid in tuple(self._xids)]
+        for uuid, device in self._devices.items():
+            own = tuple(xid for xid in xids if xid.uuid == uuid)
+            device = _read(source, replace(device, xids=own), is_rare=is_rare)
+            reason = NOT_WATCHED if self.xid_watcher is None else self.xid_watcher.reason(uuid)
+            if reason is not None:
+                device = replace(device, missing={**device.missing, "xid": reason})
+            self._devices[uuid] = device
+        devices = tuple(self._devices.values())
+        host = _host(self._host.host(), devices)
+        return MachineState(ts=ts, reason=source.reason, devices=devices, host=host)
 
     def note_xid(self, event: XidEvent) -> None:
         """Add an Xid event of the present time. Thread-safe."""
-        device = self._devices.get(event.uuid)
-        if device is not None:
-            device.xids.append(replace(event, ts=self._wall_clock()))
+        self._xids.append(replace(event, ts=self._wall_clock()))
 
-    @property
-    def source(self) -> DeviceSource:
-        """The source of the latest poll, opened now if there is none."""
-        if self._source is None or self._clock() >= self._source.retry_at:
-            source = self._source = self._open_source()
-            self._since = None  # sums begin at the next poll
-            self._devices = {info.uuid: DeviceMonitor(info) for info in source.devices()}
-        return self._source
+
+def _read(source: DeviceSource, device: DeviceState, *, is_rare: bool) -> DeviceState:
+    """Return the present state of a GPU or MIG instance, whose last one is `device`."""
+    uuid = device.info.uuid
+    is_rare = is_rare or device.lost is not None  # all values once the GPU is found
+    tiers = [tier for tier in SamplingTier if is_rare or tier is not SamplingTier.RARE]
+    new = source.read(uuid, *tiers)
+    processes = source.processes(uuid)
+    # A value without a reason to be missing is kept, because its period is longer.
+    missing = {key: why for key, why in source.reasons(uuid).items() if key not in new}
+    kept = {key: value for key, value in device.values.items() if key not in missing}
+    device = replace(
+        device, values=kept | new, missing=missing, processes=processes, lost=source.lost(uuid)
+    )
+    if is_rare:
+        device = _read_rare(source, device)
+    instances = [_read(source, instance, is_rare=is_rare) for instance in device.instances]
+    device = replace(device, instances=tuple(instances))
+    return replace(device, health=health(device))
+
+
+def _read_rare(source: DeviceSource, device: DeviceState) -> DeviceState:
+    """Return the state with properties, recovery action and MIG instances of now."""
+    uuid = device.info.uuid
+    facts = source.facts(uuid) or device.facts
+    known = {instance.info.uuid: instance for instance in device.instances}
+    instances = [known.get(info.uuid, DeviceState(info=info)) for info in source.instances(uuid)]
+    return replace(
+        device,
+        info=device.info if facts is None else replace(device.info, mig=facts.mig),
+        facts=facts,
+        recovery=source.recovery_action(uuid),
+        instances=tuple(instances),
+    )
 
 
 def _host(values: Mapping[str, float], devices: tuple[DeviceState, ...]) -> HostState:

@@ -1,4 +1,4 @@
-"""State of a machine at one time (GPUs, host, energy), immutable and as JSON."""
+"""State of a machine at one time (GPUs and host), immutable and as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.gpu.device_events import throttle_text, throttle_times
+import msgspec
+
 from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
 from stepscope.gpu.processes import GpuProcess
 
@@ -63,35 +64,19 @@ class XidEvent:
 class DeviceState:
     """State of one GPU or MIG instance; metrics by key, in stored units.
 
-    `missing` has the reasons for missing metrics, also "processes" and "xid". `first` has each
-    metric's value of the first poll, `seconds` before. `is_link_slow`: at the latest reading of the
-    properties.
+    `missing` has the reasons for missing metrics, also "processes" and "xid".
     """
 
     info: DeviceInfo
-    facts: DeviceProperties | None
+    facts: DeviceProperties | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    first: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
     processes: tuple[GpuProcess, ...] | None = None
     lost: str | None = None  # A text of the driver, as is `recovery`.
     recovery: str | None = None
     xids: tuple[XidEvent, ...] = ()
-    is_link_slow: bool = False
     health: DeviceHealth = DeviceHealth(HealthStatus.OK, "")
     instances: tuple[DeviceState, ...] = ()
-
-    @property
-    def throttled(self) -> dict[str, float]:
-        """The seconds of each throttle reason since the first poll."""
-        return throttle_times(self.first, self.values)
-
-    @property
-    def energy(self) -> float | None:
-        """The joules since the first poll; None without a counter, or after its reset."""
-        now, first = self.values.get("gpu/energy"), self.first.get("gpu/energy")
-        return None if now is None or first is None or now < first else now - first
 
     @property
     def own_processes(self) -> tuple[GpuProcess, ...] | None:
@@ -121,10 +106,9 @@ class HostState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineState:
-    """State at `ts` (epoch seconds), with sums from `since`; `reason` explains missing GPUs."""
+    """State at `ts` (epoch seconds); `reason` explains missing GPUs."""
 
     ts: float
-    since: float
     reason: str | None
     devices: tuple[DeviceState, ...]
     host: HostState
@@ -135,35 +119,19 @@ Json = dict[str, Any]
 
 def machine_json(view: MachineState) -> Json:
     """Convert the state of a machine to JSON."""
-    return {
-        "ts": view.ts,
-        "since": view.since,
-        "reason": view.reason,
-        "devices": [device_json(device) for device in view.devices],
-        "host": asdict(view.host),
-    }
+    devices = [_device_json(device) for device in view.devices]
+    return {"ts": view.ts, "reason": view.reason, "devices": devices, "host": asdict(view.host)}
 
 
-def device_json(device: DeviceState) -> Json:
+def _device_json(device: DeviceState) -> Json:
     """Convert the state of a GPU to JSON, with its MIG instances in the same form."""
-    processes = device.processes
+    content: Json = msgspec.to_builtins(device)
+    info = content.pop("info")
     return {
-        "uuid": device.info.uuid,
-        "name": device.info.name,
-        "index": device.info.nvml_index,
-        "mig": device.info.mig,
-        "facts": None if device.facts is None else asdict(device.facts),
-        "values": dict(device.values),
-        "missing": dict(device.missing),
-        "lost": device.lost,
-        "health": asdict(device.health),
-        "throttled": {
-            "window_s": device.seconds,
-            "text": throttle_text(device.throttled, device.seconds),
-            "seconds": dict(device.throttled),
-        },
-        "energy": device.energy,
-        "xids": [asdict(xid) for xid in device.xids],
-        "processes": None if processes is None else [asdict(process) for process in processes],
-        "instances": [device_json(instance) for instance in device.instances],
+        "uuid": info["uuid"],
+        "name": info["name"],
+        "index": info["nvml_index"],
+        "mig": info["mig"],
+        **content,
+        "instances": [_device_json(instance) for instance in device.instances],
     }

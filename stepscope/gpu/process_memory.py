@@ -62,18 +62,23 @@ class ProcessMemoryTracker:
     def update(self, uuid: str, values: Mapping[str, float]) -> dict[str, float]:
         """Query the processes of a GPU with these values; return the metrics derived from them."""
         processes = self._source.processes(uuid)
+        own: int | None = None
+        others: int | None = None
         if processes is None:
             self._lists.pop(uuid, None)
             hidden = self._source.reasons(uuid).get("processes", "no data")
-            self._reasons[uuid] = {OTHERS: hidden, OWN: hidden}
-            return {}
-        self._lists[uuid] = processes
-        used, total = values.get("gpu/mem_used"), values.get("gpu/mem_total")
-        own, others, reasons = shares(processes, os.getpid(), used=used, total=total)
-        if uuid == self.training:
+            reasons = {OTHERS: hidden, OWN: hidden}
+        else:
+            self._lists[uuid] = processes
+            used, total = values.get("gpu/mem_used"), values.get("gpu/mem_total")
+            own, others, reasons = shares(processes, os.getpid(), used=used, total=total)
+        if uuid != self.training:
+            reasons.pop(OWN, None)
+        else:
             self._own = None if own is None else float(own)
             if reasons.get(OWN) == OWN_NOT_LISTED:  # perhaps it is listed with the host's pid
-                others, reasons = None, reasons | {OTHERS: OWN_NOT_LISTED}
+                others = None
+                reasons[OTHERS] = OWN_NOT_LISTED
         self._reasons[uuid] = reasons
         return {} if others is None else {OTHERS: float(others)}
 
@@ -84,8 +89,7 @@ class ProcessMemoryTracker:
 
     def reasons(self, uuid: str) -> dict[str, str]:
         """Return the reasons for missing values of a GPU; OWN only for the training GPU."""
-        reasons = self._reasons.get(uuid, {})
-        return {key: text for key, text in reasons.items() if key != OWN or uuid == self.training}
+        return self._reasons.get(uuid, {})
 
     def changed(self) -> dict[str, list[dict[str, Any]]] | None:
         """Return `gpu_processes` of run.json after a change, at most every 5 s."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,11 +13,9 @@ import psutil
 from stepscope.gpu.nvml_device import NOT_BY_GPU, NvmlDevice, nvml_call
 
 COMMAND_LIMIT = 200  # Maximum number of characters of a command.
-
-MAX_CACHED = 1000
-MAX_AGE_S = 0.5  # Of cached information: a process may be on several GPUs.
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
+ProcessKind = Literal["compute", "graphics"]
 ProcessState = Literal["running", "zombie", "gone"]
 
 
@@ -36,61 +32,9 @@ class GpuProcess:
     command: str
     user: str
     memory: int | None
-    kind: Literal["compute", "graphics"]
+    kind: ProcessKind
     yours: bool
     state: ProcessState
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """Process information of the OS; `born` distinguishes two processes of one pid."""
-
-    name: str
-    command: str = ""
-    user: str = "unknown"
-    yours: bool = False
-    state: ProcessState = "gone"
-    born: float = 0.0
-
-
-class ProcessInfoCache:
-    """Reads process information by pid; an ended process keeps its name and command."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._known: dict[int, tuple[float, ProcessInfo]] = {}
-
-    def get(self, pid: int) -> ProcessInfo:
-        """Return the information on a process, less than MAX_AGE_S old."""
-        now = self._clock()
-        read_at, info = self._known.get(pid, (-math.inf, None))
-        if info is None or now >= read_at + MAX_AGE_S:
-            if len(self._known) >= MAX_CACHED:
-                self._known.clear()
-            info = _read(pid, info)
-            self._known[pid] = now, info
-        return info
-
-
-def _read(pid: int, known: ProcessInfo | None) -> ProcessInfo:
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            born = process.create_time()
-            ended = process.status() in ENDED
-            # The command of a starting process is empty, so it is read again.
-            if known is None or known.born != born or known.command == known.name:
-                name = process.name()
-                known = ProcessInfo(
-                    name=name,
-                    command=_command(process) or name,
-                    user=process.username(),
-                    yours=process.uids().real == os.getuid(),
-                    born=born,
-                )
-    except psutil.Error:  # ended, or hidden from this user or container
-        return replace(known, state="gone") if known is not None else ProcessInfo(f"process {pid}")
-    return replace(known, state="zombie" if ended else "running")
 
 
 def _command(process: psutil.Process) -> str:
@@ -120,13 +64,13 @@ NOT_LISTED = "this driver lists no processes"
 
 
 class GpuProcessList:
-    """Lists the processes on one GPU or MIG instance."""
+    """Lists the processes on one GPU or MIG instance; an ended one keeps its name and command."""
 
-    def __init__(self, device: NvmlDevice, names: ProcessInfoCache) -> None:
+    def __init__(self, device: NvmlDevice) -> None:
         self._device = device
-        self._names = names
         self._graphics: list[Any] = []
         self._graphics_at = -math.inf
+        self._known: dict[int, tuple[psutil.Process | None, GpuProcess]] = {}  # By pid.
 
     def read(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes by pid; None if the driver does not list them."""
@@ -137,11 +81,10 @@ class GpuProcessList:
         if now >= self._graphics_at + GRAPHICS_S:
             self._graphics_at = now
             self._graphics = self._device.query(_GRAPHICS) or []
-        listed = {int(one.pid): (one, False) for one in self._graphics}
-        listed |= {int(one.pid): (one, True) for one in compute}
-        return tuple(
-            self._process(pid, one, is_compute) for pid, (one, is_compute) in sorted(listed.items())
-        )
+        listed = {int(one.pid): self._describe(one, "graphics") for one in self._graphics}
+        listed |= {int(one.pid): self._describe(one, "compute") for one in compute}
+        self._known = listed
+        return tuple(process for _, (_, process) in sorted(listed.items()))
 
     def reasons(self) -> dict[str, str]:
         """Return the reason for a missing list, after a query."""
@@ -150,15 +93,33 @@ class GpuProcessList:
             return {}
         return {"processes": NOT_LISTED if reason == NOT_BY_GPU else reason}
 
-    def _process(self, pid: int, one: Any, is_compute: bool) -> GpuProcess:
-        info = self._names.get(pid)
-        return GpuProcess(
+    def _describe(self, listed: Any, kind: ProcessKind) -> tuple[psutil.Process | None, GpuProcess]:
+        """Return the OS's handle of a listed process, and what is known of the process."""
+        pid = int(listed.pid)
+        unknown = GpuProcess(
             pid=pid,
-            name=info.name,
-            command=info.command,
-            user=info.user,
-            memory=None if one.usedGpuMemory is None else int(one.usedGpuMemory),
-            kind="compute" if is_compute else "graphics",
-            yours=info.yours,
-            state=info.state,
+            name=f"process {pid}",
+            command="",
+            user="unknown",
+            memory=None,
+            kind=kind,
+            yours=False,
+            state="gone",
         )
+        known, found = self._known.get(pid, (None, unknown))
+        memory = None if listed.usedGpuMemory is None else int(listed.usedGpuMemory)
+        found = replace(found, memory=memory, kind=kind, state="gone")
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                state: ProcessState = "zombie" if process.status() in ENDED else "running"
+                if process == known:  # not another process that has got the same pid
+                    return process, replace(found, state=state)
+                name = process.name()
+                command = _command(process) or name
+                user = process.username()
+                yours = process.uids().real == os.getuid()
+        except psutil.Error:  # ended, or hidden from this user or container
+            return known, found
+        found = replace(found, name=name, command=command, user=user, yours=yours, state=state)
+        return process, found

@@ -21,7 +21,7 @@ from stepscope.gpu.device_info import (
 from stepscope.gpu.gpm import GpmReader
 from stepscope.gpu.nvml_device import Clock, NvmlDevice, NvmlLibrary, call_or_none, nvml_call
 from stepscope.gpu.nvml_queries import NvmlReader, SamplingTier, field_call, memory_total
-from stepscope.gpu.processes import GpuProcess, GpuProcessList, ProcessInfoCache
+from stepscope.gpu.processes import GpuProcess, GpuProcessList
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +90,11 @@ _MAX_INSTANCES = (nvml_call("nvmlDeviceGetMaxMigDeviceCount"),)
 class _Gpu:
     """The readers of one GPU or MIG instance."""
 
-    def __init__(self, uuid: str, library: NvmlLibrary, names: ProcessInfoCache) -> None:
+    def __init__(self, uuid: str, library: NvmlLibrary) -> None:
         self.device = NvmlDevice(uuid, library)
         self.values = NvmlReader(self.device)
         self.activity = GpmReader(self.device)
-        self.processes = GpuProcessList(self.device, names)
+        self.processes = GpuProcessList(self.device)
         self.facts: DeviceProperties | None = None
 
 
@@ -108,7 +108,6 @@ class NvmlSource(DeviceSource):
     def __init__(self, clock: Clock = time.monotonic, *, reads_activity: bool = True) -> None:
         self._library = NvmlLibrary(clock)
         self._infos = {info.uuid: info for info in _list_devices(self._library)}
-        self._names = ProcessInfoCache(clock)
         self._gpus: dict[str, _Gpu] = {}
         self._reads_activity = reads_activity
 
@@ -169,7 +168,7 @@ class NvmlSource(DeviceSource):
 
     def _gpu(self, uuid: str) -> _Gpu:
         if uuid not in self._gpus:
-            self._gpus[uuid] = _Gpu(uuid, self._library, self._names)
+            self._gpus[uuid] = _Gpu(uuid, self._library)
         return self._gpus[uuid]
 
 

@@ -7,7 +7,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pynvml
@@ -68,22 +68,23 @@ class XidWatcher:
         *,
         uuids: Collection[str] | None = None,
     ) -> None:
-        self._uuids = [
-            info.uuid
+        library = NvmlLibrary(time.monotonic)
+        self._devices = {
+            info.uuid: NvmlDevice(info.uuid, library)
             for info in source.devices()
             if uuids is None or info.uuid in uuids or info.mig
-        ]
+        }
         self._on_event = on_event
         self._stopping = threading.Event()
         self._registered: dict[int, str] = {}  # Address of the device -> UUID.
         self._error: str | None = None  # Why no GPU is watched.
-        self._refused: Mapping[str, str] = {}  # Why a GPU is not watched, by UUID.
         self._thread = threading.Thread(target=self._run, name="stepscope-xid", daemon=True)
         self._thread.start()
 
     def reason(self, uuid: str) -> str | None:
         """Return why a GPU is not watched; None if it is. Thread-safe."""
-        return self._error or self._refused.get(uuid)
+        device = self._devices.get(uuid)
+        return self._error or (None if device is None else device.reason(_REGISTER))
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         """Stop the thread within WAIT_MS; return False if the thread lives after `timeout_s`."""
@@ -92,11 +93,9 @@ class XidWatcher:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        library = NvmlLibrary(time.monotonic)
-        devices = [NvmlDevice(uuid, library) for uuid in self._uuids]
-        while devices and not self._stopping.is_set():
+        while self._devices and not self._stopping.is_set():
             try:
-                self._watch(devices)
+                self._watch()
             except Exception as error:  # noqa: BLE001 - such as a GPU that is lost
                 self._error = f"error: {error}"
                 log.info("Xid events: %s; registering again", error)
@@ -104,15 +103,15 @@ class XidWatcher:
                 return
             self._stopping.wait(nvml_device.RETRY_S)
 
-    def _watch(self, devices: Sequence[NvmlDevice]) -> None:
+    def _watch(self) -> None:
         """Wait for events until `stop`, or until no GPU supports them. Raises NVMLError."""
         events = pynvml.nvmlEventSetCreate()
         self._registered = {}
         try:
             while not self._stopping.is_set():
-                self._register(devices, events)
+                self._register(events)
                 self._error = None
-                if all(self._refused.get(uuid) in PERMANENT for uuid in self._uuids):
+                if all(one.reason(_REGISTER) in PERMANENT for one in self._devices.values()):
                     return
                 if self._registered:
                     self._wait(events)
@@ -122,19 +121,13 @@ class XidWatcher:
             with contextlib.suppress(pynvml.NVMLError):  # NVML may have been shut down
                 pynvml.nvmlEventSetFree(events)
 
-    def _register(self, devices: Sequence[NvmlDevice], events: Any) -> None:
+    def _register(self, events: Any) -> None:
         """Register the reachable GPUs that are not registered."""
-        known = set(self._registered.values())
-        refused = {}
-        for device in devices:
-            if device.uuid in known:
-                continue
-            address = device.query(_REGISTER, events)
-            if address is None:
-                refused[device.uuid] = device.reason(_REGISTER) or "not found"
-            else:
-                self._registered[address] = device.uuid
-        self._refused = refused
+        registered = set(self._registered.values())
+        for uuid, device in self._devices.items():
+            address = None if uuid in registered else device.query(_REGISTER, events)
+            if address is not None:
+                self._registered[address] = uuid
 
     def _wait(self, events: Any) -> None:
         try:

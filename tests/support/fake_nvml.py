@@ -99,7 +99,6 @@ PLAIN: dict[str, Callable[[FakeGpu], int]] = {
     "CurrentClocksThrottleReasons": lambda gpu: gpu.reasons,
     "FanSpeed": lambda gpu: 30,
     "PcieReplayCounter": lambda gpu: 4,
-    "Architecture": lambda gpu: pynvml.NVML_DEVICE_ARCH_HOPPER,
     "PowerManagementDefaultLimit": lambda gpu: 650_000,
     "CurrPcieLinkGeneration": lambda gpu: gpu.link[0],
     "CurrPcieLinkWidth": lambda gpu: gpu.link[1],
@@ -224,10 +223,7 @@ class FakeNvml:
         info._obj.busId = b"00000000:17:00.0"
 
     def _nvmlDeviceGetTemperatureThreshold(self, gpu: FakeGpu, which: Any, value: Any) -> None:
-        value._obj.value = {0: 95, 1: 92, 3: 0}[which.value]
-
-    def _nvmlDeviceGetMaxClockInfo(self, gpu: FakeGpu, kind: Any, clock: Any) -> None:
-        clock._obj.value = 2619 if kind.value == pynvml.NVML_CLOCK_MEM else 1980
+        value._obj.value = {pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 92}[which.value]
 
     def _nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> None:
         version._obj.value = 12080

@@ -1,19 +1,12 @@
-"""A machine as it is looked at once a second: tiers, ages, gaps, lost GPUs, MIG, energy, memory."""
+"""A machine as it is looked at once a second: tiers, gaps, lost GPUs, MIG, Xid events."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from stepscope.gpu.machine_monitor import (
-    KEPT_READINGS,
-    MAX_XIDS,
-    NOT_WATCHED,
-    DeviceHistory,
-    MachineMonitor,
-)
+from stepscope.gpu.machine_monitor import MAX_XIDS, NOT_WATCHED, MachineMonitor
 from stepscope.gpu.machine_state import (
     DeviceState,
     HealthStatus,
@@ -117,34 +110,14 @@ def test_mig_instances_stand_under_their_parent_with_their_own_memory() -> None:
     assert len(only(looks(found, clock, 6)).instances) == 1
 
 
-def test_a_link_that_speeds_up_with_the_load_is_no_issue() -> None:
-    (gpu,) = gpus(1)
+def test_a_new_source_replaces_the_one_before() -> None:
     clock = FakeClock()
-    found = machine(FakeSource([gpu]), clock)
-    assert gpu.facts is not None
-    fast, idle = gpu.facts, replace(gpu.facts, pcie_gen=1)
-    for begun in range(12):
-        gpu.facts, gpu.values["gpu/util"] = idle, 0.0
-        looks(found, clock, 1 + begun)
-        gpu.facts, gpu.values["gpu/util"] = fast, 98.0
-        for _ in range(20):
-            assert only(looks(found, clock, 1)).health.text == "Working."
-    gpu.facts = idle
-    assert only(looks(found, clock, 10)).health.text.startswith("PCIe link at gen")
-
-
-def test_the_driver_is_looked_for_again_when_it_says_so() -> None:
-    clock = FakeClock()
-    answers = [NullSource("The NVIDIA driver is not loaded.", 1130.0), FakeSource(gpus(1))]
-    found = MachineMonitor(lambda: answers.pop(0), clock=clock, wall_clock=clock.wall)
-    clock.now += 100
-    view = found.poll()
-    assert (view.reason, view.devices) == ("The NVIDIA driver is not loaded.", ())
-    assert (view.host.driver, view.since) == (None, clock.wall())
-    assert looks(found, clock, 1).devices == ()
-    view = looks(found, clock, 1, seconds=50)
-    assert (len(view.devices), view.since) == (1, clock.wall()), "sums begin with the GPUs"
-    assert looks(found, clock, 3).since == clock.wall() - 3
+    sources = [NullSource("The NVIDIA driver is not loaded."), FakeSource(gpus(1))]
+    found = MachineMonitor(lambda: sources[0], clock=clock, wall_clock=clock.wall)
+    view = looks(found, clock, 2)
+    assert (view.reason, view.devices, view.host.driver) == (sources[0].reason, (), None)
+    del sources[0]
+    assert only(looks(found, clock, 1)).values == BUSY, "all tiers"
 
 
 def test_an_xid_is_kept_with_its_age_and_severity() -> None:
@@ -158,26 +131,3 @@ def test_an_xid_is_kept_with_its_age_and_severity() -> None:
     assert len(second.xids) == MAX_XIDS
     assert second.xids[0].age_s == pytest.approx(4.0)
     assert second.health.level is HealthStatus.CRITICAL
-
-
-def test_energy_and_throttled_time_begin_at_the_first_poll() -> None:
-    (gpu,) = gpus(1)
-    clock = FakeClock()
-    found = machine(FakeSource([gpu]), clock)
-    gpu.values |= {"gpu/energy": 1000.0, "gpu/throttle_power": 5.0}
-    assert only(looks(found, clock, 1)).energy == 0.0
-    gpu.values |= {"gpu/energy": 1500.0, "gpu/throttle_power": 9.0}
-    device = only(looks(found, clock, 10))
-    assert (device.energy, device.seconds) == (500.0, 10.0)
-    assert device.throttled["gpu/throttle_power"] == 4.0
-    gpu.values |= {"gpu/energy": 7.0}  # the driver was loaded again
-    assert only(looks(found, clock, 1)).energy is None
-
-
-def test_the_history_is_bounded_in_readings_and_in_time() -> None:
-    history = DeviceHistory()
-    for second in range(3 * KEPT_READINGS):
-        history.add(float(second), {"gpu/util": 1.0})
-    assert len(history.readings()) == KEPT_READINGS
-    history.add(10_000.0, {"gpu/util": 2.0})
-    assert [reading.ts for reading in history.readings()] == [10_000.0]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dashboard.charts.machine import history_figure
+from dashboard.machine.machine_poller import PastReading
 from dashboard.machine.tables import Row, gpu_rows, process_rows, value_rows
-from stepscope.gpu.machine_monitor import DRAWN, NOT_WATCHED, DeviceReading
+from stepscope.gpu.machine_monitor import NOT_WATCHED
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from tests.support.fake_machine import (
@@ -40,7 +41,7 @@ def rows(*found: Gpu, ours: dict[int, str] | None = None) -> list[Row]:
 
 def values(device: DeviceState) -> dict[str, str]:
     """Return the readings of a GPU by their label."""
-    found = value_rows(device, 1.7e9, "cuda:0")
+    found = value_rows(device, "cuda:0")
     assert all(row["Meaning"] for row in found)
     return {row["Value"]: row["Reading"] for row in found}
 
@@ -85,13 +86,14 @@ def test_every_value_is_there_or_says_why_not() -> None:
     (device,) = seen(gpu, looks=2).devices
     found = values(device)
     expected = {"Tensor cores active": "33%", "Power limit": "700 W"}
+    expected |= {"Energy counter": "1.00 kJ (0.278 Wh)", "Power-capped time": "10 s"}
     expected |= {"PCIe link": "gen 5 ×16, at most gen 5 ×16", "PCIe sent": "1.50 GiB/s"}
     assert expected.items() <= found.items()
     assert found["Fan"] == "n/a: no answer yet"
     gpu.missing = dict.fromkeys(gpu.values, "permission")
     (device,) = seen(gpu).devices
     hidden = values(device)
-    assert hidden["SM active"] == hidden["Energy"] == "n/a: permission"
+    assert hidden["SM active"] == "n/a: permission"
     assert found.keys() == hidden.keys(), "no row comes and goes"
 
 
@@ -127,12 +129,13 @@ def test_processes_are_whole_with_those_of_instances() -> None:
 
 
 def test_the_history_has_a_line_per_gpu_with_gaps() -> None:
-    def reading(ts: float, used: float | None) -> DeviceReading:
-        shown = [used if key == "gpu/mem_used" else None for key in DRAWN]
-        return DeviceReading(ts, tuple(shown))
-
-    readings = {0: [reading(90.0, 2.0 * GIB), reading(91.0, None)], 5: [reading(91.0, 1.0 * GIB)]}
-    first, second = history_figure("gpu/mem_used", readings, 100.0)["data"]
-    assert (first["name"], second["name"]) == ("GPU 0", "GPU 5")
-    assert first["x"].tolist() == [-10, -9]
-    np.testing.assert_array_equal(first["y"], [2.0, np.nan])
+    first, other = info(0), info(5)
+    key = "gpu/mem_used"
+    past = [
+        PastReading(90.0, {first.uuid: {key: 2.0 * GIB}}),
+        PastReading(91.0, {first.uuid: {}, other.uuid: {key: 1.0 * GIB}}),
+    ]
+    lines = history_figure(key, [first, other], past, 100.0)["data"]
+    assert [line["name"] for line in lines] == ["GPU 0", "GPU 5"]
+    assert lines[0]["x"].tolist() == [-10, -9]
+    np.testing.assert_array_equal([line["y"] for line in lines], [[2.0, np.nan], [np.nan, 1.0]])

@@ -6,12 +6,16 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
 import pytest
 
+from stepscope.gpu import processes
+from stepscope.gpu.nvml_device import NvmlDevice
 from stepscope.gpu.process_memory import (
     DESCRIBED_S,
     HIDDEN,
@@ -22,14 +26,7 @@ from stepscope.gpu.process_memory import (
     ProcessMemoryTracker,
     shares,
 )
-from stepscope.gpu.processes import (
-    COMMAND_LIMIT,
-    MAX_AGE_S,
-    GpuProcess,
-    ProcessInfo,
-    ProcessInfoCache,
-    program_of,
-)
+from stepscope.gpu.processes import COMMAND_LIMIT, GpuProcess, GpuProcessList, program_of
 from stepscope.gpu.source import DeviceSource
 from tests.support.fake_machine import process as fake_process
 from tests.support.fake_nvml import FakeClock
@@ -51,42 +48,53 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+class Device:
+    """A GPU with these compute processes, by an `NvmlDevice`'s methods."""
+
+    def __init__(self, *pids: int) -> None:
+        self.listed = [SimpleNamespace(pid=pid, usedGpuMemory=GIB) for pid in pids]
+        self.library = SimpleNamespace(clock=FakeClock())
+
+    def query(self, calls: Sequence[Any]) -> list[Any]:
+        return self.listed if calls is processes._COMPUTE else []
+
+
+def reader(*pids: int) -> Callable[[], GpuProcess]:
+    """Return a reader of the first process of a GPU."""
+    listing = GpuProcessList(cast(NvmlDevice, Device(*pids)))
+    return lambda: (listing.read() or ())[0]
+
+
 def test_a_process_has_a_name_a_command_and_a_user(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = ProcessInfoCache().get(child.pid)
+    found = reader(child.pid)()
     assert found.command.endswith("-c input() --lr 0.1")
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
-    assert (found.yours, found.state) == (True, "running")
+    assert (found.yours, found.state, found.memory) == (True, "running", GIB)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert not ProcessInfoCache().get(ME).yours
+    assert not reader(ME)().yours
 
 
-def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: FakeClock) -> None:
-    table = ProcessInfoCache(clock)
-    before = table.get(child.pid)
+def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes]) -> None:
+    read = reader(child.pid)
+    running = read()
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert table.get(child.pid).state == "running", "of this half second"
-    clock.now += MAX_AGE_S
-    zombie = table.get(child.pid)
-    assert (zombie.state, zombie.command) == ("zombie", before.command)
+    assert read() == replace(running, state="zombie")
     child.wait()
-    clock.now += MAX_AGE_S
-    gone = table.get(child.pid)
-    assert (gone.state, gone.command, gone.yours) == ("gone", before.command, True)
-    assert table.get(2**22 + 1) == ProcessInfo("process 4194305"), "never seen"
+    assert read() == replace(running, state="gone")
+    unknown = reader(2**22 + 1)()
+    assert (unknown.name, unknown.state, unknown.yours) == ("process 4194305", "gone", False)
 
 
-def test_a_number_that_is_used_again_is_another_process(
-    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
-) -> None:
-    table = ProcessInfoCache(clock)
-    table.get(ME)
-    monkeypatch.setattr(psutil.Process, "create_time", lambda process: 5.0)
+def test_a_number_that_is_used_again_is_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = reader(ME)
+    first = read()
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: ["x" * 5000])
-    clock.now += MAX_AGE_S
-    assert table.get(ME).command == "x" * COMMAND_LIMIT
+    assert read() == first, "read once"
+    monkeypatch.setattr(psutil.Process, "__eq__", lambda process, other: False)
+    assert read().command == "x" * COMMAND_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,7 @@ def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
 
 
 @pytest.mark.parametrize(
-    ("processes", "used", "expected"),
+    ("listed", "used", "expected"),
     [
         ([process(ME), process(5, 2 * GIB)], 3.1 * GIB, (GIB, 2 * GIB, {})),
         ([], 0.0, (None, 0, {OWN: OWN_NOT_LISTED})),
@@ -131,9 +139,9 @@ def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
     ],
 )
 def test_memory_is_divided_between_this_process_and_the_others(
-    processes: list[GpuProcess], used: float | None, expected: tuple[Any, ...]
+    listed: list[GpuProcess], used: float | None, expected: tuple[Any, ...]
 ) -> None:
-    assert shares(processes, ME, used=used, total=80 * GIB) == expected
+    assert shares(listed, ME, used=used, total=80 * GIB) == expected
 
 
 class Source:
