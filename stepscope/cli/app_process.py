@@ -18,7 +18,6 @@ APP = _PACKAGE / "_app" if (_PACKAGE / "_app").is_dir() else _PACKAGE.parent
 PAGE = ("streamlit", "plotly")
 NEEDS = {
     "trainer.lab": ("torch", "scipy"),
-    "trainer.memory_estimate": ("torch",),
     "trainer.workloads.digit_images": ("torch", "sklearn", "PIL"),
 }
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}

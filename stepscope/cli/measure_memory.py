@@ -1,8 +1,7 @@
 """`stepscope measure-memory`: run a script's first steps and report the headroom for its batch.
 
 The script is the `__main__` of this process, as under `stepscope watch`; its output goes to stderr,
-so that stdout has only the result. With `--workload` the process becomes
-`python -m trainer.memory_estimate`, which measures a built-in workload.
+so that stdout has only the result.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from stepscope.cli.app_process import become_program
 from stepscope.cli.arguments import add_json, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run.status import RunOutcome, outcome
@@ -38,15 +36,11 @@ EXAMPLES = (
     "stepscope measure-memory train.py --batch-size 64",
     "stepscope measure-memory --steps 5 --json train.py",
     "stepscope measure-memory -m package.train --lr 0.1",
-    "stepscope measure-memory --workload gpt --batch-size 64    a built-in workload",
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the script in `argv` until its first steps are measured; return the exit code."""
-    first = next((word for word in argv if word != "--json"), "")
-    if first.partition("=")[0] == "--workload":
-        return become_program("trainer.memory_estimate", argv)
     options, words = _parse(argv)
     try:
         script = (from_module if options.module else from_file)(words[0], words[1:])
@@ -139,8 +133,7 @@ def _no_step_text(probe: StepMemoryProbe) -> str:
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="stepscope measure-memory",
-        usage="%(prog)s [--steps N] [--json] (script.py | -m module) [arguments]\n"
-        "       %(prog)s [--json] --workload NAME [settings]",
+        usage="%(prog)s [--steps N] [--json] (script.py | -m module) [arguments]",
         description="Run a script's first optimizer steps, stop it, and report their memory "
         "use and how much larger a batch would fit.",
         epilog="\n  ".join(("examples:", *EXAMPLES)),

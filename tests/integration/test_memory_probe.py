@@ -1,11 +1,12 @@
-"""`stepscope measure-memory` of workloads and scripts as processes, and the page's probes."""
+"""Memory probes: the page's, of workloads, and `stepscope measure-memory`, of scripts."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,14 @@ import psutil
 import pytest
 
 from stepscope.cli.measure_memory import main as script_main
-from stepscope.host.child_process import ChildState
+from stepscope.host.child_process import ChildOutput, ChildState
 from tests.support.waiting import wait_until
-from trainer.config import Workload, defaults
-from trainer.memory_estimate.__main__ import main
+from trainer.config import Optimizer, Workload, defaults
 from trainer.runners import child_process
 from trainer.runners.child_process import MemoryProbeRun
 
 COMMAND = [sys.executable, "-m", "stepscope.cli", "measure-memory"]
-WORKLOAD = [sys.executable, "-m", "trainer.memory_estimate", "--device", "cpu"]
 MATRIX_BYTES = 4 * 2048 * 2048
-TOO_LARGE = ("--workload", "matmul", "--set", "width=16384", "--batch-size", "512")
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -33,13 +31,19 @@ def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
 # --- a built-in workload --------------------------------------------------------------------------
 
 
-def test_three_steps_of_a_workload_are_measured_and_leave_no_files(tmp_path: Path) -> None:
-    words = ["--workload", "matmul", "--set", "width=2048", "--batch-size", "1", "--json"]
-    environment = os.environ | {"STEPSCOPE_RUNS": str(tmp_path), "TMPDIR": str(tmp_path)}
-    done = run([*COMMAND, *words, "--device", "cpu", "--set", "optimizer=sgd"], env=environment)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["fits"], found["steps"], found["device"]) == (True, 3, "cpu")
+def measured(workload: Workload, *, search: bool = False, **changes: Any) -> ChildOutput:
+    probe = MemoryProbeRun(replace(defaults(workload), **changes), search=search)
+    assert probe.wait(300)
+    return probe.output()
+
+
+def test_three_steps_of_a_workload_are_measured_and_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = measured(Workload.MATMUL, width=2048, batch_size=1, optimizer=Optimizer.SGD).answer
+    assert (found["fits"], found["steps"]) == (True, 3)
     assert found["parts"]["parameters_and_buffers"] == 2 * MATRIX_BYTES
     assert found["parts"]["optimizer_state"] == 2 * MATRIX_BYTES
     # Two weights with momentum and gradient, besides the libraries that a first step loads.
@@ -47,60 +51,33 @@ def test_three_steps_of_a_workload_are_measured_and_leave_no_files(tmp_path: Pat
     assert sum(found["parts"].values()) == found["measured_peak_bytes"]
     assert found["measured_reserved_bytes"] is None
     assert found["free_bytes"] > 0
-    assert found["config"]["optimizer"] == "sgd"
-    left = [path.name for path in tmp_path.iterdir()]
-    assert [name for name in left if not name.startswith("torchinductor_")] == []  # torch's own
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_is_too_large_is_a_result() -> None:
-    done = run([*WORKLOAD, *TOO_LARGE, "--json"])
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
+    found = measured(Workload.MATMUL, width=16384, batch_size=512).answer
     assert found["fits"] is False
     assert "ran out of memory" in found["reason"]
 
 
 def test_the_search_measures_up_to_an_epoch() -> None:
-    options = ["--workload", "linear", "--batch-size", "400"]
-    done = run([*WORKLOAD, *options, "--find-batch-size", "--json"])
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = measured(Workload.LINEAR, search=True, batch_size=400).answer
     assert [point["batch_size"] for point in found["points"]] == [400, 800]
     assert found["largest"] == 800  # the samples of an epoch
     assert found["recommended"] in (400, 800)
     assert min(point["samples_per_sec"] for point in found["points"]) > 0
 
 
-def test_unreadable_data_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("search", [False, True])
+def test_a_workload_that_cannot_be_built_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: bool
+) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "labels.csv").write_text("file,label\nmissing.png,cat\nother.png,dog\n")
-    words = ["--workload", "images", "--set", "dataset=broken/labels.csv", "--json"]
-    done = run([*WORKLOAD, *words], env=os.environ | {"STEPSCOPE_DATA": str(tmp_path)})
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "labels.csv, line 2" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ("bert", "--workload"),
-        ("gpt --batch-size many", "Batch size must be"),
-        ("gpt --set num_layers=-1", "Layers must be"),
-        ("gpt --set batchsize=3", "batch_size"),
-        ("gpt --precision tf32", "Precision: "),
-        ("gpt --set strategy=ddp --set runner=torchrun", "strategy: "),
-        ("images --set dataset=../../etc", "../../etc"),
-    ],
-)
-def test_wrong_usage_is_one_sentence(
-    options: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--device", "cpu", "--workload", *options.split(), "--json"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert reason in err
-    assert len(err.strip().splitlines()) == 1
+    monkeypatch.setenv("STEPSCOPE_DATA", str(tmp_path))
+    output = measured(Workload.IMAGES, search=search, dataset="broken/labels.csv")
+    assert output.state is ChildState.FAILED
+    assert "labels.csv, line 2" in str(output.reason)
 
 
 def test_the_processes_of_a_search_end_when_it_is_stopped() -> None:
@@ -239,7 +216,7 @@ def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["", "--steps 1 x.py", "--steps 1e9 x.py", "/nowhere.py", "--steps 3 --workload gpt"]
+    "options", ["", "--steps 1 x.py", "--steps 1e9 x.py", "/nowhere.py", "--workload gpt"]
 )
 def test_wrong_usage_of_the_script_command(
     options: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

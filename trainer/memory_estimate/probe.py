@@ -109,7 +109,6 @@ def measure(
     `fits` is False, with a `reason`, if memory ran out. Raises ProbeError for any other end,
     OSError and StoreError.
     """
-    began = time.monotonic()
     progress("Building the workload", 0.3)
     boundary = _StepBoundary(device, seconds, progress)
     endless = replace(
@@ -125,7 +124,6 @@ def measure(
         "fits": True,
         "reason": None,
         "batch_size": config.batch_size,
-        "device": config.device,
         "device_name": device.name,
         "samples_per_sec": None,
     }
@@ -139,7 +137,7 @@ def measure(
         found |= boundary.result
         found["step_s"] = rate["step_time"]
         found["samples_per_sec"] = None if is_simulated(device.id) else rate["samples_per_sec"]
-    return found | {"seconds": round(time.monotonic() - began, 3)}
+    return found
 
 
 def _limit_host_memory(free: int) -> None:

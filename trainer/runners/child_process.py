@@ -55,7 +55,7 @@ class MemoryProbeRun(Child):
             "folder": self._folder.name,
         }
         super().__init__(
-            [sys.executable, "-m", "trainer.memory_estimate", "--job"],
+            [sys.executable, "-m", "trainer.memory_estimate"],
             limit_s=self._limit_s,
             first_line=json.dumps(job).encode() + b"\n",
             # A probe that runs out of memory is a result, not an alert.
