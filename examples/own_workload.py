@@ -8,8 +8,6 @@ checkpoints) Stepscope does, so only `build` is new: it says what there is to tr
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -18,47 +16,38 @@ from torch.utils.data import Dataset
 from trainer.config import RunConfig
 from trainer.workloads.task import Task
 
-# Each becomes a switch on the page and a variant in the lab; `config.has` says whether it is on.
-SETTINGS = {
-    "wide": "Four times the hidden units: more to compute, and perhaps a lower loss.",
-    "slow_loading": "Waits 1 ms for each sample, as a slow disk would.",
-}
+HIDDEN = 64
 
 
 class TwoSpirals(Dataset[tuple[Tensor, int]]):
     """Points of two spirals that turn around each other; the target is the spiral."""
 
-    def __init__(self, points: int, seed: int, pause_s: float) -> None:
+    def __init__(self, points: int, seed: int) -> None:
         random = np.random.default_rng(seed)
         self.spiral = random.integers(0, 2, points)
         angle = random.uniform(0.5, 2.0, points) * np.pi
         turned = angle + np.pi * self.spiral
         points_2d = np.stack([np.cos(turned), np.sin(turned)], axis=1) * angle[:, None] / 3
         self.points = points_2d + random.normal(0, 0.1, (points, 2))
-        self.pause_s = pause_s
 
     def __len__(self) -> int:
         return len(self.points)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if self.pause_s:
-            time.sleep(self.pause_s)
         return torch.tensor(self.points[index]), int(self.spiral[index])
 
 
 def build(config: RunConfig) -> Task:
     """Return the model, the data and the loss; called once at the start of a run."""
-    hidden = 256 if config.has("wide") else 64
-    pause_s = 0.001 if config.has("slow_loading") else 0.0
     return Task(
         model=nn.Sequential(
-            nn.Linear(2, hidden),
+            nn.Linear(2, HIDDEN),
             nn.Tanh(),
-            nn.Linear(hidden, hidden),
+            nn.Linear(HIDDEN, HIDDEN),
             nn.Tanh(),
-            nn.Linear(hidden, 2),
+            nn.Linear(HIDDEN, 2),
         ),
-        train=TwoSpirals(2000, seed=config.seed, pause_s=pause_s),
-        validation=TwoSpirals(500, seed=config.seed + 1, pause_s=0.0),
+        train=TwoSpirals(2000, seed=config.seed),
+        validation=TwoSpirals(500, seed=config.seed + 1),
         loss=nn.CrossEntropyLoss(),
     )

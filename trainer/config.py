@@ -112,7 +112,6 @@ GROUPS = (TRAINING, PERFORMANCE, LOADING, DISTRIBUTED, ADVANCED)
 
 CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
 _PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor ".."
-OPTION_NAME = r"[a-z][a-z0-9_]{0,39}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,14 +225,6 @@ class RunConfig:
         "Mirrors half of the training images. Turn it off where left and right matter, as in "
         "digits or text.",
         read_by=(Workload.IMAGES,),
-    )
-    custom_options: str = setting(
-        "",
-        "Options",
-        "Comma-separated options of the custom workload that are on.",
-        pattern=rf"({OPTION_NAME}(,{OPTION_NAME}){{0,31}})?",
-        constraint="comma-separated names of the workload's options",
-        read_by=(Workload.CUSTOM,),
     )
 
     lr_scheduler: LRSchedule = setting(
@@ -510,9 +501,6 @@ class RunConfig:
         for spec in fields(self):
             checked = check(spec.name, SETTINGS[spec.name], getattr(self, spec.name))
             object.__setattr__(self, spec.name, checked)
-
-    def has(self, name: str) -> bool:
-        return name in self.custom_options.split(",")
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values, for `run.json`."""

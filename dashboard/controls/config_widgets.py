@@ -197,8 +197,8 @@ def workload_fields(config: RunConfig) -> None:
     if config.workload in CAPTIONS:
         st.caption(CAPTIONS[config.workload])
     names = [name for name, about in SETTINGS.items() if config.workload in about.read_by]
-    if "custom_options" in names:
-        _custom_options(config)
+    if config.workload is Workload.CUSTOM:
+        _custom_workload(config)
     if "dataset" in names:
         _dataset(config)
     numbers = [name for name in names if SETTINGS[name].limits is not None]
@@ -219,24 +219,10 @@ def _dataset(config: RunConfig) -> None:
         problem_caption(problem)
 
 
-def _custom_options(config: RunConfig) -> None:
-    """Draw the file of the custom workload, and a switch for each of its options."""
+def _custom_workload(config: RunConfig) -> None:
+    """Draw the file of the custom workload, or its problem."""
     problem = custom.user_problem(config)
     if problem is not None:
         problem_caption(problem)
-    try:
-        given, settings = custom.user_workload(), custom.user_workload_settings()
-    except ConfigError:
-        return
-    if given is not None:
-        st.caption(f"`{given}`, set at server start.")
-    for name, text in settings.items():
-        st.session_state[f"own_{name}"] = config.has(name)
-        st.toggle(name, key=f"own_{name}", help=text, on_change=_switch_option, args=(name,))
-
-
-def _switch_option(name: str) -> None:
-    """Add a custom option to `custom_options`, the names that are on, or remove it."""
-    state = st.session_state
-    on = [each for each in str(state.config_custom_options).split(",") if each and each != name]
-    state.config_custom_options = ",".join([*on, name] if state[f"own_{name}"] else on)
+    else:
+        st.caption(f"`{custom.user_workload()}`, set at server start.")

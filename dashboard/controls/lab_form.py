@@ -29,7 +29,7 @@ from stepscope.common.formatting import format_duration
 from stepscope.lab.plan import MAX_ROUNDS, SweepPlan, Variant, estimate
 from trainer.config import SETTINGS, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.plan import LAB_SETTINGS, WorkloadPlan, all_variants, own_settings, speed_problem
+from trainer.lab.plan import LAB_SETTINGS, WorkloadPlan, all_variants, speed_problem
 from trainer.lab.presets import PLAIN, PRESETS
 
 _KEPT_FIELDS = ("seed", "num_threads", *(name for name in LAB_SETTINGS if name != "channels_last"))
@@ -87,7 +87,7 @@ def workload_form(found: Devices, settings: RunConfig) -> LabForm:
             with st.container(gap="xxsmall"):
                 st.markdown(f"**{group}**")
                 names = _device_names(found.devices)
-                chosen += _variant_checkboxes(members, names, own_settings(base))
+                chosen += _variant_checkboxes(members, names)
     plan = WorkloadPlan(
         config=base, variants=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
     )
@@ -199,9 +199,7 @@ def _checkbox_key(name: str) -> str:
     return f"lab_variant_{name}"
 
 
-def _variant_checkboxes(
-    members: Sequence[Variant], devices: Mapping[str, str], own: Mapping[str, str]
-) -> list[Variant]:
+def _variant_checkboxes(members: Sequence[Variant], devices: Mapping[str, str]) -> list[Variant]:
     """Draw a checkbox for each variant, and why some are not supported; return the checked ones."""
     chosen: list[Variant] = []
     unsupported: dict[ConfigIssue, list[str]] = {}
@@ -215,7 +213,7 @@ def _variant_checkboxes(
         checked = columns[index % 2].checkbox(
             label,
             key=key,
-            help=variant_help(variant, own),
+            help=variant_help(variant),
             disabled=variant.problem is not None,
             bind="query-params",
             persist_state="session",

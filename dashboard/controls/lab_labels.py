@@ -13,7 +13,7 @@ from trainer.config import GROUPS, SETTINGS, RunConfig
 from trainer.lab.presets import PLAIN
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
-LAB_GROUPS = ("Precision", *GROUPS, "Device and size", "Workload options")
+LAB_GROUPS = ("Precision", *GROUPS, "Device and size")
 PLACES = {
     **SIDEBAR_PLACES,
     "precision": "Precision",
@@ -27,7 +27,7 @@ DEVICE_HELP = (
 
 
 def group_of(variant: Variant) -> str:
-    return PLACES.get(next(iter(variant.changes), "device"), "Workload options")
+    return PLACES[next(iter(variant.changes), "device")]
 
 
 def variant_label(variant: Variant, devices: Mapping[str, str]) -> str:
@@ -40,11 +40,9 @@ def variant_label(variant: Variant, devices: Mapping[str, str]) -> str:
     return variant.label
 
 
-def variant_help(variant: Variant, own_settings: Mapping[str, str]) -> str:
-    """Return the help of a variant's technique or custom option, and its other changes."""
+def variant_help(variant: Variant) -> str:
+    """Return the help of a variant's setting, and its other changes."""
     field = next(iter(variant.changes), "device")
-    if field == "custom_options":
-        return own_settings.get(variant.name.removesuffix("=false"), variant.label)
     text = variant.label
     if field in SETTINGS:
         text = DEVICE_HELP if field == "device" else SETTINGS[field].help

@@ -62,7 +62,6 @@ _PRIVATE = {
     "pid_started",
     "pid_namespace",
     "cwd",
-    "custom_options",
     "dataset",
     "resume_from",
     "script path",

@@ -1,4 +1,4 @@
-"""The sidebar's fields of single workloads: sizes, image data, options of a custom workload."""
+"""The sidebar's fields of single workloads: sizes, image data, and the custom workload."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from trainer.config import SETTINGS, Workload, reads
 from trainer.custom_workload import choose
 from trainer.datasets import MAKE_DIGITS, VARIABLE
 
-# A custom workload brings the labels of its own options.
-FIELDS = {name for name, about in SETTINGS.items() if about.read_by} - {"custom_options"}
+FIELDS = {name for name, about in SETTINGS.items() if about.read_by}
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
 CUSTOM = SETTINGS["workload"].choices[Workload.CUSTOM]
 
@@ -71,24 +70,12 @@ def test_a_dataset_of_the_data_folder_or_the_command_that_makes_one(
     assert app.query_params["dataset"] in ("mine.csv", ["mine.csv"])
 
 
-def test_a_custom_workload_is_offered_only_if_given(page: OpenPage, tmp_path: Path) -> None:
+def test_a_custom_workload_is_offered_only_if_given(page: OpenPage) -> None:
     assert CUSTOM not in page().sidebar.selectbox(key="config_workload").options
-    link = captions(page(workload="custom", custom_options="wide"))
+    link = captions(page(workload="custom"))
     # As code: in text the two hyphens would become one dash.
     assert ":build`" in link
     choose(f"{EXAMPLE}:build")
-    assert CUSTOM in page().sidebar.selectbox(key="config_workload").options
-    unknown = captions(page(workload="custom", custom_options="nothing"))
-    assert "slow_loading" in unknown
-
-
-def test_the_options_of_a_custom_workload_are_switches(page: OpenPage) -> None:
-    choose(f"{EXAMPLE}:build")
-    app = page(workload="custom", custom_options="slow_loading")
+    app = page(workload="custom")
+    assert CUSTOM in app.sidebar.selectbox(key="config_workload").options
     assert "own_workload.py:build" in captions(app)
-    switches = {each.label: each for each in app.sidebar.toggle}
-    assert (switches["wide"].value, switches["slow_loading"].value) == (False, True)
-    switches["wide"].set_value(True).run()
-    assert app.query_params["custom_options"] in ("slow_loading,wide", ["slow_loading,wide"])
-    next(each for each in app.sidebar.toggle if each.label == "slow_loading").set_value(False).run()
-    assert app.query_params["custom_options"] in ("wide", ["wide"])

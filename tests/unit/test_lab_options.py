@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,28 +140,3 @@ def test_the_page_can_plan_without_torch() -> None:
 def test_a_sweep_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(SweepError):
         sweep_folder(tmp_path, name)
-
-
-@pytest.fixture
-def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkloadPlan]:
-    """Return the function that plans a sweep of a custom workload with two settings."""
-    path = tmp_path / "mine.py"
-    path.write_text('SETTINGS = {"quick": "Less to do.", "late": "Waits."}\n')
-    monkeypatch.setenv("STEPSCOPE_WORKLOAD", f"{path}:build")
-    given = ["--workload", f"{path}:build", "--device", "cpu"]
-    return lambda *words: plan_of(parser().parse_args([*given, *words]), [CPU])
-
-
-def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., WorkloadPlan]) -> None:
-    plan = custom("--variants", "quick,late")
-    assert [(variant.name, dict(variant.changes)) for variant in plan.variants] == [
-        ("quick", {"custom_options": "quick"}),
-        ("late", {"custom_options": "late"}),
-    ]
-    offered = {variant.name: variant.problem for variant in all_variants(plan.config, [CPU])}
-    assert (offered["quick"], offered["late"]) == (None, None)
-    on = custom("--set", "custom_options=late", "--variants", "late=false,quick")
-    assert [variant.changes["custom_options"] for variant in on.variants] == ["", "late,quick"]
-    with pytest.raises(UsageError, match="Did you mean quick"):
-        custom("--variants", "quik")
-    assert plan.combine(*(variant.changes for variant in plan.variants))[1] is not None

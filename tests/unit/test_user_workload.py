@@ -1,4 +1,4 @@
-"""A workload of the user's own: what it may be, its settings, and where its errors are."""
+"""A workload of the user's own: what it may be, and where its errors are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from trainer.custom_workload import (
     choose,
     user_problem,
     user_workload,
-    user_workload_settings,
 )
 from trainer.error_messages import describe_failure
 from trainer.workloads import WORKLOADS
@@ -94,14 +93,14 @@ def test_the_example_trains() -> None:
     assert task.run_info["user_workload"] == "own_workload.py:build"
 
 
-def test_reading_settings_loads_no_torch() -> None:
+def test_choosing_a_workload_loads_no_torch() -> None:
     code = (
-        "import sys; from trainer.custom_workload import choose, user_workload_settings;"
-        f"choose({str(EXAMPLE) + ':build'!r}); print(list(user_workload_settings()));"
+        "import sys; from trainer.custom_workload import choose, user_problem;"
+        f"choose({str(EXAMPLE) + ':build'!r});"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     done = run_python("-c", code)
-    assert (done.stdout, done.stderr) == ("['wide', 'slow_loading']\n", "")
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -113,27 +112,12 @@ def test_what_is_no_file_and_function_is_refused(text: str) -> None:
     assert user_workload() is None
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("SETTINGS = {'a': 1}", "SETTINGS must be a literal dict"),
-        ("x = 1\nSETTINGS = {'Bad name': 'x'}", "mine.py, line 2: SETTINGS must be a literal"),
-    ],
-)
-def test_settings_that_cannot_be_used_are_one_sentence(write: Write, text: str, words: str) -> None:
-    write(text)
-    with pytest.raises(ConfigError) as caught:
-        user_workload_settings()
-    assert words in str(caught.value)
-
-
-def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
+def test_problems_of_the_choice(write: Write) -> None:
     config = defaults(Workload.CUSTOM)
     assert user_problem(config) is not None
     assert user_problem(RunConfig()) is None
-    path = write("SETTINGS = {'a': 'Does a.'}")
-    assert user_problem(replace(config, custom_options="a")) is None
-    assert "no option b" in str(user_problem(replace(config, custom_options="a,b")))
+    path = write("")
+    assert user_problem(config) is None
     path.unlink()
     assert "there is no file" in str(user_problem(config))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from trainer.lab.plan import (
     FIXED,
     WorkloadPlan,
     all_variants,
-    custom_variants,
     make_variant,
     suggested,
 )
@@ -147,25 +146,20 @@ def value_of(field: str, text: str) -> Any:
     return check_setting(field, text, from_text=True)
 
 
-def _known(field: str, option: str, others: Iterable[str] = ()) -> str:
-    """Return the name of a field. Raises UsageError, which names like ones, of `others` too."""
+def _known(field: str, option: str) -> str:
+    """Return the name of a field. Raises UsageError, which names like ones."""
     if field in SETTINGS:
         return field
-    known = [*others, *SETTINGS]
-    near = difflib.get_close_matches(field, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(known)}."
+    near = difflib.get_close_matches(field, SETTINGS, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(SETTINGS)}."
     raise UsageError(f"{option}: {field[:60]!r} is no setting. {hint}")
 
 
 def _variants(text: str, config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
     """Return the variants of `--variants`. Raises UsageError for one that equals the baseline."""
-    custom = {variant.name: variant for variant in custom_variants(config, devices)}
     found: dict[str, Variant] = {}
     for token in filter(None, map(str.strip, text.split(","))):
-        if token in custom:
-            found[token] = custom[token]
-            continue
-        changes = _changes(token, config, devices, custom)
+        changes = _changes(token, config, devices)
         for change in changes:
             name = token if len(changes) == 1 else None
             variant = make_variant(change, config, devices, name=name)
@@ -179,15 +173,13 @@ def _variants(text: str, config: RunConfig, devices: Sequence[TrainDevice]) -> l
     return list(found.values())
 
 
-def _changes(
-    token: str, config: RunConfig, devices: Sequence[TrainDevice], custom: Iterable[str]
-) -> list[dict[str, Any]]:
+def _changes(token: str, config: RunConfig, devices: Sequence[TrainDevice]) -> list[dict[str, Any]]:
     """Return a variant's changes, several for a field without a value. Raises UsageError."""
     parts = re.split(r"\+(?=[a-z_])", token)
     change: dict[str, Any] = {}
     for part in parts:
         field, equals, text = part.partition("=")
-        if _known(field, "--variants", custom) in FIXED:
+        if _known(field, "--variants") in FIXED:
             raise UsageError(f"--variants: {field} must be the same for all. Set it with --set.")
         if field in change:
             raise UsageError(f"--variants: {token!r} has {field} twice. Remove one of them.")

@@ -21,11 +21,9 @@ from trainer.config import (
     RunConfig,
     Runner,
     Strategy,
-    Workload,
     issue,
 )
 from trainer.config_validation import TrainDevice, validate
-from trainer.custom_workload import user_workload_settings
 
 FIXED = frozenset(
     ("workload", "epochs", "seed", "max_steps", "resume_from", "runner", "nan_policy")
@@ -41,36 +39,12 @@ NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 
 def all_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
     """Return every useful variant of a baseline, unsupported ones with their `problem`."""
-    return custom_variants(config, devices) + [
+    return [
         make_variant({field: value}, config, devices)
         for field in (*LAB_SETTINGS, "batch_size", "num_threads", "device")
         if field not in NOT_TIMED
         for value in suggested(field, config, devices)
     ]
-
-
-def custom_variants(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
-    """Return a variant that toggles each setting of a custom workload."""
-    variants = []
-    before = [name for name in config.custom_options.split(",") if name]
-    for name in own_settings(config):
-        is_on = name in before
-        options = [one for one in before if one != name] if is_on else [*before, name]
-        changes = {"custom_options": ",".join(options)}
-        text = f"{name}=false" if is_on else name
-        variant = make_variant(changes, config, devices, name=text)
-        variants.append(replace(variant, label=f"{name} {'off' if is_on else 'on'}"))
-    return variants
-
-
-def own_settings(config: RunConfig) -> Mapping[str, str]:
-    """Return the names and descriptions of a custom workload's settings; empty if unreadable."""
-    if config.workload is not Workload.CUSTOM:
-        return {}
-    try:
-        return user_workload_settings()
-    except ConfigError:
-        return {}
 
 
 def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Iterator[Any]:

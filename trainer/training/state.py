@@ -39,7 +39,7 @@ MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
 SAME = (
     *("workload", "width", "num_layers", "context_length"),
-    *("dataset", "custom_options", "optimizer", "lr_scheduler"),
+    *("dataset", "optimizer", "lr_scheduler"),
 )
 """Settings that must equal those of the checkpoint if the workload reads them."""
 
