@@ -24,7 +24,7 @@ def cuda_note(lesson: Lesson) -> None:
     if missing_cuda is None:
         return
     if lesson.needs_cuda:
-        practice = practice_command() if lesson.runs_simulated else None
+        practice = practice_command()
         st.info(
             f"**This lesson needs CUDA.** {lesson.needs_cuda} No CUDA here: {missing_cuda}"
             + (f" It also runs on simulated GPUs: `{practice}`." if practice else ""),

@@ -59,13 +59,13 @@ def test_a_lesson_shows_its_result_its_failure_and_why_it_cannot_start(
     def refuse(*_args: object, **_options: object) -> None:
         raise OSError("EAGAIN")
 
-    write("print('gradient: 16.0')\n", name="autograd")
-    app = learn(lesson="autograd")
+    write("print('gradient: 16.0')\n", name="linear_regression")
+    app = learn(lesson="linear_regression")
     press(app, "Run")
     wait_for_result(app, server)
     assert "gradient: 16.0" in app.code[0].value
-    assert "gradient: 16.0" in learn(lesson="autograd").code[0].value, "in another tab"
-    write("raise ValueError('<b>broken</b>')\n", name="autograd")
+    assert "gradient: 16.0" in learn(lesson="linear_regression").code[0].value, "in another tab"
+    write("raise ValueError('<b>broken</b>')\n", name="linear_regression")
     press(app, "Run")
     wait_for_result(app, server)
     assert len(app.error) == 1
@@ -79,7 +79,7 @@ def test_a_lesson_shows_its_result_its_failure_and_why_it_cannot_start(
 def test_during_a_run_or_a_sweep_no_lesson_starts(
     learn: Learn, server: Services, monkeypatch: pytest.MonkeyPatch, active: str
 ) -> None:
-    app = learn(lesson="autograd")
+    app = learn(lesson="linear_regression")
     owner = server if active == "run" else server.sweeps
     monkeypatch.setattr(owner, "active_id", lambda: "20261122-digits")
     press(app, "Run")  # drawn before the other one began

@@ -31,7 +31,7 @@ ADDRESSES = {
     "/compare?runs=h100,cpu-training": ".js-plotly-plot",
     f"/lab?sweep={SWEEP}": ".st-key-lab_patch",
     "/hardware": "[data-testid=stAlert]",
-    "/learn?lesson=autograd": ".stCode",
+    "/learn?lesson=linear_regression": ".stCode",
 }
 """Addresses, each with what shows that its page is drawn."""
 DIFF = """--- a/train.py

@@ -16,7 +16,7 @@ def shown(page: Page, lesson: Lesson) -> None:
     expect(page.get_by_role("heading", name=lesson.title)).to_be_visible()
 
 
-@pytest.mark.parametrize("name", ["seeds", "all_reduce", "jiterator"])  # alone, two ranks, CUDA
+@pytest.mark.parametrize("name", ["seeds", "all_reduce", "streams"])  # alone, two ranks, CUDA
 def test_a_lesson_runs_from_its_page(open_page: OpenPage, name: str) -> None:
     """Each lesson's program runs in tests/integration/test_lesson_run.py."""
     lesson = BY_NAME[name]

@@ -1,7 +1,7 @@
 """Every lesson runs on a GPU; on the simulator those that do something else there than on a CPU.
 
-The others run on the CPU in `tests/integration/test_lesson_run.py`. Jiterator needs a compiler that
-the simulator does not have; the profiler runs there, and traces no kernel. Its times say nothing.
+The others run on the CPU in `tests/integration/test_lesson_run.py`. The profiler traces no
+kernel on the simulator, whose times say nothing.
 The lessons of two processes give the same values by NCCL on two GPUs and by gloo on the CPU, which
 they choose where there is one GPU: DataParallel then takes that GPU, and DDP does not.
 """
@@ -21,7 +21,6 @@ from trainer.lessons import LESSONS, Lesson
 EXPECTED = {
     "devices": ["cuda:0 ", "Chosen: cuda:0, which computes"],
     "moving_tensors": ["y is on cuda:0", "same device", "the model's weight is now on cuda:0"],
-    "autograd": ["backward():       8.0"],
     "linear_regression": ["step 200: loss 0.00"],
     "seeds": ["equal: True", "the next numbers are the same: True"],
     "matmul": ["  2048  cuda ", "times as fast"],
@@ -42,9 +41,8 @@ EXPECTED = {
     "warm_up": ["the first tensor on cuda: ", "call 12: "],
     "cuda_graphs": ["the replay computes with the new input: True", "eager: ", "graph: "],
     "compile_modes": ["default ", "reduce-overhead ", "max-autotune "],
-    "jiterator": ["same: True"],
     "profiler": ["operator ", "GPU ms", "aten::"],
-    "nvtx_ranges": ["5 steps with 5 ranges each", "a range costs "],
+    "nvtx_ranges": ["5 steps with 5 ranges each"],
 } | {lesson.name: ON_CPU[lesson.name] for lesson in LESSONS if lesson.ranks > 1}
 
 
@@ -63,10 +61,6 @@ processes it takes all GPUs that there are.
 def test_it_runs_on_a_gpu(lesson: Lesson, tmp_path: Path) -> None:
     ended = run(lesson, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    if SIMULATED and not lesson.runs_simulated:
-        assert ended.returncode != 0
-        assert "not simulated" in ended.stderr
-        return
     assert ended.returncode == 0, ended.stderr
     assert [part for part in EXPECTED[lesson.name] if part not in ended.stdout] == []
     assert "same result: False" not in ended.stdout

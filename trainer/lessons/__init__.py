@@ -17,14 +17,13 @@ class Lesson:
     """One technique: a program, and a paragraph that explains its result.
 
     `on_cpu` describes the difference on a CPU, `ranks` is the number of processes that torchrun
-    starts, or 1 without torchrun. `runs_simulated`: the simulator has what it needs.
+    starts, or 1 without torchrun.
     """
 
     name: str  # of the file, and in the address of the page
     theme: str
     title: str
     text: str
-    runs_simulated: bool = True
     on_cpu: str = ""
     limit_s: float = 60.0  # after which the page kills it
     ranks: int = 1
@@ -94,22 +93,15 @@ LESSONS: tuple[Lesson, ...] = (
         "same.",
     ),
     Lesson(
-        name="autograd",
-        theme=START,
-        title="Autograd by hand",
-        text="Each operation on x is recorded, and backward() applies the chain rule to the record "
-        "in reverse. The result is the exact derivative, checked here by hand and by a finite "
-        "difference. backward() adds to x.grad: this makes gradient accumulation possible, and is "
-        "the reason why a training loop must clear the gradients.",
-    ),
-    Lesson(
         name="linear_regression",
         theme=START,
-        title="Linear regression by hand",
+        title="Autograd and linear regression",
         text="Training repeats four steps: compute the error, compute the gradients with "
-        "backward(), change the weights a little against the gradients, clear the gradients. w and "
-        "b approach the numbers behind the data, and the loss ends near the square of the noise, "
-        "which no line can remove. Such a small model is launch-bound, so a GPU is no faster.",
+        "backward(), change the weights a little against the gradients, clear the gradients. "
+        "backward() applies the chain rule in reverse and adds to .grad: this makes gradient "
+        "accumulation possible, and is why a loop must clear the gradients. w and b approach the "
+        "numbers behind the data, and the loss ends near the square of the noise, which no line can "
+        "remove. Such a small model is launch-bound, so a GPU is no faster.",
     ),
     Lesson(
         name="seeds",
@@ -130,7 +122,6 @@ LESSONS: tuple[Lesson, ...] = (
         "reach the speed of the GPU. Without a synchronization the clock would measure the launch "
         "only.",
         on_cpu="only the CPU is measured.",
-        limit_s=120.0,
     ),
     Lesson(
         name="half_tensors",
@@ -235,16 +226,6 @@ LESSONS: tuple[Lesson, ...] = (
         limit_s=300.0,
     ),
     Lesson(
-        name="jiterator",
-        theme=LAUNCHES,
-        title="Jiterator",
-        text="The formula is compiled to one CUDA kernel at its first call and kept. Eager code "
-        "needs five kernels with four intermediate tensors, so it moves several times as many "
-        "bytes, and such formulas are bound by memory. Jiterator has no backward pass: use it "
-        "where no gradient is needed, else torch.compile.",
-        runs_simulated=False,
-    ),
-    Lesson(
         name="profiler",
         theme=INSIDE,
         title="The profiler",
@@ -274,19 +255,11 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     _two_ranks(
         "scatter",
-        "scatter: a part for each",
-        "One rank cuts its tensor into equal parts, and rank k gets part k. scatter suits "
-        "data that only one rank can read. Training seldom uses it: a rank that reads for all "
-        "others becomes the bottleneck, so each rank loads its own share instead. Only the "
-        "source passes the list of parts, but every rank makes the call.",
-    ),
-    _two_ranks(
-        "gather",
-        "gather: all to one",
-        "The reverse of scatter: one rank collects a tensor from every rank, such as "
-        "predictions to be saved. It needs memory for all of them, and its link carries "
-        "everything, while the others only send once. Ranks that receive nothing must make the "
-        "call too. For Python objects there is gather_object, which pickles them.",
+        "scatter and gather",
+        "scatter: one rank cuts its tensor into equal parts, and rank k gets part k. gather is the "
+        "reverse: one rank collects a tensor from every rank, such as predictions to be saved. Its "
+        "link carries everything, so training seldom uses either: each rank loads its own share of "
+        "the data. Ranks that pass no list must make the call too.",
     ),
     _two_ranks(
         "all_reduce",
@@ -298,19 +271,11 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     _two_ranks(
         "reduce_scatter",
-        "reduce_scatter: a part of the sum",
-        "Each rank gets only its part of the sum over all ranks, half the work of an "
-        "all_reduce. FSDP averages gradients this way, because each rank updates only its own "
-        "part of the weights and needs no more. With an all_gather of the parts behind it, "
-        "the result is that of an all_reduce, and so it costs the same.",
-    ),
-    _two_ranks(
-        "all_gather",
-        "all_gather: everything everywhere",
-        "Every rank gets the tensors of all ranks, in the order of the ranks. FSDP collects "
-        "the weights of a layer this way, right before the layer is computed, and drops them "
-        "afterwards. A metric over the whole validation set also needs it. All tensors must have "
-        "the same size: pad shorter ones, or send objects, which is far slower.",
+        "reduce_scatter and all_gather",
+        "The halves of an all_reduce. FSDP averages gradients by a reduce_scatter, as each rank "
+        "updates only its own part of the weights. It collects the weights of a layer by an "
+        "all_gather, right before the layer is computed, and drops them afterwards. All tensors "
+        "must have the same size: pad shorter ones, or send objects, which is far slower.",
     ),
     _two_ranks(
         "all_to_all",

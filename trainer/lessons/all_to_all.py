@@ -7,19 +7,13 @@ dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "
 rank, ranks = dist.get_rank(), dist.get_world_size()
 device = f"cuda:{rank}" if torch.cuda.device_count() >= ranks else "cpu"
 
-
-def show(text: str) -> None:
-    """Print a line in one piece, as the other rank may print too."""
-    print(f"rank {rank}: {text}\n", end="")
-
-
 mine = torch.arange(float(ranks), device=device) + 10 * rank
-show(f"gives {mine.tolist()}: element k is for rank k")
+print(f"rank {rank}: gives {mine.tolist()}: element k is for rank k")
 got = torch.zeros(ranks, device=device)
 dist.all_to_all_single(got, mine)
-show(f"has {got.tolist()}: element k came from rank k")
+print(f"rank {rank}: has {got.tolist()}: element k came from rank k")
 
 back = torch.zeros(ranks, device=device)
 dist.all_to_all_single(back, got)  # a second time puts everything back
-show(f"and back: {torch.equal(back, mine)}")
+print(f"rank {rank}: and back: {torch.equal(back, mine)}")
 dist.destroy_process_group()

@@ -9,12 +9,6 @@ dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "
 rank, ranks = dist.get_rank(), dist.get_world_size()
 device = f"cuda:{rank}" if torch.cuda.device_count() >= ranks else "cpu"
 
-
-def show(text: str) -> None:
-    """Print a line in one piece, as the other rank may print too."""
-    print(f"rank {rank}: {text}\n", end="")
-
-
 torch.manual_seed(0)
 x, y = torch.randn(32, 8, device=device), torch.randn(32, 1, device=device)
 my_x, my_y = x.chunk(ranks)[rank], y.chunk(ranks)[rank]  # this rank's part of the batch
@@ -27,8 +21,10 @@ for weights in model.parameters():
     dist.all_reduce(weights.grad)  # the sum of all ranks' parts is their mean
 (wrapped(my_x) - my_y).square().mean().backward()  # the same, while backward still computes
 by_ddp = wrapped.module.weight.grad
-show(f"by hand as by DDP: {torch.allclose(model.weight.grad, by_ddp)}")
+print(f"rank {rank}: by hand as by DDP: {torch.allclose(model.weight.grad, by_ddp)}")
 model.zero_grad()
 (model(x) - y).square().mean().backward()  # one process with the whole batch
-show(f"as with the whole batch: {torch.allclose(model.weight.grad, by_ddp, atol=1e-6)}")
+print(
+    f"rank {rank}: as with the whole batch: {torch.allclose(model.weight.grad, by_ddp, atol=1e-6)}"
+)
 dist.destroy_process_group()

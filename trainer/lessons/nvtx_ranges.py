@@ -3,7 +3,6 @@
 import sys
 
 import torch
-from torch.utils.benchmark import Timer
 
 if not torch.cuda.is_available():
     sys.exit("NVTX marks the time line of a GPU: a build of torch without CUDA leaves it out.")
@@ -23,9 +22,4 @@ for step in range(5):
             optimizer.step()
             optimizer.zero_grad()
 print(f"5 steps with 5 ranges each, loss {loss.item():.4f}")
-
-globals_ = {"nvtx": nvtx}
-timer = Timer("nvtx.range_push('part'); nvtx.range_pop()", globals=globals_)
-cost = timer.blocked_autorange(min_run_time=0.2).median * 1e6
-print(f"a range costs {cost:.2f} µs while no profiler listens")
 print(f"see them: nsys profile --trace cuda,nvtx python {sys.argv[0]}")

@@ -1,4 +1,4 @@
-"""scatter: one rank cuts its data into parts, and each rank gets its own."""
+"""scatter and gather: one rank cuts its data into parts, and collects a tensor of every rank."""
 
 import torch
 import torch.distributed as dist
@@ -7,19 +7,16 @@ dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "
 rank, ranks = dist.get_rank(), dist.get_world_size()
 device = f"cuda:{rank}" if torch.cuda.device_count() >= ranks else "cpu"
 
-
-def show(text: str) -> None:
-    """Print a line in one piece, as the other rank may print too."""
-    print(f"rank {rank}: {text}\n", end="")
-
-
 part = torch.zeros(2, device=device)
+parts: list[torch.Tensor] | None = None  # only the rank that sends or collects passes the list
 if rank == 0:
     whole = torch.arange(2.0 * ranks, device=device)
-    show(f"has the whole: {whole.tolist()}")
-    dist.scatter(part, list(whole.split(2)), src=0)
-else:
-    show("has nothing yet")
-    dist.scatter(part, src=0)  # only the source gives a list
-show(f"has its part: {part.tolist()}")
+    print(f"rank {rank}: has the whole: {whole.tolist()}")
+    parts = list(whole.split(2))
+dist.scatter(part, parts, src=0)
+print(f"rank {rank}: has its part: {part.tolist()}")
+
+dist.gather(part + 10 * rank, parts, dst=0)
+if parts is not None:
+    print(f"rank {rank}: has all: {[part.tolist() for part in parts]}")
 dist.destroy_process_group()

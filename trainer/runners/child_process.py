@@ -100,7 +100,8 @@ class LessonRun(Child):
         self._text = b""
         # Kineto would log between the lesson's lines, torchrun that it sets the threads.
         env = {"KINETO_LOG_LEVEL": "6"} | ({"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {})
-        env |= os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+        env |= os.environ | {"PYTHONIOENCODING": "utf-8"}
+        # "-u" is not for ranks: their lines would mix.
         command = [sys.executable, "-u", *lesson.arguments]
         super().__init__(
             command, limit_s=lesson.limit_s, env=env, stderr=subprocess.STDOUT, cwd=PROJECT
