@@ -100,8 +100,8 @@ LESSONS: tuple[Lesson, ...] = (
         "backward(), change the weights a little against the gradients, clear the gradients. "
         "backward() applies the chain rule in reverse and adds to .grad: this makes gradient "
         "accumulation possible, and is why a loop must clear the gradients. w and b approach the "
-        "numbers behind the data, and the loss ends near the square of the noise, which no line can "
-        "remove. Such a small model is launch-bound, so a GPU is no faster.",
+        "numbers behind the data, and the loss ends near the square of the noise, which no line "
+        "can remove. Such a small model is launch-bound, so a GPU is no faster.",
     ),
     Lesson(
         name="seeds",
