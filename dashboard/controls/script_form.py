@@ -131,7 +131,7 @@ def _compare_fields() -> _Task:
         key="lab_variants",
         placeholder=EXAMPLES,
         height=130,
-        help="One per line: settings, NAME: ARGUMENTS, env:NAME=VALUE, python:PATH, rev:NAME.",
+        help="One per line: settings, NAME: ARGUMENTS, env:NAME=VALUE, rev:NAME.",
         persist_state="session",
     )
     variants = [line.strip() for line in str(text).splitlines() if line.strip()]

@@ -42,7 +42,7 @@ EXAMPLES = (
     'stepscope lab --variant tf32 --variant "num_workers=4 pin_memory" train.py --epochs 90',
     'stepscope lab --variant "bs64: --batch-size 64" train.py --batch-size 32 --out {out}',
     "stepscope lab --gate step_time:+3% --variant rev:my-branch --link data train.py",
-    "stepscope lab --variant env:OMP_NUM_THREADS=1 --variant python:/opt/new/bin/python train.py",
+    "stepscope lab --variant env:OMP_NUM_THREADS=1 train.py",
     "stepscope lab --nproc-per-node 2 --variant fused train_ddp.py",
 )
 
@@ -205,8 +205,7 @@ def script_sweep_parser() -> argparse.ArgumentParser:
         "--variant",
         action="append",
         metavar="V",
-        help="'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or settings; repeat for "
-        "more variants",
+        help="'NAME: ARGUMENTS', env:NAME=VALUE, rev:REVISION or settings; repeat for more",
     )
     found.add_argument(
         "--link",

@@ -1,18 +1,16 @@
 """The plan of a sweep over a script of the user: its command, and variants of it.
 
 A variant adds arguments (`bs64: --batch-size 64`), settings that need no edit
-(`tf32 num_workers=4`), environment variables (`env:NAME=VALUE`), the interpreter (`python:PATH`) or
-the revision (`rev:main`). Without a name its text is its name, and may have several parts.
+(`tf32 num_workers=4`), environment variables (`env:NAME=VALUE`) or the revision (`rev:main`).
+Without a name its text is its name, and may have several parts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,9 +28,12 @@ from stepscope.lab.sweep_state import seconds_needed
 from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.settings import SETTINGS, SettingError, parse
 
-ARGUMENTS, PYTHON, REV, ENV, WITH = "arguments", "python", "rev", "env:", "with:"
-OUT, SEED = "{out}", "{seed}"
-"""In arguments: a folder of the trial, and a number that all trials of a round share."""
+ARGUMENTS = "arguments"
+REV = "rev"
+ENV = "env:"
+WITH = "with:"
+OUT = "{out}"  # In arguments: a folder of the trial.
+SEED = "{seed}"  # In arguments: a number that all trials of a round share.
 _NAMED = re.compile(r"([\w.+-]+):(?:\s+|$)(.*)", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z_]")  # not a negative number
 _MAX_NAME = 60
@@ -249,12 +250,6 @@ def parse_variant(text: str, cwd: Path = Path()) -> Variant:
 def _change(word: str, cwd: Path) -> tuple[str, Any]:
     """Return key and value of one part of a variant. Raises UsageError."""
     kind, _, rest = word.partition(":")
-    if kind == PYTHON and rest:
-        program = os.path.expanduser(rest)
-        found = shutil.which(os.path.join(cwd, program) if os.path.dirname(program) else program)
-        if found is None:
-            raise UsageError(f"--variant: {rest[:120]!r} is no program. Give the path of a Python.")
-        return PYTHON, os.path.abspath(found)
     if kind == REV and rest:
         try:
             return REV, resolve(rest, cwd)
@@ -265,8 +260,8 @@ def _change(word: str, cwd: Path) -> tuple[str, Any]:
         return ENV + name, value
     if rest:
         raise UsageError(
-            "--variant: must be 'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or "
-            f"settings, got {word[:80]!r}."
+            "--variant: must be 'NAME: ARGUMENTS', env:NAME=VALUE, rev:REVISION or settings, got "
+            f"{word[:80]!r}."
         )
     name, equals, value = word.partition("=")
     return WITH + name, value if equals else True

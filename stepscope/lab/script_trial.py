@@ -16,7 +16,6 @@ import msgspec
 
 from stepscope.common.files import read_tail
 from stepscope.common.formatting import terminal_text
-from stepscope.distributed import ranks_text
 from stepscope.gpu.source import is_simulated
 from stepscope.lab.command import UsageError
 from stepscope.lab.folder import LAB
@@ -26,7 +25,6 @@ from stepscope.lab.script_plan import (
     ARGUMENTS,
     ENV,
     OUT,
-    PYTHON,
     REV,
     SEED,
     ScriptCommand,
@@ -38,7 +36,7 @@ from stepscope.recorded_run import open_run
 from stepscope.run import RunError, RunInfo, RunStatus, rank_file, read_run, run_folders, runs_root
 from stepscope.run.rank_info import find_rank
 from stepscope.store import StoreError
-from stepscope.watch.trial import LAST_STEP_S, TRIAL, UNEVEN
+from stepscope.watch.trial import TRIAL
 
 MAX_FILES = 100_000  # of each folder, about 0.3 s before and after a trial
 NO_UPLOAD = {
@@ -50,10 +48,6 @@ NO_UPLOAD = {
     "PYTHONDONTWRITEBYTECODE": "1",  # no new __pycache__ in the script's folder
 }
 SIMULATED = "The script trains on a simulated GPU, whose times are not those of a GPU."
-UNEVEN_STEPS = (
-    f"{LAST_STEP_S:.0f} s after that of another rank. All ranks must make the same number of "
-    "optimizer steps."
-)
 NEW_SWEEP = {"stops": True, "new_sweep": True}
 Files = set[tuple[str, int, int]]
 """Path, modification time in nanoseconds, and size of each file."""
@@ -62,8 +56,8 @@ Files = set[tuple[str, int, int]]
 def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job; return `metrics` and `machine`, or a `reason`.
 
-    A job has `script`, `changes`, `seed`, `warmup`, `steps`, `seconds`, an empty `folder`, and may
-    have `probe`: settings whose entries only show which apply. The result has `stops` if no trial
+    A job has `script`, `changes`, `seed`, `warmup`, `steps`, an empty `folder`, and may have
+    `probe`: settings whose entries only show which apply. The result has `stops` if no trial
     of this sweep can be measured, and `new_sweep` if resuming cannot help.
     """
     script = msgspec.convert(job["script"], ScriptCommand)
@@ -110,7 +104,7 @@ def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path) -> int:
         word.replace(OUT, str(out)).replace(SEED, str(job["seed"]))
         for word in (*script.arguments, *changes.get(ARGUMENTS, []))
     ]
-    limits = {name: job[name] for name in ("warmup", "steps", "seconds")}
+    limits: dict[str, Any] = {"warmup": job["warmup"], "steps": job["steps"]}
     limits |= {"probe": "probe" in job, "ranks": script.nproc_per_node or 1}
     cwd, target = script.cwd, script.target
     if REV in changes:
@@ -129,7 +123,7 @@ def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path) -> int:
         torchrun = ["-P", "-m", "stepscope.lab.torchrun", "--nproc-per-node"]
         watch = [*torchrun, str(script.nproc_per_node), *watch]
     return subprocess.call(
-        [changes.get(PYTHON, script.python), *watch, *module, target, *words],
+        [script.python, *watch, *module, target, *words],
         cwd=cwd,
         env=_environment(job, limits),
         stdin=subprocess.DEVNULL,
@@ -170,10 +164,8 @@ def _result(folder: Path, code: int, job: Mapping[str, Any], ranks: int) -> dict
                 reason = of_rank(number, ranks, trial["refused"])
                 return {"reason": reason, **(NEW_SWEEP if trial["stops"] else {})}
         if None in trials:
-            missing = [number for number, one in enumerate(trials) if one is None]
-            if (run_folder / UNEVEN).exists():
-                return {"reason": f"No last step of {ranks_text(missing)} {UNEVEN_STEPS}"}
-            return {"reason": of_rank(missing[0], ranks, _early(ended, code, job, missing[0]))}
+            missing = trials.index(None)
+            return {"reason": of_rank(missing, ranks, _early(ended, code, job, missing))}
         if is_simulated(str(ended.run_json.get("device"))):
             return {"reason": SIMULATED, **NEW_SWEEP}
         state = "applies" if "probe" in job else "in effect"
@@ -186,8 +178,6 @@ def _result(folder: Path, code: int, job: Mapping[str, Any], ranks: int) -> dict
     except (RunTooShortError, RunError, StoreError) as error:
         return {"reason": str(error)}
     machine = {**(ended.run_json.get("environment") or {}), "rate": metrics.pop("rate_unit")}
-    if PYTHON in job["changes"]:
-        machine.pop("torch", None)  # may be another version
     return {"metrics": metrics, "machine": machine, "settings": settings}
 
 
@@ -217,12 +207,10 @@ def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int) -> st
     own = find_rank(ended.folder, number)
     if own is None or own.run_json.get("reason") is not None:  # no step was seen
         return own.run_json["reason"] if own else "It was not recorded."
-    wanted = f"{job['seconds']:g} s were measured"
-    if job["steps"]:
-        wanted = f"{job['warmup'] + job['steps'] + 1} steps"
     return (
-        f"The script ended after {_steps_of(ended, number)} steps, before {wanted}. Train longer, "
-        "or give fewer steps (--steps, --warmup)."
+        f"The script ended after {_steps_of(ended, number)} of "
+        f"{job['warmup'] + job['steps'] + 1} steps. Train longer, or give fewer steps (--steps, "
+        "--warmup)."
     )
 
 

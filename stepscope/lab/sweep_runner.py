@@ -46,7 +46,7 @@ CALIBRATION_WARMUP_STEPS = 5
 MIN_TIMEOUT_S = 900.0  # torch.compile alone can take minutes.
 TIMEOUT_FACTOR = 20.0  # Timeout over the duration of the longest trial so far.
 SAME_MACHINE = ("host", "gpu", "torch", "rate")
-"""Keys of `machine` that must be equal in all trials of a sweep."""
+"""Keys of `machine` that must be equal in all trials of a sweep, or their speeds do not compare."""
 
 
 class SweepRunner:
@@ -108,21 +108,16 @@ class SweepRunner:
             if answer.get("stops"):
                 reason = f"{answer['reason']} Resume continues from here once that is fixed."
                 return self._write(plan, state, "stopped", reason)
-            machine = answer.get("machine") or {}
-            key = _difference(self._machine, machine)
-            if key is not None and not _explains(changes, key):
-                reason = (
-                    f"{key}: this sweep was measured with {self._machine[key]!r}, got "
-                    f"{machine[key]!r}. Resume it there, or start a new sweep here."
-                )
-                return self._write(plan, state, "stopped", reason)
-            if key is not None:
-                reason = (
-                    f"{key}: the baseline has {self._machine[key]!r}, this variant has "
-                    f"{machine[key]!r}, so their speeds cannot be compared."
-                )
-                answer = {"seconds": answer["seconds"], "reason": reason}
-            self._append(state.next, answer)
+            self._append(state.next, self._same_machine(answer))
+
+    def _same_machine(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer of a trial, or a reason if its machine is not that of the sweep."""
+        first, machine = self._machine, answer.get("machine") or {}
+        for key in SAME_MACHINE:
+            if key in first and key in machine and first[key] != machine[key]:
+                reason = f"{key}: the sweep was measured with {first[key]!r}, got {machine[key]!r}."
+                return {"seconds": answer["seconds"], "reason": reason}
+        return answer
 
     def _state(self) -> tuple[SweepPlan, SweepState]:
         """Return the plan with its number of steps, and the state of the sweep."""
@@ -134,7 +129,11 @@ class SweepRunner:
             state = replay_sweep(plan, self._trials)
             state.failed = state.failed or failed
             return plan, state
-        plan = replace(self._plan, warmup=self._plan.warmup or CALIBRATION_WARMUP_STEPS)
+        plan = replace(
+            self._plan,
+            steps=self._plan.steps or MIN_STEPS,
+            warmup=self._plan.warmup or CALIBRATION_WARMUP_STEPS,
+        )
         state = SweepState(SweepPhase.CALIBRATING, changes={BASELINE: {}})
         if len(first) < MAX_ATTEMPTS:
             state.next = NextTrial(CALIBRATE, 0, BASELINE)
@@ -186,19 +185,6 @@ class SweepRunner:
         return sweep
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return the first key that two machines have with different values."""
-    both = (key for key in SAME_MACHINE if key in before and key in now)
-    return next((key for key in both if before[key] != now[key]), None)
-
-
-def _explains(changes: Mapping[str, Any], key: str) -> bool:
-    """Return True if a variant may have another value of a key of `machine` than the baseline."""
-    if key == "rate":
-        return bool(changes)
-    return key == "gpu" and any(name.startswith("env:") for name in changes)
-
-
 def _job(plan: SweepPlan, trial: NextTrial, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the job of a trial; that of the first one has the settings to probe."""
     job = {
@@ -207,7 +193,6 @@ def _job(plan: SweepPlan, trial: NextTrial, changes: Mapping[str, Any]) -> dict[
         "seed": seed_of(plan, trial),
         "warmup": plan.warmup,
         "steps": plan.steps,
-        "seconds": SAMPLE_S,
     }
     return job | {"probe": plan.probe} if trial.contest == CALIBRATE and plan.probe else job
 

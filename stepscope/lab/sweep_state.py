@@ -28,7 +28,6 @@ BASELINE = "baseline"
 CALIBRATE = "calibrate"
 VARIANTS = "variants"
 CONFIRM = "confirm"
-SCREENING = 0.5  # Fraction of the budget in which the variants are compared with the baseline.
 MIN_CONFIRMING_ROUNDS = 5
 
 
@@ -109,13 +108,8 @@ def replay_sweep(plan: SweepPlan, trials: Sequence[Trial]) -> SweepState:
     """Return the state of a sweep after its trials."""
     variants = {variant.name: variant.changes for variant in plan.runnable}
     comparison = VariantComparison(VARIANTS, BASELINE, tuple(variants), plan.baselines)
-    state = ComparisonState()
-    # Without a faster variant, all of the budget but a confirmation is for these rounds.
-    for fraction in (SCREENING, 1.0):
-        round_fits = _budget_test(plan, trials, fraction)
-        state = replay_comparison(comparison, trials, plan.rules, plan.seed, round_fits)
-        if not state.is_cut or any(one.side is Side.ABOVE for one in state.speed.values()):
-            break
+    round_fits = _budget_test(plan, trials)
+    state = replay_comparison(comparison, trials, plan.rules, plan.seed, round_fits)
     found = SweepState(SweepPhase.MEASURING, state, next=state.next)
     found.changes = {name: {} for name in comparison.references} | variants
     if BASELINE in state.failed:
@@ -158,7 +152,7 @@ def _combine(found: SweepState, plan: SweepPlan) -> None:
 
 def _confirm(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> None:
     names = tuple(one.name for one in found.combinations)
-    rounds = confirming_rounds(plan, trials, 1 + len(names))
+    rounds = _confirming_rounds(plan, trials, 1 + len(names))
     # An end at the first significant look would bias the effect upwards.
     rules = Rules(looks=(rounds,), max_rounds=rounds)
     comparison = VariantComparison(CONFIRM, BASELINE, names)
@@ -168,21 +162,19 @@ def _confirm(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> Non
     found.changes |= {one.name: one.changes for one in found.combinations}
 
 
-def _budget_test(
-    plan: SweepPlan, trials: Sequence[Trial], fraction: float
-) -> Callable[[int, Sequence[str]], bool]:
-    """Return a test of whether a round of the variants fits in a fraction of the budget."""
+def _budget_test(plan: SweepPlan, trials: Sequence[Trial]) -> Callable[[int, Sequence[str]], bool]:
+    """Return a test of whether a round of the variants leaves the time of a confirmation."""
 
     def round_fits(number: int, names: Sequence[str]) -> bool:
         before = _before(trials, VARIANTS, number)
         used_s = sum(one.seconds for one in before)
-        limit_s = min(fraction * plan.budget_s, plan.budget_s - _reserve_s(plan, before))
-        return used_s + _expected_s(before, len(names)) <= limit_s
+        needed_s = _expected_s(before, len(names) + _least_confirming(plan))
+        return used_s + needed_s <= plan.budget_s
 
     return round_fits
 
 
-def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], count: int) -> int:
+def _confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], count: int) -> int:
     """Return the rounds of a confirmation with `count` trials each, fixed before its first one."""
     before = _before(trials, CONFIRM, 1)
     left_s = plan.budget_s - sum(one.seconds for one in before)
@@ -191,10 +183,9 @@ def confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], count: int) -> i
     return max(least, int(min(plan.max_rounds, left_s / round_s)))
 
 
-def _reserve_s(plan: SweepPlan, before: Sequence[Trial]) -> float:
-    """Return the seconds that a confirmation needs at least."""
-    rounds = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
-    return _expected_s(before, rounds * confirming_trials(plan))
+def _least_confirming(plan: SweepPlan) -> int:
+    """Return the number of trials of the shortest confirmation."""
+    return min(MIN_CONFIRMING_ROUNDS, plan.max_rounds) * confirming_trials(plan)
 
 
 def confirming_trials(plan: SweepPlan) -> int:
@@ -219,8 +210,5 @@ def seconds_needed(plan: SweepPlan, first: Trial) -> float:
     """Return the seconds up to the first look and a confirmation, by the baseline's first trial."""
     steps = plan.steps + plan.warmup - (first.metrics.get("steps") or 0)
     each: float = first.seconds + max(0, steps) * first.metrics["step_time"]
-    trials = plan.baselines + len(plan.runnable)
-    look = each * min(plan.looks[0], plan.max_rounds) * trials
-    rounds = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)
-    confirmation = each * rounds * confirming_trials(plan)
-    return first.seconds + max(look / SCREENING, look + confirmation)
+    trials = min(plan.looks[0], plan.max_rounds) * (plan.baselines + len(plan.runnable))
+    return first.seconds + each * (trials + _least_confirming(plan))

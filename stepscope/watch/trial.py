@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepscope.common.files import atomic_write
 from stepscope.distributed import rank_and_size
 from stepscope.host.process_limits import set_parent_death_signal
 from stepscope.run.rank_info import find_rank
@@ -28,11 +27,8 @@ if TYPE_CHECKING:
     from stepscope.watch.watched_run import WatchedRun
 
 POLL_S = 0.002
-LAST_STEP_S = 60.0  # Between the ends of the first and the last rank.
-LAST_STEP = "trial-last-step"  # File in the run folder: the last step of a timed trial.
-UNEVEN = "trial-uneven"  # File in the run folder: a rank has not ended within LAST_STEP_S.
 TRIAL = "STEPSCOPE_TRIAL"
-"""Environment variable: JSON with `warmup` and `steps`, or without steps the `seconds` measured.
+"""Environment variable: JSON with the numbers of `warmup` steps and of measured `steps`.
 
 Those of a trial of another revision have the `repository`, from which no module may be loaded, and
 the `tree` into which the revision was unpacked. With `probe`, settings are not applied: the run
@@ -49,7 +45,6 @@ class TrialLimit:
         *,
         warmup: int,
         steps: int,
-        seconds: float,
         repository: str | None = None,
         tree: str = "",
         probe: bool = False,
@@ -63,67 +58,35 @@ class TrialLimit:
         self._run = run
         self._session = run.session
         self._folder = run.session.recorder.folder
-        self._warmup = warmup
-        self._steps = steps
-        self._seconds = seconds
+        # The first step has no duration.
+        self._last_step = warmup + steps + 1
         self._repository = repository
         self._tree = tree
         self._ranks = ranks
         self._parent = parent
-        self._until_s = float("inf")
-        self._last_step: int | None = None  # The decision of rank 0 in a timed trial.
         self._pid = os.getpid()
-        self._loaded: str | None = None  # The file of the latest `torch.load`.
 
     def at_boundary(self) -> None:
         """End the process after its last step. Training thread only."""
-        step = self._session.recorder.step
         if self._session.world_size != self._ranks:
             self._end(
                 "The script starts several ranks itself. Let torchrun start them: "
                 "--nproc-per-node N."
             )
-        # One more: the first step has no duration.
-        if self._steps and step > self._warmup + self._steps:
-            self._end()
-        if self._steps or step < self._warmup + 2:
-            return
-        # Also the first step that is measured has to end.
-        self._until_s = min(self._until_s, time.monotonic() + self._seconds)
-        if self._ranks == 1:
-            if time.monotonic() >= self._until_s:
-                self._end()
-            return
-        # Rank 0 decides. The others cannot end the next step before rank 0 has begun it.
-        decided = self._folder / LAST_STEP
-        if self._last_step is None and decided.exists():
-            self._last_step = int(decided.read_text())
-        if self._last_step is None and self._session.recorder.run_json["rank"] == 0:
-            if time.monotonic() >= self._until_s:
-                self._last_step = step + 1
-                atomic_write(decided, str(self._last_step), durable=False)
-        elif self._last_step is not None and step >= self._last_step:
+        if self._session.recorder.step >= self._last_step:
             self._end()
 
     def install(self) -> None:
-        """Wrap what a trial cannot do: resume, and overwrite a checkpoint."""
+        """Count the steps, and refuse to overwrite a checkpoint."""
         set_parent_death_signal()
         is_rank = self._parent is not None and self._session.world_size == self._ranks
         if is_rank and os.getppid() != self._parent:  # torchrun has ended before that
             os._exit(1)
         self._session.at_boundary = self.at_boundary
         # Not torch itself: the hooks of the run wait for that, and a module has one hook.
-        PostImportHook("torch.serialization", self._watch_files).start()
-        PostImportHook("torch.optim.optimizer", self._watch_resumes).start()
+        PostImportHook("torch.serialization", self._protect_files).start()
 
-    def _watch_files(self, module: Any) -> None:
-        load = module.load
-
-        @functools.wraps(load)
-        def loading(f: Any, *args: Any, **kwargs: Any) -> Any:
-            self._loaded = str(f) if isinstance(f, str | os.PathLike) else None
-            return load(f, *args, **kwargs)
-
+    def _protect_files(self, module: Any) -> None:
         save, own = module.save, [self._folder.parents[1], Path(tempfile.gettempdir()).resolve()]
 
         @functools.wraps(save)
@@ -138,26 +101,7 @@ class TrialLimit:
                     )
             return save(obj, f, *args, **kwargs)
 
-        # Before torch/__init__.py takes them from this module.
-        module.load, module.save = loading, saving
-
-    def _watch_resumes(self, module: Any) -> None:
-        restore = module.Optimizer.load_state_dict
-
-        @functools.wraps(restore)
-        def restoring(optimizer: Any, state_dict: Any) -> Any:
-            # The state of an optimizer before its first step is empty: nothing is resumed. After a
-            # step of this process, its own state is restored (a rollback, a search).
-            if self._session.recorder.step == 0 and state_dict.get("state"):
-                named = f" from {self._loaded}" if self._loaded else ""
-                self._end(
-                    f"The script resumes its optimizer{named}, so a trial would not start at step "
-                    "0. Give other arguments, or move the checkpoint away.",
-                    stops=True,
-                )
-            return restore(optimizer, state_dict)
-
-        module.Optimizer.load_state_dict = restoring
+        module.save = saving  # before torch/__init__.py takes it from this module
 
     def _end(self, refused: str | None = None, *, stops: bool = False) -> NoReturn:
         if os.getpid() == self._pid:  # else a forked child, which has no run
@@ -176,19 +120,10 @@ class TrialLimit:
         if os.getpid() == self._pid and self._parent is not None:
             if refused is not None:
                 os.kill(self._parent, signal.SIGKILL)  # the ranks die with torchrun
-            self._wait_for_ranks(self._parent)
+            for number in range(self._ranks):  # the last step of each may need this process
+                while (rank := find_rank(self._folder, number)) is not None and rank.status.live:
+                    time.sleep(POLL_S)
         os._exit(0)
-
-    def _wait_for_ranks(self, parent: int) -> None:
-        """Wait until no rank is live, as their last step may need this process."""
-        until_s = time.monotonic() + LAST_STEP_S
-        for number in range(self._ranks):
-            while (rank := find_rank(self._folder, number)) is not None and rank.status.live:
-                if time.monotonic() > until_s:
-                    (self._folder / UNEVEN).touch()
-                    os.kill(parent, signal.SIGKILL)
-                    return
-                time.sleep(POLL_S)
 
 
 def _modules() -> Iterator[tuple[str, str]]:

@@ -29,7 +29,6 @@ def take(folder: Path, gpu: str, **changes: Any) -> dict[str, Any]:
         "seed": 1,
         "warmup": 10,
         "steps": 40,
-        "seconds": 1.0,
     }
     return TrialProcess("trainer.lab.trial_run", folder).take(job, 110)
 
@@ -64,7 +63,7 @@ def test_a_script_on_a_simulated_gpu_is_not_measured_and_on_a_gpu_has_its_peak(
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".sweep").mkdir()
     script = asdict(script_command("train.py", [], is_module=False))
-    job = {"script": script, "changes": {}, "seed": 1, "warmup": 3, "steps": 10, "seconds": 1.0}
+    job = {"script": script, "changes": {}, "seed": 1, "warmup": 3, "steps": 10}
     answer = TrialProcess("stepscope.lab.script_trial", tmp_path / ".sweep").take(job, 110)
     if is_simulated(gpu):
         assert "simulated" in answer["reason"]

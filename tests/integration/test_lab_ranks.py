@@ -30,7 +30,7 @@ def take(tmp_path: Path, *arguments: str, steps: int = 40, **changes: Any) -> di
     sweep.mkdir(exist_ok=True)
     script = script_command("train.py", arguments, is_module=False, nproc_per_node=2)
     job = {"script": vars_of(script), "changes": changes, "seed": 3}
-    limits = {"warmup": 5, "steps": steps, "seconds": 1.0}
+    limits = {"warmup": 5, "steps": steps}
     return TrialProcess("stepscope.lab.script_trial", sweep).take({**job, **limits}, 200)
 
 
@@ -54,12 +54,12 @@ def test_a_slow_rank_is_found_and_the_folder_stays_as_it_was(folder: Path, tmp_p
     assert content(folder) == before  # no signal handler has written
 
 
-def test_a_timed_trial_and_a_setting_on_all_ranks(folder: Path, tmp_path: Path) -> None:
+def test_a_setting_on_all_ranks(folder: Path, tmp_path: Path) -> None:
     before = content(folder)
-    answer = take(tmp_path, steps=0, **{"with:fused": True})
+    answer = take(tmp_path, **{"with:fused": True})
     assert answer.get("reason") is None
     assert [(one["name"], one["state"]) for one in answer["settings"]] == [("fused", "in effect")]
-    assert answer["metrics"]["steps"] >= 2
+    assert answer["metrics"]["steps"] == 40
     assert answer["machine"]["rate"] == "samples/s"
     assert content(folder) == before
 

@@ -36,7 +36,7 @@ class TrialSession:
 
     def limit(self, **changes: Any) -> TrialLimit:
         """Limit the run to two steps after one of warm-up, or as changed."""
-        values: dict[str, Any] = {"warmup": 1, "steps": 2, "seconds": 1.0}
+        values: dict[str, Any] = {"warmup": 1, "steps": 2}
         return TrialLimit(self.run, **(values | changes))
 
     def boundary(self, limit: TrialLimit, step: int = 4) -> None:

@@ -110,7 +110,7 @@ def test_a_variant_with_another_pythonpath_keeps_its_order(
         "subprocess.call", lambda *_, env, **__: given.append(env["PYTHONPATH"]) or 0
     )
     monkeypatch.setenv("PYTHONPATH", "/stepscope:/base")
-    job = {"seed": 1, "warmup": 1, "steps": 1, "seconds": 1.0, "temporary": "/tmp"}
+    job = {"seed": 1, "warmup": 1, "steps": 1, "temporary": "/tmp"}
     for name, changes in (("a", {}), ("b", {"env:PYTHONPATH": "/new:/more"})):
         (tmp_path / name).mkdir()
         script_trial._run(SCRIPT, {**job, "changes": changes}, tmp_path / name)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,53 +104,27 @@ def test_a_trial_counts_only_if_its_settings_are_in_effect(tmp_path: Path, state
     assert "metrics" in script_trial._result(tmp_path, 0, job | {"probe": ["fused"]}, 2)
 
 
-def test_all_ranks_of_a_timed_trial_end_after_the_same_step(
+def test_a_rank_waits_for_the_last_step_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the clock of rank 0 counts; ranks meet in each step."""
-    folder, clock = RankFolder(tmp_path), threading.local()
-    collective = threading.Barrier(2)
-    ends: dict[int, int] = {}
-    for rank in (0, 1):
-        folder.rank(rank, "running", created=CREATED, world_size=2)
-    timer = SimpleNamespace(monotonic=lambda: clock.now_s, sleep=time.sleep)
-    monkeypatch.setattr(trial, "time", timer)
-    monkeypatch.setattr(trial, "rank_and_size", lambda: (0, 2))
-    monkeypatch.setattr(os, "_exit", sys.exit)
-
-    def train(rank: int) -> None:
-        session = TrialSession(folder.folder, rank=rank, world_size=2)
-        limit = session.limit(warmup=5, steps=0, seconds=53.0, ranks=2)
-        with contextlib.suppress(SystemExit):
-            for step in range(7, 1000):
-                collective.wait(10)
-                ends[rank], clock.now_s = step, step * (1.0 + 4.0 * rank)
-                session.boundary(limit, step)
-
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in (1, 0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert ends[0] == ends[1]
-    assert 60 <= ends[0] <= 62
-
-
-def test_a_rank_whose_last_step_does_not_come_ends_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, killed = RankFolder(tmp_path), list[int]()
+    folder = RankFolder(tmp_path)
     for rank, status in ((0, "finished"), (1, "running")):
         folder.rank(rank, status, created=CREATED, world_size=2)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    monkeypatch.setattr(trial, "LAST_STEP_S", 0.0)
     monkeypatch.setattr(trial, "rank_and_size", lambda: (0, 2))
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        folder.rank(1, "finished", created=CREATED, world_size=2)
+
+    monkeypatch.setattr(trial, "time", SimpleNamespace(sleep=sleep))
     session = TrialSession(folder.folder, world_size=2)
+    limit = session.limit(ranks=2, parent=123)
+    session.boundary(limit, step=3)
     with pytest.raises(SystemExit):
-        session.boundary(session.limit(ranks=2, parent=123))
-    assert killed == [123]
-    assert (folder.folder / trial.UNEVEN).exists()
+        session.boundary(limit, step=4)
+    assert len(waits) == 1
 
 
 def test_the_words_of_the_script_are_not_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:

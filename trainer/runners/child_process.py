@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ from typing import IO, Any
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.host.child_process import Child, ChildOutput, ChildProcess, ChildState, kill_group
-from stepscope.run import RunError, RunKind, RunStatus, read_run, write_run_json
+from stepscope.run import RunKind, RunStatus, write_run_json
 from stepscope.store.recorder import first_run_json
 from stepscope.store.recovery import note_end
 from trainer.config import RunConfig
@@ -211,10 +210,3 @@ def log_text(path: Path) -> str:
         return read_tail(path, LOG_BYTES)
     except OSError:
         return ""
-
-
-def last_step(folder: Path) -> int:
-    """Return the last step in run.json; 0 if it cannot be read."""
-    with contextlib.suppress(RunError):
-        return int(read_run(folder).run_json.get("step", 0))
-    return 0
