@@ -329,7 +329,7 @@ class Services:
 @st.cache_resource(show_spinner=False)
 def get() -> Services:
     """Return the server's services, with the runs of STEPSCOPE_RUNS and STEPSCOPE_SOURCES."""
-    found = dict.fromkeys(sources_from_environment().values())
+    found = sources_from_environment()
     folders = [source for source in found if isinstance(source, Path)]
     sources = [RemoteSource(source) for source in found if not isinstance(source, Path)]
     services = Services(runs_root(), PROJECT / "examples", folders, sources)

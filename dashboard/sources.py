@@ -17,10 +17,11 @@ def connection_text(state: ConnectionState) -> str:
     if state.connected:
         delay_s = state.delay_s
         return "connected" if delay_s is None else f"connected · {1000 * delay_s:,.0f} ms"
-    if state.retry_in_s is None:
+    left_s = (state.retry_at or 0.0) - time.monotonic()
+    if left_s <= 0:
         return "connecting…"
     found = "cannot connect, retry" if state.delay_s is None else "reconnecting"
-    return f"{found} in {math.ceil(state.retry_in_s)} s"
+    return f"{found} in {math.ceil(left_s)} s"
 
 
 def connection_problem(state: ConnectionState) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stepscope.cli import CommandError, app_process
 from stepscope.cli.arguments import number_type
-from stepscope.remote.source import SOURCES, SshAddress, parse_source, sources_from_environment
+from stepscope.remote.source import SOURCES, parse_source, sources_from_environment
 
 EXAMPLES = (
     "stepscope ui",
@@ -50,16 +50,12 @@ def run(options: argparse.Namespace, root: Path) -> int:
     words += ["--server.headless", "true"] if options.no_browser else []
     given = list(itertools.takewhile(lambda word: word[:1] != "-", options.arguments))
     try:
-        sources = {text: parse_source(text) for text in given} or sources_from_environment()
+        sources = [parse_source(text) for text in given] or sources_from_environment()
     except ValueError as error:
         raise CommandError(str(error), 2) from error
     if sources:
         # The server runs in another folder.
-        absolute = [
-            text if isinstance(source, SshAddress) else str(source)
-            for text, source in sources.items()
-        ]
-        os.environ[SOURCES] = json.dumps(absolute)
+        os.environ[SOURCES] = json.dumps([str(source) for source in sources])
     words += options.arguments[len(given) :]
     if options.workload:
         separator = [] if "--" in words else ["--"]

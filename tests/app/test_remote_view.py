@@ -22,7 +22,7 @@ def source(tmp_path: Path) -> FakeSource:
 def sources(tmp_path: Path, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The local folders `runs` and `other`, and one remote source, which the server closes."""
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
-    given = {"ssh://far/runs": object(), "other": tmp_path / "other"}
+    given = ["ssh://far/runs", tmp_path / "other"]
     monkeypatch.setattr(services, "sources_from_environment", lambda: given)
     monkeypatch.setattr(services, "RemoteSource", lambda _address: source)
     for name in ("runs", "other", "far"):

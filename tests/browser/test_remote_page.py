@@ -76,7 +76,7 @@ def test_a_live_remote_run_survives_a_lost_connection_and_an_old_one_is_loaded(
 ) -> None:
     page = open_page("/?run=live")
     source, status = page.get_by_test_id("source"), page.get_by_test_id("status")
-    expect(source).to_contain_text(re.compile(r"^login1:.* · \d+ ms$"))
+    expect(source).to_contain_text(re.compile(r"^login1/.* · \d+ ms$"))
     wait_until(lambda: points(page) > 5, page)
     button(page, "Mark").click()
     page.keyboard.type("lower rate")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ import pytest
 
 from stepscope.remote import far_reader
 from stepscope.remote.access import read_only_reason
-from stepscope.remote.source import RemoteSource, SshAddress
+from stepscope.remote.source import RemoteSource
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import EVERY, send_command
@@ -56,12 +54,12 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def start(ssh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """A function that starts a source of the folder "far"."""
     monkeypatch.setenv("STEPSCOPE_SSH", ssh)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "far").mkdir()
     made: list[RemoteSource] = []
 
-    def started(**changes: Any) -> RemoteSource:
-        address = SshAddress(**{"host": "far", "path": str(tmp_path / "far")} | changes)
-        made.append(RemoteSource(address, tmp_path / "mirror"))
+    def started(host: str = "far", path: str = f"{tmp_path}/far") -> RemoteSource:
+        made.append(RemoteSource(f"ssh://{host}{path}"))
         made[-1].start()
         return made[-1]
 
@@ -132,7 +130,7 @@ def test_a_live_run_is_mirrored_its_buttons_work_and_a_lost_connection_leaves_no
 ) -> None:
     with live_run(tmp_path) as (run_id, finish):
         source = start()
-        near, far = tmp_path / "mirror" / run_id, tmp_path / "far" / run_id
+        near, far = source.folder / run_id, tmp_path / "far" / run_id
         wait_for(lambda: (near / STORE_NAME).exists() and steps(near) > 50)
         run = read_run(near)
         assert run.status is RunStatus.RUNNING
@@ -162,10 +160,10 @@ def test_a_command_sent_without_a_connection_is_refused_and_never_delivered(
 ) -> None:
     with live_run(tmp_path) as (run_id, _):
         source = start()
-        near, far = tmp_path / "mirror" / run_id, tmp_path / "far" / run_id
+        near, far = source.folder / run_id, tmp_path / "far" / run_id
         wait_for(lambda: steps(near) > 10)
         source.close()
-        contact = tmp_path / "mirror" / ".connected"
+        contact = source.folder / ".connected"
         os.utime(contact, (time.time() - 20, time.time() - 20))
         assert "Not connected" in str(read_only_reason(read_run(near)))
         send_command(near, "mark", {"text": "too late"})
@@ -188,66 +186,55 @@ def test_the_program_runs_with_python_3_6_and_slow_lines(
         assert "SetEnv" not in server.read_text()
         monkeypatch.setenv("STEPSCOPE_SSH", f"{ROOT}/tests/scripts/ssh_with_path {old} {ssh}")
     with delayed(int(port_of(ssh)), 0.2) as slow:
-        source = start(port=slow)
+        source = start(f"far:{slow}")
         wait_until(lambda: source.state().connected)
         source.want("old")
-        near = tmp_path / "mirror" / "old"
+        near = source.folder / "old"
         wait_for(lambda: content(near) == content(tmp_path / "far" / "old"))
         assert (source.state().delay_s or 0) >= 0.4
 
 
 def test_an_unreachable_host_is_named_with_the_message_of_ssh(start: Start) -> None:
-    source = start(port=1)
+    source = start("far:1")
     text = wait_for(lambda: source.state().text)
     assert "Connection refused" in text
-    assert 0 < (source.state().retry_in_s or 0) <= 30
+    assert 0 < (source.state().retry_at or 0) - time.monotonic() <= 30
     source.close()
     source = start(path="/nowhere")
     assert "/nowhere" in wait_for(lambda: source.state().text)
 
 
-def frame(value: Any) -> bytes:
-    data = zlib.compress(value if isinstance(value, bytes) else json.dumps(value).encode())
-    return struct.pack(">I", len(data)) + data
+def answer(**changes: Any) -> bytes:
+    """Return a line of a host that lists the run "r"."""
+    found = {run: json.dumps(new) for run, new in changes.pop("found", {}).items()}
+    good = {"runs": ["r"], "found": found, "commands": [], "more": False}
+    return json.dumps(good | changes).encode() + b"\n"
 
 
-def whole(name: str, **changes: Any) -> dict[str, Any]:
-    return {"name": name, "offset": None, "data": "e30=", "signature": [1, 2, None]} | changes
+def whole(name: str, **changes: Any) -> bytes:
+    return answer(found={"r": {"files": [{"name": name, "data": "e30="} | changes]}})
 
 
-GOOD = {"runs": [], "listed": {}, "follow": {}, "commands": [], "more": False}
+FACTS = {"live": True, "age_s": 1.0, "alive": None, "reason": None}
 LIES = {
-    "a huge frame": b"\xff\xff\xff\xff",
-    "a bomb": frame(b" " * (70 * 2**20)),
-    "no deflate": struct.pack(">I", 4) + b"abcd",
-    "no JSON": frame(b"{"),
-    "deep JSON": frame(b"[" * 100_000),
-    "another type": frame({"runs": 3}),
-    "a parent folder": frame({**GOOD, "listed": {"../out": whole("run.json")}}),
-    "an absolute file": frame({**GOOD, "follow": {"r": {"files": [whole("/tmp/out.json")]}}}),
-    "a hidden file": frame({**GOOD, "follow": {"r": {"files": [whole(".bashrc.txt")]}}}),
-    "a program": frame({**GOOD, "follow": {"r": {"files": [whole("x.py")]}}}),
-    "a gap": frame({**GOOD, "follow": {"r": {"files": [whole("o.log", offset=9**9)]}}}),
-    "a store elsewhere": frame(
-        {**GOOD, "follow": {"r": {"stores": {"0/../../out": {"version": 3}}}}}
+    "a line without end": b" " * (70 * 2**20),
+    "no JSON": b"{\n",
+    "deep JSON": b"[" * 100_000 + b"\n",
+    "another type": answer(runs=3),
+    "a parent folder": answer(runs=["../out"], found={"../out": {"files": []}}),
+    "an absolute file": whole("/tmp/out.json"),
+    "a hidden file": whole(".bashrc.txt"),
+    "a program": whole("x.py"),
+    "a gap": whole("o.log", offset=9**9),
+    "a store elsewhere": answer(found={"r": {"stores": {"0/../../out": {"version": 4}}}}),
+    "no metadata": whole("run.json", data="WzFd", facts=FACTS),
+    "metadata without facts": whole("run.json"),
+    "a run that is not listed": answer(runs=[], found={"r": {"files": [{"name": "x.json"}]}}),
+    "a row of other types": answer(
+        found={"r": {"stores": {"rank0.sqlite": {"version": 4, "events": [["a"]]}}}}
     ),
-    "no metadata": frame({**GOOD, "listed": {"r": whole("run.json", data="WzFd")}}),
-    "a run that was not requested": frame({**GOOD, "follow": {"q": {"files": [whole("x.json")]}}}),
-    "a row of other types": frame(
-        {**GOOD, "follow": {"r": {"stores": {"0": {"version": 3, "events": [["a"]]}}}}}
-    ),
-    "an age without end": frame(
-        {
-            **GOOD,
-            "runs": ["r"],
-            "listed": {
-                "r": whole(
-                    "run.json", facts={"live": True, "age_s": 1e300, "alive": None, "reason": None}
-                )
-            },
-        }
-    ),
-    "a foreign command": frame({**GOOD, "commands": [["../out", 1, None]]}),
+    "an age without end": whole("run.json", facts=FACTS | {"age_s": 1e300}),
+    "a foreign command": answer(commands=[["../out", 1, None]]),
 }
 
 
@@ -260,10 +247,11 @@ def test_a_host_that_lies_changes_nothing_outside_of_its_mirror(
     liar.write_text(f"#!/bin/sh\ncat {tmp_path}/answers\nexec sleep 60\n")
     liar.chmod(0o755)
     monkeypatch.setenv("STEPSCOPE_SSH", str(liar))
-    monkeypatch.setattr("stepscope.remote.source.SILENCE_S", 0.3)
+    monkeypatch.setattr("stepscope.remote.source.ANSWER_S", 0.5)
     monkeypatch.setattr("stepscope.remote.source.IDLE_POLL_S", 0.01)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = sorted(tmp_path.iterdir())
-    source = RemoteSource(SshAddress("h", "/r"), tmp_path / "mirror")
+    source = RemoteSource("ssh://h/r")
     source.want("r")
     source.start()
     try:
@@ -271,7 +259,8 @@ def test_a_host_that_lies_changes_nothing_outside_of_its_mirror(
         assert source._thread.is_alive()
     finally:
         source.close()
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "mirror"])
-    names = {path.name for path in (tmp_path / "mirror").rglob("*") if path.is_file()}
-    assert names <= {".connected", ".lock", "o.log"}
-    assert sum(path.stat().st_size for path in (tmp_path / "mirror").rglob("*.log")) == 0
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "cache"])
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.parent for path in files} <= {source.folder, source.folder / "r"}
+    assert {path.name for path in files} <= {".connected", ".lock", "o.log"}
+    assert sum(path.stat().st_size for path in files) == 0

@@ -12,7 +12,7 @@ from stepscope.remote.source import ConnectionState, RemoteSource
 from stepscope.run import write_run_json
 
 CONNECTED = ConnectionState(connected=True, delay_s=0.034)
-LOST = replace(CONNECTED, connected=False, text="ssh: Connection refused.", retry_in_s=7.4)
+LOST = replace(CONNECTED, connected=False, text="ssh: Connection refused.", retry_at=1e9)
 LABEL = "login1:/scratch/runs"
 
 

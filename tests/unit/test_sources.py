@@ -37,9 +37,10 @@ def server(tmp_path: Path, source: FakeSource, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_state_of_a_connection_has_its_delay_or_the_wait_and_the_reason() -> None:
     assert connection_text(CONNECTED) == "connected · 34 ms"
-    assert connection_text(LOST) == "reconnecting in 8 s"
-    for final in ({"retry_in_s": None}, {"delay_s": None}):
-        assert "reconnecting" not in connection_text(replace(LOST, **final))
+    soon = time.monotonic() + 7.5
+    assert connection_text(replace(LOST, retry_at=soon)) == "reconnecting in 8 s"
+    assert connection_text(replace(LOST, retry_at=soon, delay_s=None)).startswith("cannot connect")
+    assert connection_text(replace(LOST, retry_at=1.0)) == "connecting…"
     assert "\x1b" not in connection_problem(replace(LOST, text="\x1b[2J"))
 
 
