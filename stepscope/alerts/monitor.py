@@ -14,9 +14,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +41,12 @@ from stepscope.store.recovery import recover_ended
 log = logging.getLogger(__name__)
 
 KIND, PROBLEM_KIND = "alert", "alerts_problem"  # Events: alerts, invalid entries of alerts.toml.
-RANKS_S = 10.0  # interval of reading which GPUs the other ranks train on
-RETRIED_S = 60.0  # time for which a retried allocation counts
+MEMORY_FULL, THROTTLING, GPU_IDLE, GPU_LOST = "memory_full", "throttling", "gpu_idle", "gpu_lost"
 KEYS = frozenset({"gpu/mem_used", "gpu/throttle_reasons", "gpu/util", "memory/alloc_retries"})
 """Metrics of the default rules, besides losses."""
 
 EventParts = tuple[str, str, dict[str, Any]]  # kind, text and data of an event
 RunJson = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class AlertReading:
-    """Values of a rule for one source since the last check, and the value in its text."""
-
-    source: str
-    values: Sequence[float]
-    shown: str
-    value: float | None = None
-
-
-NO_READING = AlertReading("", (), "")
 
 
 class AlertMonitor:
@@ -84,16 +67,14 @@ class AlertMonitor:
         self._folder = folder
         self._rank = rank
         self._clock = clock
-        self._rules = [rule for rule in settings.rules if rule.enabled and rule.name not in ENDINGS]
-        self._keys = KEYS | {rule.metric for rule in self._rules}
+        enabled = [rule for rule in settings.rules if rule.enabled and rule.name not in ENDINGS]
+        self._rules = {rule.name: rule for rule in enabled}
+        self._keys = KEYS | {rule.metric for rule in enabled}
         self._instances: dict[tuple[str, str], AlertInstance] = {}  # by rule and source
         self._values: dict[tuple[str, str], list[float]] = {}
-        """Values since the last check, by source ("", or a GPU's UUID) and metric."""
-        self._lost: dict[str, str] = {}  # why GPUs cannot be reached, by UUID
-        self._trains_on: frozenset[str | None] = frozenset()
-        self._trains_on_until = -math.inf
-        self._retries: float | None = None
-        self._retried_at = -math.inf
+        """Values since the last check, by source ("", or a GPU's UUID) and metric or rule."""
+        self._lost: dict[str, str] = {}  # by UUID why a GPU was lost, "" once it has recovered
+        self._retries = 0.0  # retried allocations at the last check
         # The other ranks read the same file.
         self._problem = settings.problem if rank == 0 else None
         if self._problem is not None:
@@ -130,23 +111,12 @@ class AlertMonitor:
         if self._is_off:
             return events
         with self._guarded():
-            now = self._clock()
-            self._read_training_gpus(run_json, now)
-            for rule in self._rules:
-                for reading in self._readings(rule, run_json, gap):
-                    instance = self._instance(rule, reading.source)
-                    state = instance.update(now, holds(rule, reading.values))
-                    if state is None:
-                        continue
-                    if state is AlertState.RAISED:
-                        instance.text = _text(rule, reading, run_json, step)
-                        if rule.name == NO_STEP and hang:
-                            instance.text += f". {hang}"
-                        text = instance.text
-                    else:
-                        lasted = format_duration(now - instance.raised_at)
-                        text = f"Cleared after {lasted}: {instance.text}"
-                    events.append(self._report(rule, state, text, run_json, step, reading))
+            self._add_rule_values(run_json, gap)
+            for rule in self._rules.values():
+                for (source, key), values in self._values.items():
+                    is_watched_loss = not rule.metric and not source and is_loss(key)
+                    if key == (rule.metric or rule.name) or (rule.not_finite and is_watched_loss):
+                        events += self._evaluate(rule, source, key, values, run_json, step, hang)
             self._values.clear()
         return events
 
@@ -180,79 +150,86 @@ class AlertMonitor:
         if event.kind == "gpu_lost":
             self._lost[uuid] = event.text.partition(": ")[2] or event.text
         elif event.kind == "gpu_recovered":
-            self._lost.pop(uuid, None)
+            self._lost[uuid] = ""
 
-    def _instance(self, rule: AlertRule, source: str) -> AlertInstance:
-        key = rule.name, source
-        if key not in self._instances:
+    def _add_rule_values(self, run_json: RunJson, gap: StepGap | None) -> None:
+        """Add the values of the default rules without a metric, under the names of the rules."""
+        own = training_gpu(run_json) or ""
+        totals = {gpu["uuid"]: gpu.get("memory_total") for gpu in run_json.get("devices") or ()}
+        retries = max(self._values.get(("", "memory/alloc_retries"), [0.0]))
+        has_retried = retries > self._retries
+        self._retries = max(self._retries, retries)
+        for (source, key), values in list(self._values.items()):
+            if key == "gpu/throttle_reasons":
+                # Any sample counts: the bit may flicker.
+                hot = [mask for mask in values if _thermal_words(mask)]
+                self._values[source, THROTTLING] = hot[:1] or [0.0]
+            elif key == "gpu/util":
+                # Without a value the rule's duration begins again.
+                self._values[source, GPU_IDLE] = [] if gap is None else values
+            elif key == "gpu/mem_used" and source == own and totals.get(own):
+                used = [100 * value / totals[own] for value in values]
+                self._values[own, MEMORY_FULL] = used if has_retried else [0.0]
+        for uuid, reason in self._lost.items():
+            self._values[uuid, GPU_LOST] = [float(reason != "")]
+        if gap is not None and NO_STEP in self._rules:
+            is_stall = gap.is_stall(self._rules[NO_STEP].for_s)
+            self._values["", NO_STEP] = [gap.seconds if is_stall else 0.0]
+
+    def _evaluate(
+        self,
+        rule: AlertRule,
+        source: str,
+        key: str,
+        values: list[float],
+        run_json: RunJson,
+        step: int,
+        hang: str | None,
+    ) -> list[EventParts]:
+        """Update the alert of a rule for one source; return its event if it changes."""
+        name = rule.name, source or key
+        if name not in self._instances:
             # The gap of NO_STEP is that long already.
             for_s = 0.0 if rule.name == NO_STEP else rule.for_s
-            self._instances[key] = AlertInstance(for_s, rule.clear_s)
-        return self._instances[key]
-
-    def _read_training_gpus(self, run_json: RunJson, now: float) -> None:
-        """Find the GPUs that all ranks train on: one rank samples the GPUs of all."""
-        if (run_json.get("world_size") or 1) == 1:
-            self._trains_on = frozenset({training_gpu(run_json)})
-        elif now >= self._trains_on_until and any(source for source, _ in self._values):
-            self._trains_on_until = now + RANKS_S
-            ranks = readable_ranks(self._folder)
-            self._trains_on = frozenset(training_gpu(rank.run_json) for rank in ranks)
-
-    def _readings(
-        self, rule: AlertRule, run_json: RunJson, gap: StepGap | None
-    ) -> Iterator[AlertReading]:
-        """Yield the values of a rule by source; a source without a value is not evaluated."""
-        if rule.metric:
-            for source, values in self._of_metric(rule.metric):
-                yield _metric_reading(rule, source, rule.metric, values)
-        elif rule.not_finite:
-            for (source, key), values in self._values.items():
-                if not source and is_loss(key):
-                    yield _metric_reading(rule, key, key, values)
-        elif rule.name == "memory_full":
-            yield from self._memory(run_json)
-        elif rule.name == "throttling":
-            # In any sample: the bit may flicker.
-            for uuid, masks in self._on_training_gpus("gpu/throttle_reasons"):
-                known = reduce(or_, (int(mask) for mask in masks if 0 <= mask < 2**63), 0)
-                words = [word for word in throttle_words(known) if "thermal" in word]
-                yield AlertReading(uuid, [float(bool(words))], ", ".join(words), masks[-1])
-        elif rule.name == "gpu_idle":
-            for uuid, values in self._on_training_gpus("gpu/util"):
-                shown = with_unit("gpu/util", values[-1])
-                yield AlertReading(uuid, values if gap else (), shown, values[-1])
-        elif rule.name == "gpu_lost":
-            before = {source for name, source in self._instances if name == rule.name}
-            for uuid in before | self._lost.keys():
-                yield AlertReading(uuid, [float(uuid in self._lost)], self._lost.get(uuid, ""))
-        elif gap is None:
-            yield NO_READING
-        else:
-            is_stall = gap.is_stall(rule.for_s)
-            yield AlertReading("", [float(is_stall)], format_duration(gap.seconds), gap.seconds)
-
-    def _memory(self, run_json: RunJson) -> Iterator[AlertReading]:
-        """Yield the used memory in percent, or 0 if no allocation was retried."""
-        own = training_gpu(run_json) or ""
+            self._instances[name] = AlertInstance(for_s, rule.clear_s)
+        instance = self._instances[name]
         now = self._clock()
-        retries = self._values.get(("", "memory/alloc_retries"))
-        if retries:
-            if self._retries is not None and retries[-1] > self._retries:
-                self._retried_at = now
-            self._retries = retries[-1]
-        used = self._values.get((own, "gpu/mem_used"))
-        totals = {gpu["uuid"]: gpu.get("memory_total") for gpu in run_json.get("devices") or ()}
-        if used and totals.get(own) and self._retries is not None:
-            percent = [100 * value / totals[own] for value in used]
-            values = percent if now - self._retried_at < RETRIED_S else [0.0]
-            yield AlertReading(own, values, f"{percent[-1]:.0f}%", percent[-1])
+        state = instance.update(now, holds(rule, values))
+        if state is None:
+            return []
+        broken = [value for value in values if rule.not_finite and not math.isfinite(value)]
+        value = [*values, *broken[:1]][-1]
+        if state is AlertState.RAISED:
+            instance.text = ""
+            if rule.name not in (THROTTLING, GPU_IDLE) or self._trains_on(source, run_json):
+                shown = self._value_text(key, source, value)
+                instance.text = _text(rule, shown, source, key, run_json, step)
+                if rule.name == NO_STEP and hang:
+                    instance.text += f". {hang}"
+        if not instance.text:  # of a GPU on which the run does not train
+            return []
+        text = instance.text
+        if state is AlertState.CLEARED:
+            text = f"Cleared after {format_duration(now - instance.raised_at)}: {text}"
+        return [self._report(rule, state, text, run_json, step, source, value)]
 
-    def _of_metric(self, metric: str) -> Iterator[tuple[str, Sequence[float]]]:
-        return ((source, found) for (source, key), found in self._values.items() if key == metric)
+    def _trains_on(self, uuid: str, run_json: RunJson) -> bool:
+        """Return True if this rank trains on the GPU, or another one: one rank samples for all."""
+        is_job = (run_json.get("world_size") or 1) > 1
+        ranks = readable_ranks(self._folder) if is_job else ()
+        return uuid in {training_gpu(one) for one in (run_json, *(rank.run_json for rank in ranks))}
 
-    def _on_training_gpus(self, metric: str) -> Iterator[tuple[str, Sequence[float]]]:
-        return (found for found in self._of_metric(metric) if found[0] in self._trains_on)
+    def _value_text(self, key: str, source: str, value: float) -> str:
+        """Return the value of a metric or rule for the text of an alert."""
+        if key == GPU_LOST:
+            return self._lost[source]
+        if key == THROTTLING:
+            return ", ".join(_thermal_words(value))
+        if key == NO_STEP:
+            return format_duration(value)
+        if key == MEMORY_FULL:
+            return f"{value:.0f}%"
+        return with_unit("gpu/util" if key == GPU_IDLE else key, value)
 
     def _report(
         self,
@@ -261,12 +238,13 @@ class AlertMonitor:
         text: str,
         run_json: RunJson,
         step: int,
-        reading: AlertReading = NO_READING,
+        source: str = "",
+        number: float | None = None,
     ) -> EventParts:
         """Return the event of an alert, and deliver it; delivery errors lose no event."""
-        value: float | str | None = reading.value
-        if reading.value is not None and not math.isfinite(reading.value):
-            value = number_name(reading.value)
+        value: float | str | None = number
+        if number is not None and not math.isfinite(number):
+            value = number_name(number)
         alert = Alert(
             rule=rule.name,
             level=rule.level,
@@ -274,7 +252,7 @@ class AlertMonitor:
             text=text,
             value=value,
             metric=rule.metric or None,
-            device=None if rule.not_finite else reading.source or None,
+            device=source or None,
             run=self._folder.name,
             name=str(run_json.get("name")),
             folder=str(self._folder),
@@ -299,26 +277,22 @@ class AlertMonitor:
             log.warning("stepscope: alerts ended; recording continues", exc_info=error)
 
 
-def _metric_reading(
-    rule: AlertRule, source: str, metric: str, values: Sequence[float]
-) -> AlertReading:
-    broken = [value for value in values if rule.not_finite and not math.isfinite(value)]
-    value = broken[0] if broken else values[-1]
-    return AlertReading(source, values, with_unit(metric, value), value)
+def _thermal_words(mask: float) -> list[str]:
+    return [word for word in throttle_words(int(mask)) if "thermal" in word]
 
 
-def _text(rule: AlertRule, reading: AlertReading, run_json: RunJson, step: int) -> str:
+def _text(rule: AlertRule, shown: str, source: str, key: str, run_json: RunJson, step: int) -> str:
     gpus = {str(gpu["uuid"]): str(gpu["name"]) for gpu in run_json.get("devices") or ()}
-    device = gpus.get(reading.source, reading.source) or "The process"
-    if len(gpus) > 1 and reading.source in gpus:
-        device = f"{device} ({reading.source[:12]})"
+    device = gpus.get(source, source) or "The process"
+    if len(gpus) > 1 and source in gpus:
+        device = f"{device} ({source[:12]})"
     # The default rules with a threshold are in percent.
     threshold = rule.threshold
     limit = "" if threshold is None else with_unit(rule.metric or "gpu/util", threshold)
     fields = {
-        "value": reading.shown,
+        "value": shown,
         "threshold": limit,
-        "metric": rule.metric or reading.source,
+        "metric": key,
         "device": device,
         "seconds": format_duration(rule.for_s),
         "step": f"{step:,}",

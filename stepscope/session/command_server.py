@@ -6,7 +6,6 @@ import gc
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 
 import psutil
@@ -51,7 +50,8 @@ class CommandServer:
         self._check = check
         self._paused = False
         self._serving = False
-        self._snapshot: SnapshotRecording | None = None
+        self.snapshot: SnapshotRecording | None = None
+        """The snapshot in progress. While there is one, each step boundary calls `serve`."""
         self.step = step or (lambda: recorder.step)
         self.profiling = ProfileCommand(
             recorder, step=self.step, on_gpu=lambda: self.on_gpu, ended_here=closed_here
@@ -101,54 +101,46 @@ class CommandServer:
         ranks of a job have agreed. Raises only errors of the handler of STOP and of `check`.
         """
         self._recorder.activity += 1
-        if self._snapshot is not None:
-            self._snapshot.labels.begin_step()
-        profiling, took_s = self.profiling, 0.0
+        took_s = 0.0
         if self._readings.wanted:
             took_s += self._readings.serve()
-        if profiling.active:
+        if self.profiling.active:
             with self._readings.then_read():
-                took_s += profiling.reach()
-        waiting = bool(self._recorder.command_waiting)
-        queued = deque(self._recorder.commands.take() if waiting else ())
-        # After `take`, this rank may continue only if the others expect it.
-        if queued or (waiting and not self._recorder.commands.may_leave()):
-            took_s += self._serve(queued, flush)
+                took_s += self.profiling.reach()
+        if self.snapshot is not None:
+            took_s += self._reach_snapshot(self.snapshot)
+        if self._recorder.command_waiting:
+            took_s += self._serve_waiting(flush)
         else:
             self._check()
-        if profiling.active:
-            profiling.leave()
+        if self.profiling.active:
+            self.profiling.leave()
         return took_s
 
-    def _serve(self, queued: deque[Command], flush: Callable[[], None]) -> float:
-        began, commands = time.perf_counter(), self._recorder.commands
+    def _serve_waiting(self, flush: Callable[[], None]) -> float:
+        """Execute the due commands, and wait for the end of a pause and for open decisions."""
+        commands = self._recorder.commands
+        began = time.perf_counter()
         self._serving = True
-        flushed = False
         try:
             while True:
-                if queued and not flushed:
+                while (command := commands.take(paused=self._paused)) is not None:
                     flush()
-                    flushed = True
-                while queued:
-                    self._serve_one(queued.popleft())
+                    self._serve_one(command)
                 self._check()
                 if not self._paused and commands.may_leave():
                     return time.perf_counter() - began
-                queued.extend(commands.wait(PAUSED_POLL_S))
+                commands.wait(PAUSED_POLL_S)
                 if self._readings.wanted:
                     self._readings.serve()
-        except BaseException:  # a stop, or Ctrl-C; the script may continue after it
-            self._leave_pause()
-            commands.put_back(queued)
-            commands.leave()
-            raise
         finally:
+            self._leave_pause()  # after a stop, or Ctrl-C; the script may continue
             self._serving = False
 
     def close(self) -> None:
         """End a snapshot and a profile, which would need another step. May be called twice."""
-        if self._snapshot is not None:
-            self._guarded(self._end_snapshot, self._snapshot.command)
+        if self.snapshot is not None:
+            self._end_snapshot(self.snapshot)
         if self.profiling.active:
             with self._readings.then_read():
                 self.profiling.close()
@@ -204,17 +196,14 @@ class CommandServer:
         if self.on_gpu:
             sys.modules["torch"].cuda.empty_cache()
         after = self.read_memory()
-        if "memory/reserved" not in after:
+        if self.on_gpu:
+            # torch counts cuBLAS workspaces as allocated, too: 32 MiB on an H100.
+            allocated = format_bytes(after["memory/allocated"])
+            text = f"reserved {_change(before, after, 'memory/reserved')}; "
+            text += f"{allocated} in tensors and library workspaces"
+        else:
             text = "a CPU run has no CUDA cache to empty; process memory "
             text += _change(before, after, "process/rss")
-        else:
-            left, held = after["memory/reserved"], after["memory/allocated"]
-            text = f"reserved {_change(before, after, 'memory/reserved')}; "
-            # torch counts cuBLAS workspaces as allocated, too: 32 MiB on an H100.
-            kept = f"{format_bytes(held)} in tensors and library workspaces"
-            text += f"{format_bytes(left)} remain: {kept}" if left else "nothing left"
-            if left > held:
-                text += f", {format_bytes(left - held)} free parts of blocks in use (fragmentation)"
         self._recorder.finish(command, f"Empty cache: {text}", before=before, after=after)
 
     def _reset_peaks(self, command: Command) -> None:
@@ -223,51 +212,66 @@ class CommandServer:
             sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
         after = self.read_memory()
         before["process/peak_rss"], after["process/peak_rss"] = self._reset_process_peak()
-        text = f"peak process memory {_change(before, after, 'process/peak_rss')}"
-        if "memory/peak_allocated" in after:
+        if self.on_gpu:
             text = f"peak allocated {_change(before, after, 'memory/peak_allocated')}, "
             text += f"peak reserved {_change(before, after, 'memory/peak_reserved')}"
+        else:
+            text = f"peak process memory {_change(before, after, 'process/peak_rss')}"
         self._recorder.finish(command, f"Reset peak stats: {text}", before=before, after=after)
 
     def _collect_garbage(self, command: Command) -> None:
-        before, objects, after = self.read_memory(), gc.collect(), self.read_memory()
-        what, key = "process memory", "process/rss"
-        if "memory/allocated" in after:
-            what, key = "allocated", "memory/allocated"
-        text = f"Collect garbage: {objects:,} objects freed; {what} {_change(before, after, key)}"
+        before = self.read_memory()
+        objects = gc.collect()
+        after = self.read_memory()
+        text = f"Collect garbage: {objects:,} objects freed; "
+        if self.on_gpu:
+            text += f"allocated {_change(before, after, 'memory/allocated')}"
+        else:
+            text += f"process memory {_change(before, after, 'process/rss')}"
         self._recorder.finish(command, text, before=before, after=after, objects=objects)
 
     def _memory_snapshot(self, command: Command) -> None:
-        """Begin a recording at this boundary, and end it at the boundary after its last step."""
+        """Begin a recording at this boundary."""
         refused = steps_refusal(command)
+        if not self.on_gpu:
+            refused = "a CPU run has no CUDA allocator to take it of"
+        elif self.snapshot is not None:
+            refused = "another snapshot is in progress"
         if refused is not None:
             self._refuse(command, refused)
-        elif not self.on_gpu:
-            self._refuse(command, "a CPU run has no CUDA allocator to take it of")
-        elif self._snapshot is None:
-            self._snapshot = SnapshotRecording(command, self._recorder.step)
-            self._recorder.commands.put_back([command])
-        elif self._snapshot.command is not command:
-            self._refuse(command, "another snapshot is in progress")
-        elif self._recorder.step >= self._snapshot.last_step:
-            self._end_snapshot(command)
         else:
-            self._recorder.commands.put_back([command])
+            self.snapshot = SnapshotRecording(command, self._recorder.step)
+            self._recorder.request_boundary()
 
-    def _end_snapshot(self, command: Command) -> None:
-        snapshot, self._snapshot = self._snapshot, None
-        assert snapshot is not None
+    def _reach_snapshot(self, snapshot: SnapshotRecording) -> float:
+        """End the recording after its last step; return the seconds that takes."""
+        if self._recorder.step >= snapshot.last_step:
+            return self._end_snapshot(snapshot)
+        snapshot.labels.begin_step()
+        self._recorder.request_boundary()
+        return 0.0
+
+    def _end_snapshot(self, snapshot: SnapshotRecording) -> float:
+        began = time.perf_counter()
+        self.snapshot = None
+        self._guarded(lambda command: self._write_snapshot(snapshot), snapshot.command)
+        return time.perf_counter() - began
+
+    def _write_snapshot(self, snapshot: SnapshotRecording) -> None:
         first, last = snapshot.after_step + 1, self._recorder.step
         name = rank_file(f"snapshot-step-{max(first, last)}.pickle", self._recorder.number)
         path = self._recorder.folder / name
         snapshot.write(path)
         size = path.stat().st_size
-        steps = f"step {first}" if first == last else f"steps {first} to {last}"
         if last < first:
             steps = f"step {first}, which did not finish"
+        elif first == last:
+            steps = f"step {first}"
+        else:
+            steps = f"steps {first} to {last}"
         text = f"Memory snapshot: {name}, {format_bytes(size)}, all allocations of {steps}"
-        self._recorder.finish(command, text, path=name, bytes=size, first=first, last=last)
+        self._recorder.finish(snapshot.command, text, path=name, bytes=size, first=first, last=last)
 
 
 def _change(before: Mapping[str, float], after: Mapping[str, float], key: str) -> str:
-    return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"
+    return f"{format_bytes(before[key])} → {format_bytes(after[key])}"

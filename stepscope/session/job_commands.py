@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.common.files import (
     REPLACED,
@@ -25,13 +26,7 @@ from stepscope.common.files import (
 from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
 from stepscope.run.rank_info import find_rank
-from stepscope.session.consensus import (
-    VOTE_TIMEOUT_S,
-    Coordinator,
-    Participant,
-    Proposal,
-    ProposalState,
-)
+from stepscope.session.consensus import VOTE_TIMEOUT_S, Coordinator, Participant, Proposal
 from stepscope.store.commands import Command
 
 if TYPE_CHECKING:
@@ -76,27 +71,21 @@ class JobCommands(Participant):
         on_withdrawn: Callable[[Command], bool],
     ) -> None:
         self._recorder = recorder
-        self._folder = recorder.folder
-        self._number = number = recorder.number
+        self._number = recorder.number
         self._ranks = ranks
         self._on_command = on_command
         self._on_withdrawn = on_withdrawn
-        self._notices = self._folder / "agreement" / "notices.json"  # The proposals of rank 0.
-        self._votes_folder = self._notices.parent / "answers"
+        folder = recorder.folder / "agreement"
+        self._proposals_file = folder / "proposals.json"  # The proposals of rank 0.
+        self._votes_folder = folder / "votes"
         self._votes_folder.mkdir(parents=True, exist_ok=True)
         # Where others replace the files that this rank reads.
-        watched = self._notices.parent if number else self._votes_folder
+        watched = folder if self._number else self._votes_folder
         network = is_network_filesystem(watched)
         timeout_s = NETWORK_VOTE_TIMEOUT_S if network else VOTE_TIMEOUT_S
-        super().__init__(
-            step,
-            lead=lead,
-            flag=recorder.request_boundary,
-            vote_timeout_s=timeout_s,
-        )
-        self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
-        self._written: dict[int, int] | None = None  # the votes in this rank's file
-        self._finished: set[int] = set()  # ids of the commands with a result on this rank
+        super().__init__(step, lead=lead, flag=recorder.request_boundary, vote_timeout_s=timeout_s)
+        self._coordinator = Coordinator(vote_timeout_s=timeout_s)
+        self._written: dict[int, int] = {}  # The votes in this rank's file.
         self._came = threading.Event()
         self._closing = False
         self._failed = False
@@ -111,34 +100,19 @@ class JobCommands(Participant):
         self._coordinator.submit(command)
         self._wake()
 
-    def wait(self, timeout_s: float) -> list[Command]:
-        """Return the commands that are due within `timeout_s`."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a decision or withdrawal, at most `timeout_s`."""
         self._came.wait(timeout_s)
         self._came.clear()
-        return self.take()
-
-    def note_result(self, command_id: int) -> None:
-        """Record that a command has a result on this rank."""
-        self._finished.add(command_id)
 
     def close(self) -> None:
-        """End the protocol, and withdraw the commands that were not executed."""
-        if self._closing:
-            return
+        """End the protocol; withdraw the open proposal, for which other ranks wait."""
         self._closing = True
         self._wake()
         self._thread.join(JOIN_S)
-        if self._number:
-            return
-        self._coordinator.propose(time.monotonic())
-        unserved = [(f"step {step}", command) for step, command in list(self.decided)]
-        unserved += [("the ranks agreed", one.command) for one in self._coordinator.open]
-        self._coordinator.withdraw("the run has ended")
-        self._write_notices()
-        for before, command in unserved:
-            if command.id not in self._finished:  # a Stop may act without a boundary
-                text = f"{command.label}: the run ended before {before}"
-                self._recorder.finish(command, text, ok=False)
+        proposal = self._coordinator.open
+        if proposal is not None:
+            self._close_proposal(replace(proposal, reason="the run has ended"))
 
     def abandon(self) -> None:
         """Detach after fork, in the child: never wake the parent's thread."""
@@ -147,98 +121,83 @@ class JobCommands(Participant):
     def _work(self) -> None:
         while not self._closing:
             try:
-                if self._number:
-                    self._handle(read_file(self._notices, list[Proposal]) or [])
-                else:
-                    self._coordinate()
-                self._write_votes()
-                busy = bool(self._coordinator.open)
+                is_busy = self._coordinate() if self._number == 0 else self._follow()
             except Exception:  # the protocol would end with this thread
                 if not self._failed:
                     log.exception("stepscope: the ranks may not agree on a command")
-                self._failed = busy = True
-            self._sleeper.sleep(POLL_S if busy or not self._is_notified else IDLE_S)
+                self._failed = is_busy = True
+            self._sleeper.sleep(POLL_S if is_busy or not self._is_notified else IDLE_S)
             self._sleeper.forget_touches()  # later touches end the next sleep
         self._sleeper.close()
 
-    def _coordinate(self) -> None:
-        coordinator, now_s = self._coordinator, time.monotonic()
-        if coordinator.propose(now_s):
-            self._publish(coordinator.proposals, coordinator.paused_at)
-        self._handle(coordinator.proposals)
-        before = coordinator.proposals, coordinator.paused_at
-        if coordinator.open and coordinator.decide(now_s, *self._votes()):
-            self._publish(*before)
-            self._handle(coordinator.proposals)
+    def _follow(self) -> bool:
+        """Vote and note decisions; return False: a replaced file wakes the thread."""
+        self._handle(read_file(self._proposals_file, list[Proposal]) or [])
+        votes = self.votes
+        if votes != self._written and self._write(self._votes_path(self._number), votes):
+            self._written = votes
+        return False
 
-    def _publish(self, proposals: tuple[Proposal, ...], paused_at: int | None) -> None:
-        """Write the proposals; if that fails, withdraw those of the given earlier state.
+    def _coordinate(self) -> bool:
+        """Propose and decide; return True while a proposal is open. Rank 0 only."""
+        now_s = time.monotonic()
+        if self._coordinator.propose(now_s):
+            self._write(self._proposals_file, self._coordinator.proposals)
+            self._handle(self._coordinator.proposals)
+        proposal = self._coordinator.open
+        if proposal is None:
+            return False
+        closed = self._coordinator.closed(now_s, *self._votes(proposal.command.id))
+        if closed is not None:
+            self._close_proposal(closed)
+            self._wake()  # for the next command
+        return True
 
-        No rank has read a decision that was not written, so none may execute the command.
-        """
-        if not self._write_notices():
-            self._coordinator.proposals, self._coordinator.paused_at = proposals, paused_at
-            self._coordinator.withdraw("the disk refuses the files of the agreement")
-            self._write_notices()
+    def _close_proposal(self, closed: Proposal) -> None:
+        """Replace the open proposal, unless the disk refuses: no rank has read it then."""
+        before = self._coordinator.proposals
+        self._coordinator.close(closed)
+        if self._write(self._proposals_file, self._coordinator.proposals):
+            self._handle([closed])
+        else:
+            self._coordinator.proposals = before
 
-    def _votes(self) -> tuple[dict[int, dict[int, int]], dict[int, str]]:
-        """Return the participating ranks' votes, and the reasons of the ranks that are gone."""
-        open_ = {one.command.id for one in self._coordinator.open}
-        votes, gone = {0: dict(self.votes)}, {}
-        for number in range(1, self._ranks):
-            votes[number] = read_file(self._votes_path(number), dict[int, int]) or {}
-            rank = None if open_ <= votes[number].keys() else find_rank(self._folder, number)
-            status = None if rank is None else rank.status
-            if status in (RunStatus.FINISHED, RunStatus.STOPPED):
-                del votes[number]  # its training is over
-            elif rank is not None and status in (RunStatus.CRASHED, RunStatus.FAILED):
-                end = "is gone" if status is RunStatus.CRASHED else "has failed"
-                gone[number] = f"rank {rank.rank} {end}"
-        return votes, gone
-
-    def _silence_text(self, number: int) -> str:
-        rank = find_rank(self._folder, number)
-        return f"rank {rank.rank} has not answered" if rank else f"rank {number} has not started"
+    def _votes(self, command_id: int) -> tuple[list[int], list[str], str | None]:
+        """Return the votes, the ranks without one, and the reason if one of these is gone."""
+        votes: list[int] = []
+        missing: list[str] = []
+        gone = None
+        for number in range(self._ranks):
+            path = self._votes_path(number)
+            known = self.votes if number == 0 else read_file(path, dict[int, int]) or {}
+            if command_id in known:
+                votes.append(known[command_id])
+                continue
+            rank = find_rank(self._recorder.folder, number)
+            name = f"rank {number if rank is None else rank.rank}"
+            if rank is None or rank.status.live:
+                missing.append(name)
+            elif rank.status not in (RunStatus.FINISHED, RunStatus.STOPPED):
+                gone = f"{name} is gone"
+        return votes, missing, gone
 
     def _handle(self, proposals: Sequence[Proposal]) -> None:
-        """Vote and queue decisions; record new and withdrawn commands."""
+        """Vote and note decisions; announce new commands, and act on withdrawn ones."""
         for proposal in self.update(proposals):
-            if proposal.state is ProposalState.PROPOSED:
-                self._announce(proposal.command)
-            elif proposal.state is ProposalState.WITHDRAWN:
-                self._withdrawn(proposal)
+            if proposal.is_open:
+                self._on_command(proposal.command)
+            elif proposal.reason is not None:
+                self._withdraw(proposal.command, proposal.reason)
             self._came.set()
 
-    def _announce(self, command: Command) -> None:
-        try:
-            self._on_command(command)
-        except Exception:
-            log.exception("stepscope: a command could not be announced")
-
-    def _withdrawn(self, proposal: Proposal) -> None:
-        command, why = proposal.command, proposal.why or ""
-        served_alone = self._on_withdrawn(command)
-        if self._number:
-            return
-        if served_alone:
-            text = f"{command.label} cannot run at the same step on all ranks: {why}"
-            self._recorder.event(command.name, text, ok=False)
-        else:
-            text = f"{command.label}: withdrawn on all ranks: {why}"
+    def _withdraw(self, command: Command, reason: str) -> None:
+        """Execute a withdrawn Stop without the other ranks; rank 0 refuses other commands."""
+        if not self._on_withdrawn(command) and self._number == 0:
+            text = f"{command.label}: withdrawn on all ranks: {reason}"
             self._recorder.finish(command, text, ok=False)
 
     def _votes_path(self, number: int) -> Path:
         return self._votes_folder / f"rank{number}.json"
-
-    def _write_votes(self) -> None:
-        """Replace this rank's file if its votes have changed."""
-        votes = dict(self.votes)
-        is_new = self._number > 0 and votes != self._written
-        if is_new and self._write(self._votes_path(self._number), votes):
-            self._written = votes
-
-    def _write_notices(self) -> bool:
-        return self._write(self._notices, self._coordinator.proposals)
 
     def _write(self, path: Path, content: object) -> bool:
         """Replace a file, not durably: a power failure also ends the processes that read it."""

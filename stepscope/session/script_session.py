@@ -108,7 +108,8 @@ class ScriptSession(Session):
         """
         if self.at_boundary is not None:
             self.at_boundary()
-        if not self._waiting and not self.readings.wanted and not self._profiling.active:
+        is_due = self._waiting or self.readings.wanted or self._profiling.active
+        if not is_due and self._commands.snapshot is None:
             return 0.0
         if os.getpid() != self._pid:
             return 0.0

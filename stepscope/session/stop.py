@@ -8,8 +8,8 @@ script continues, or hangs, the page's process ends it by `end_job`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 
 import psutil
 
-from stepscope.distributed.rendezvous import RESTARTS
 from stepscope.host.child_process import signal_all
 from stepscope.run import (
     RunInfo,
@@ -35,16 +34,9 @@ from stepscope.store.recovery import note_end
 
 TERM_S = 5.0  # Time between SIGTERM and SIGKILL.
 KILL_S = 2.0  # Maximum wait for the exit of a killed process, which may be blocked in a driver.
-LAUNCHERS = {
-    "torchrun",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate",
-    "accelerate-launch",
-    "accelerate.commands.launch",
-    "accelerate.commands.accelerate_cli",
-}
-"""Programs and modules that start the ranks and exit with them."""
+LAUNCHER = re.compile(r"torchrun|torch\.distributed\.(run|launch)|accelerate")
+"""In the command line of a program that starts the ranks and exits with them."""
+LAUNCH_ID = "TORCHELASTIC_RUN_ID"  # Such a program sets it for each rank.
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 OTHERS_S = 5.0  # Maximum wait for the other ranks to write their exit.
 
@@ -77,8 +69,7 @@ def end_job(run: RunInfo) -> str:
 
 def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
     """Terminate a launcher that would restart the stopped ranks, after at most OTHERS_S."""
-    left, used = environ.get(MAX_RESTARTS, ""), environ.get(RESTARTS, "")
-    if not (left.isdecimal() and used.isdecimal() and int(left) > int(used)):
+    if environ.get(MAX_RESTARTS, "0") == "0":
         return
     launcher = _launcher(psutil.Process())
     until = time.monotonic() + OTHERS_S
@@ -105,27 +96,17 @@ def _live_ranks(run: RunInfo) -> Iterator[tuple[RankInfo, psutil.Process]]:
 
 
 def _launcher(rank: psutil.Process) -> psutil.Process | None:
-    """Return the parent of a rank if the parent is a launcher of the same user."""
+    """Return the parent of a rank if it is a launcher, which an orphan's parent is not."""
     with contextlib.suppress(psutil.Error):
         parent = rank.parent()
-        if parent is not None and parent.uids().real == rank.uids().real:
-            return parent if starts_ranks(" ".join(parent.cmdline())) else None
+        if parent is not None and LAUNCH_ID in rank.environ():
+            return parent if LAUNCHER.search(" ".join(parent.cmdline())) else None
     return None
 
 
-def starts_ranks(command: str) -> bool:
-    """Return True if the program of a command line, not one of its arguments, is a launcher."""
-    program, *arguments = command.split() or [""]
-    if not os.path.basename(program).startswith("python"):
-        return os.path.basename(program) in LAUNCHERS
-    arguments = list(itertools.dropwhile("-u".__eq__, arguments))
-    started = arguments[1:2] if arguments[:1] == ["-m"] else arguments[:1]
-    return any(os.path.basename(name) in LAUNCHERS for name in started)
-
-
-GRACE_S, JOB_GRACE_S = 5.0, 30.0
-"""Maximum wait for a step boundary, for one process and for a job. A rank that is interrupted
-within a step leaves the other ranks waiting in a collective."""
+GRACE_S = 5.0  # Maximum wait of one process for a step boundary.
+JOB_GRACE_S = 30.0
+"""That of a job. A rank that is interrupted within a step leaves the others in a collective."""
 REASON = "Stopped from the page."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -53,28 +53,17 @@ class CommandQueue(Protocol):
     def offer(self, command: Command) -> None:
         """Queue a command. Thread-safe."""
 
-    def take(self) -> list[Command]:
-        """Return the commands due at this boundary."""
+    def take(self, *, paused: bool = False) -> Command | None:
+        """Return the next command that is due at this boundary, or in this pause."""
 
-    def put_back(self, commands: Sequence[Command]) -> None:
-        """Keep commands for the next boundary."""
-
-    def wait(self, timeout_s: float) -> list[Command]:
-        """Return the commands that are due within `timeout_s`."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a command may be due, at most `timeout_s`."""
 
     def may_leave(self) -> bool:
         """Return True if the training may leave its boundary."""
 
-    def leave(self) -> None:
-        """Record that an exception has left the boundary."""
-        return
-
-    def note_result(self, command_id: int) -> None:
-        """Record that a command has a result on this rank."""
-        return
-
     def close(self) -> None:
-        """Refuse the commands that were not executed; before the recorder closes."""
+        """End the agreement of the ranks; before the recorder closes."""
         return
 
     def abandon(self) -> None:
@@ -108,22 +97,12 @@ class LocalCommandQueue(CommandQueue):
         self._came.set()
         self._request_boundary()
 
-    def take(self) -> list[Command]:
-        if not self._queue:
-            return []
-        # Cleared before emptying: a command queued in between sets it again.
-        self._came.clear()
-        return [self._queue.popleft() for _ in range(len(self._queue))]
+    def take(self, *, paused: bool = False) -> Command | None:
+        return self._queue.popleft() if self._queue else None
 
-    def put_back(self, commands: Sequence[Command]) -> None:
-        if commands:
-            self._queue.extendleft(reversed(commands))
-            self._request_boundary()
-
-    def wait(self, timeout_s: float) -> list[Command]:
+    def wait(self, timeout_s: float) -> None:
         self._came.wait(timeout_s)
         self._came.clear()
-        return self.take()
 
     def may_leave(self) -> bool:
         return True

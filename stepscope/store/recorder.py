@@ -200,7 +200,6 @@ class Recorder:
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
         ended = CommandResult(command.id, "done" if ok else "refused", clock.now(), text)
-        self.commands.note_result(command.id)
         self._put(ended)
         self.event(command.name, text, **{"ok": ok, "command_id": command.id, **data})
 

@@ -54,14 +54,16 @@ def test_commands_wake_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("FLUSH_S", "HEARTBEAT_S"):
         monkeypatch.setattr(writer_thread, name, 60.0)
     recorder = Recorder(tmp_path, name="test")
-    assert recorder.commands.take() == []
+    assert recorder.commands.take() is None
     for text in ("first", "second"):
         time.sleep(0.1)  # the writer sleeps
         sent = child(
             "from pathlib import Path; from stepscope.store.reader import send_command;"
             f"print(send_command(Path({str(tmp_path)!r}), 'mark', {{'text': {text!r}}}))"
         )
-        (command,) = recorder.commands.wait(10)
+        recorder.commands.wait(10)
+        command = recorder.commands.take()
+        assert command is not None
         assert (command.id, command.name) == (int(sent), CommandName.MARK)
         assert command.args == {"text": text}
     recorder.finish(command, "marked", after={"a": 2})
@@ -80,7 +82,9 @@ def test_the_store_has_the_result_of_each_command(tmp_path: Path) -> None:
     for name in ("pause", "save_checkpoint"):
         send_command(tmp_path, name, {})
     wait_until(lambda: len(recorder.command_waiting) == 2)
-    done, failed = recorder.commands.take()
+    done, failed = recorder.commands.take(), recorder.commands.take()
+    assert done is not None
+    assert failed is not None
     recorder.finish(done, "Paused")
     recorder.finish(failed, "full", ok=False)
     recorder.close(RunStatus.STOPPED)
@@ -150,7 +154,7 @@ def test_two_writers_and_three_readers_never_wait_for_a_lock(tmp_path: Path) -> 
         for _ in range(200):
             step += 1
             recorder.log(step, {"train/loss": 1.0, "train/lr": 0.1})
-        for got in recorder.commands.take():
+        while (got := recorder.commands.take()) is not None:
             recorder.finish(got, "ok")
             taken += 1
         time.sleep(0.01)
@@ -220,7 +224,7 @@ def test_a_command_that_comes_while_a_step_checks_for_work_is_seen_by_the_next_s
         recorder.log_step({"train/loss": 2.0})
         assert waiting.is_sent
         assert not recorder.record(layout, [3.0]), "a command waits"
-        assert [command.name for command in recorder.commands.take()] == [CommandName.MARK]
+        assert recorder.commands.take() == Command(1, CommandName.MARK, {})
         recorder.log_step({"train/loss": 3.0})
         assert recorder.record(layout, [4.0])
         recorder.request_boundary()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,24 +47,18 @@ class FakeRecorder:
     def commands(self) -> FakeRecorder:
         return self
 
-    def take(self) -> list[Command]:
-        taken, self.asked = self.asked, []
-        return taken
-
-    def put_back(self, commands: Sequence[Command]) -> None:
-        self.asked[:0] = commands
+    def take(self, *, paused: bool = False) -> Command | None:
+        return self.asked.pop(0) if self.asked else None
 
     def request_boundary(self) -> None:
         pass
 
-    def wait(self, timeout_s: float) -> list[Command]:
-        return [self.while_paused.pop(0)] if self.while_paused else []
+    def wait(self, timeout_s: float) -> None:
+        if self.while_paused:
+            self.asked.append(self.while_paused.pop(0))
 
     def may_leave(self) -> bool:
         return True
-
-    def leave(self) -> None:
-        pass
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         self.event(command.name, text, ok=ok, **data)

@@ -49,7 +49,7 @@ def make_runs(root: Path) -> None:
     (killed / "snapshot-step-5.pickle").write_bytes(b"\x80\x04}.")
     (killed / "last.pt").write_bytes(b"PK")
     (killed / "agreement/answers").mkdir(parents=True)
-    (killed / "agreement/notices.json").write_text("{}")
+    (killed / "agreement/proposals.json").write_text("{}")
     (killed / "agreement/answers/rank0.json").write_text("{}")
     (killed / "rank0.ring").write_bytes(b"stepscope ring 2\n")
     lab = root / "lab" / SWEEP
@@ -76,7 +76,7 @@ _RUN_FILES = """
 run.json rank1.json rank0.sqlite rank0.sqlite-wal rank0.sqlite-shm rank0.sqlite-journal
 rank1.sqlite rank0.ring output.log output.rank1.log worker.log traceback.txt oom.json fit.json
 hang-rank0.json hang-rank1.json profile-step-5-6.summary.json profile-step-5-6.json.gz
-snapshot-step-5.pickle last.pt agreement/notices.json
+snapshot-step-5.pickle last.pt agreement/proposals.json
 agreement/answers/rank0.json crash-told ballast
 """
 FILES = (

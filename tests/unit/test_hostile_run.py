@@ -93,8 +93,8 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
     make_special(run / "rank0.ring", kind)
     assert recover_ended(read_run(run)) == 0
     assert Run(run).metrics == ()
-    notices = make_special(run / "agreement" / "notices.json", kind)
-    assert read_file(notices, list[Proposal]) is None
+    proposals = make_special(run / "agreement" / "proposals.json", kind)
+    assert read_file(proposals, list[Proposal]) is None
     assert "secret" not in log_text(make_special(run / "worker.log", kind))
     assert "secret" not in (tail(run / "worker.log") or "")
     for read, name in ((read_sweep, "sweep.json"), (read_plan, "plan.json")):

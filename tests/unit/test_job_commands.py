@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 
 from stepscope.session import job_commands
-from stepscope.session.consensus import ProposalState
 from stepscope.session.job_commands import JobCommands
 from stepscope.store.commands import Command, CommandName
 from stepscope.store.recorder import Recorder
@@ -55,22 +54,16 @@ class Rank:
             on_withdrawn=lambda command: False,
         )
 
-    def serve(self, command: Command) -> None:
-        self.commands.note_result(command.id)
-        self.recorder.finish(command, f"served {command.id}")
-
-    def train_until_served(self) -> tuple[int, list[Command]]:
+    def train_until_served(self) -> tuple[int, Command]:
         """Take steps to the first boundary that has something to serve."""
         assert self.recorder.flagged.wait(PATIENCE_S)
         while True:
             self.recorder.step += 1
-            served = self.commands.take()
-            while not served and not self.commands.may_leave():
-                served = self.commands.wait(PATIENCE_S)
-            if served:
-                for command in served:
-                    self.serve(command)
-                return self.recorder.step, served
+            while (command := self.commands.take()) is None and not self.commands.may_leave():
+                self.commands.wait(PATIENCE_S)
+            if command is not None:
+                self.recorder.finish(command, f"served {command.id}")
+                return self.recorder.step, command
 
 
 @pytest.fixture
@@ -89,8 +82,8 @@ COMMAND = Command(7, CommandName.EMPTY_CACHE, {"text": "é"})
 
 def test_a_command_is_served_at_the_highest_vote(ranks: list[Rank]) -> None:
     ranks[0].commands.offer(COMMAND)
-    assert ranks[1].train_until_served() == (11, [COMMAND])
-    assert ranks[0].train_until_served() == (11, [COMMAND])
+    assert ranks[1].train_until_served() == (11, COMMAND)
+    assert ranks[0].train_until_served() == (11, COMMAND)
     assert all(rank.commands.may_leave() for rank in ranks)
 
 
@@ -98,12 +91,18 @@ def test_many_commands_at_once_are_all_served_in_order(ranks: list[Rank]) -> Non
     count = 40
     for number in range(count):
         ranks[0].commands.offer(Command(number, CommandName.EMPTY_CACHE, {}))
-    for rank in reversed(ranks):
-        served = 0
-        while served < count:
-            served += len(rank.train_until_served()[1])
+    trainings = [threading.Thread(target=serve, args=(rank, count)) for rank in ranks]
+    for training in trainings:
+        training.start()
+    for training in trainings:
+        training.join()
     for rank in ranks:
         assert rank.recorder.texts == [f"served {number}" for number in range(count)]
+
+
+def serve(rank: Rank, count: int) -> None:
+    for _ in range(count):
+        rank.train_until_served()
 
 
 def test_a_decision_that_the_disk_refuses_is_withdrawn(
@@ -112,15 +111,16 @@ def test_a_decision_that_the_disk_refuses_is_withdrawn(
     write = job_commands.atomic_write
 
     def refuse(path: Path, content: bytes, *, durable: bool) -> None:
-        if ProposalState.DECIDED.encode() in content:
+        if b'"step":11' in content:
             raise OSError("no space left")
         write(path, content, durable=durable)
 
     monkeypatch.setattr(job_commands, "atomic_write", refuse)
+    ranks[0].commands._coordinator._vote_timeout_s = 0.5
     ranks[0].commands.offer(COMMAND)
     assert ranks[0].recorder.over.wait(PATIENCE_S)
     (text,) = ranks[0].recorder.texts
-    assert text.endswith("the disk refuses the files of the agreement")
+    assert text == "Empty cache: withdrawn on all ranks: rank 0 has not answered for 0.5 s"
     wait_until(lambda: not any(rank.commands.waiting for rank in ranks), PATIENCE_S)
 
 
@@ -129,4 +129,4 @@ def test_the_end_of_number_0_withdraws_what_is_open(ranks: list[Rank]) -> None:
     ranks[0].commands.offer(COMMAND)
     assert ranks[0].recorder.flagged.wait(PATIENCE_S)
     ranks[0].commands.close()
-    assert ranks[0].recorder.texts == ["Empty cache: the run ended before the ranks agreed"]
+    assert ranks[0].recorder.texts == ["Empty cache: withdrawn on all ranks: the run has ended"]

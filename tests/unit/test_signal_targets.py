@@ -17,6 +17,7 @@ from dashboard.sweeps import Sweeps
 from stepscope.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError
 from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_run_json
 from stepscope.run.folder import recorder_of
+from stepscope.session import stop
 from stepscope.session.stop import end_job
 from tests.support.child_process import holding
 from tests.support.fake_sweep import sweep
@@ -76,6 +77,15 @@ def test_no_process_is_killed_that_may_be_another(
         assert "no process of this host and user" in end_job(read_run(folder)), other
         assert script.poll() is None
         assert read_run(folder).run_json == before
+
+
+def test_a_parent_that_starts_no_ranks_is_no_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a rank whose torchrun was killed."""
+    monkeypatch.setenv(stop.LAUNCH_ID, "none")
+    with holding(tmp_path / "rank0.sqlite") as process:
+        assert stop._launcher(psutil.Process(process.pid)) is None
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -15,7 +15,7 @@ from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
-from stepscope.session.stop import StopSignal, handlers_wait, starts_ranks
+from stepscope.session.stop import StopSignal, handlers_wait
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Command, CommandName, Recorder
 from tests.support.fake_recorder import FakeRecorder
@@ -123,29 +123,6 @@ def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(
     event, alert = events(live.recorder.folder)
     assert (event.kind, event.data["after"]) == ("error", {})
     assert alert.data["rule"] == "run_failed"
-
-
-LAUNCHERS = """
-/opt/env/bin/python3.11 /opt/env/bin/torchrun --nproc-per-node 2 train.py
-python -u -m torch.distributed.run train.py
-/usr/bin/python3 /usr/bin/accelerate launch train.py
-python -m accelerate.commands.launch train.py
-"""
-OTHERS = """
-bash -c torchrun train.py
-/bin/bash /home/torchrun-me/accelerate/start.sh
-vim torchrun
-python notebook.py --with torchrun
-python -c torchrun
-python /home/accelerate/train.py -m torch.distributed.run
-tmux new -s torchrun
-python
-"""
-
-
-def test_programs_that_start_ranks_and_programs_that_only_name_one() -> None:
-    assert all(map(starts_ranks, LAUNCHERS.strip().splitlines()))
-    assert not any(map(starts_ranks, OTHERS.splitlines()))
 
 
 class Handled(Exception):

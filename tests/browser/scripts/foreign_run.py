@@ -92,7 +92,8 @@ def main(folder: Path, run_json: dict[str, object]) -> None:
         )
         if step == LATE:
             recorder.describe(optimizers=["Adam", "SGD"])
-        for command in recorder.commands.wait(0.05):
+        recorder.commands.wait(0.05)
+        while (command := recorder.commands.take()) is not None:
             if not answer(recorder, command):
                 recorder.close(RunStatus.STOPPED, "Stopped from the page.")
                 return
