@@ -29,9 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="export all runs and ranks into one folder (parquet)"
     )
-    parser.add_argument(
-        "--format", required=True, choices=("csv", "json", "parquet", "tensorboard")
-    )
+    parser.add_argument("--format", required=True, choices=("csv", "parquet", "tensorboard"))
     parser.add_argument(
         "--stream",
         choices=STREAMS,
@@ -39,8 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_output(
         parser,
-        "output file; log directory for tensorboard, folder for --all (default: stdout; csv and "
-        "json only)",
+        "output file; log directory for tensorboard, folder for --all (default: stdout; csv only)",
     )
     parser.add_argument(
         "--rank",
@@ -95,5 +92,5 @@ def _problem(options: argparse.Namespace) -> str | None:
     if options.format in ("parquet", "tensorboard") and options.output is None:
         return f"--output: missing, --format {options.format} needs it. Add --output NAME."
     if options.format == "tensorboard" and options.stream == "events":
-        return "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."
+        return "--stream: TensorBoard holds numbers only, got events. Use csv or parquet."
     return None

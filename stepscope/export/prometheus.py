@@ -1,7 +1,7 @@
 """Prometheus metrics of this machine's GPUs and of the live runs, as `stepscope exporter` serves.
 
 Values are in base units; the name ends in the unit, a `_ratio` of 1 is 100%. A missing value has no
-series, and the series of a run disappear with its end. Each scrape reads the newest rows only.
+series, and the series of a run disappear with its end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -26,7 +26,8 @@ from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from stepscope import __version__
-from stepscope.common.metrics import BY_KEY, Stream, Unit
+from stepscope.common.files import modified_ns
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.gpu.device_events import (
     HW_THERMAL,
     POWER_BRAKE,
@@ -40,18 +41,17 @@ from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.run import RUN_JSON, RunError, RunStatus, run_folders
 from stepscope.run.rank_info import RankInfo, now_of, readable_ranks, wall_offset_of
 from stepscope.run_setup import training_gpu
-from stepscope.store import StoreError, StoreReader, store_name
+from stepscope.store import StoreError, StoreReader
 from stepscope.store.blocks import missing
+from stepscope.store.final_values import read_newest, reduced
 
 log = logging.getLogger(__name__)
 
-CRASHED_S = 300.0
-"""Time in which a crashed process keeps its heartbeat, so that an alert can refer to it."""
-ROWS_LIMIT = 4096  # newest rows of a series that a scrape reads
+SILENT_S = 300.0
+"""Time in which a process without a heartbeat keeps its last one, for an alert."""
 VALUE_AGE_S = 60.0
 AGE_STEPS = 3
 """Age from which values of the sampler are missing; those of step speed if also AGE_STEPS steps."""
-FRESH_S = 1.0  # Age up to which a scrape gets the previous one's values.
 DRIVER_TIMEOUT_S = 3.0
 LABEL_LENGTH = 200
 _THROTTLES = {
@@ -139,7 +139,6 @@ LABELS = {
 _RUN_JSON = {
     "step": ("run_steps_total", "Last optimizer step."),
     "total_steps": ("run_planned_steps", "Number of steps that the run will have."),
-    "dropped": ("run_dropped_rows_total", "Rows and events lost to a full queue."),
 }
 
 
@@ -175,35 +174,28 @@ class _Families:
                 self.add(name, text, value, labels | LABELS.get(key, {}))
 
 
-class _NewestValues:
-    """The newest value of each exported metric of one process."""
+def _newest_values(folder: Path, number: int, now: float) -> dict[str, float]:
+    """Return the newest value of each exported metric of a process. Raises StoreError.
 
-    def __init__(self) -> None:
-        self._rows: dict[int, int] = {}  # Rows read so far, by series.
-        self._values: dict[str, tuple[float, float]] = {}  # Time and value, by metric.
-
-    def read(self, folder: Path, number: int, now: float) -> dict[str, float]:
-        """Read the rows since the last call; return the values at `now`. Raises StoreError."""
-        with StoreReader(folder, number) as reader:
-            for series in reader.series():
-                if series.stream not in (Stream.STEPS, Stream.SAMPLES):
-                    continue
-                start = max(self._rows.get(series.id, 0), series.rows - ROWS_LIMIT)
-                block = reader.read(series.id, start, series.rows, 1)
-                self._rows[series.id] = series.rows
+    A metric that the newest rows lack, such as a validation's, has the mean of its last bucket.
+    """
+    found: dict[str, tuple[float, float]] = {}  # time and value
+    with StoreReader(folder, number) as reader:
+        for series in reader.series():
+            for block in (reduced(reader, series), read_newest(reader, series)):
                 for row, key in enumerate(block.keys):
                     given = np.flatnonzero(~missing(block.mean[row]))
                     if key in RUN_METRICS and BY_KEY[key].stream == series.stream and len(given):
                         last = given[-1]
-                        self._values[key] = float(block.ts[last]), float(block.mean[row, last])
-        step_s = self._values.get("perf/step_time", (0.0, 0.0))[1]
-        speed = max(VALUE_AGE_S, AGE_STEPS * step_s)
-        ages = {"train": math.inf, "val": math.inf, "perf": speed}
-        return {
-            key: value
-            for key, (ts, value) in self._values.items()
-            if ts >= now - ages.get(key.partition("/")[0], VALUE_AGE_S)
-        }
+                        found[key] = float(block.ts[last]), float(block.mean[row, last])
+    _, step_s = found.get("perf/step_time", (0.0, 0.0))
+    speed = max(VALUE_AGE_S, AGE_STEPS * step_s)
+    ages = {"train": math.inf, "val": math.inf, "perf": speed}
+    return {
+        key: value
+        for key, (ts, value) in found.items()
+        if ts >= now - ages.get(key.partition("/")[0], VALUE_AGE_S)
+    }
 
 
 class _MachinePoll:
@@ -234,30 +226,20 @@ class _MachinePoll:
 class ExporterCollector:
     """Custom collector of prometheus-client. Thread-safe."""
 
-    def __init__(
-        self, root: Path, machine: MachineMonitor, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, root: Path, machine: MachineMonitor) -> None:
         self._root = root
         self._poll = _MachinePoll(machine)
-        self._clock = clock
         self._lock = threading.Lock()
-        self._families: list[Metric] = []
-        self._read_at: float | None = None
-        self._newest: dict[tuple[str, int], _NewestValues] = {}
-        self._ended: dict[Path, tuple[int, int]] = {}  # When runs without live processes changed.
 
     def collect(self) -> list[Metric]:
-        """Return all metrics, at most FRESH_S old."""
+        """Return all metrics."""
+        families = _Families()
+        build = {"version": __version__, "python": platform.python_version()}
+        families.add("build_info", "Version of the exporter.", 1, build)
         with self._lock:
-            now = self._clock()
-            if self._read_at is None or now - self._read_at >= FRESH_S:
-                families = _Families()
-                build = {"version": __version__, "python": platform.python_version()}
-                families.add("build_info", "Version of the exporter.", 1, build)
-                self._add_gpus(families)
-                self._add_runs(families)
-                self._families, self._read_at = list(families.found.values()), self._clock()
-            return self._families
+            self._add_gpus(families)
+        self._add_runs(families)
+        return list(families.found.values())
 
     def _add_gpus(self, families: _Families) -> None:
         state = self._poll.state()
@@ -269,48 +251,21 @@ class ExporterCollector:
 
     def _add_runs(self, families: _Families) -> None:
         _add_up(families, "runs", os.access(self._root, os.R_OK | os.X_OK))
-        unreadable = 0
-        newest = dict[tuple[str, int], _NewestValues]()
-        for folder, ranks in self._live_runs():
-            for rank in ranks:
-                labels = _add_rank(families, folder, rank)
-                if not rank.status.live or not (folder / store_name(rank.number)).exists():
-                    continue
-                key = folder.name, rank.number
-                newest[key] = self._newest.get(key) or _NewestValues()
-                try:
-                    values = newest[key].read(folder, rank.number, now_of(rank.run_json))
-                except StoreError:
-                    unreadable += 1
-                else:
-                    families.add_all(RUN_METRICS, values, labels)
-        self._newest = newest
-        text = "Live processes with a store that cannot be read."
-        families.add("unreadable_processes", text, unreadable, {})
-
-    def _live_runs(self) -> Iterator[tuple[Path, list[RankInfo]]]:
-        """Yield the runs with processes that are live or have just crashed.
-
-        A run without any costs two stats: each process that writes replaces its file, which changes
-        the time of the folder.
-        """
-        before, self._ended = self._ended, {}
-        try:
+        folders: list[Path] = []
+        with contextlib.suppress(RunError):  # `up` of the reader is 0
             folders = list(run_folders(self._root))
-        except RunError:  # `up` of the reader is 0
-            folders = []
         for folder in folders:
-            try:
-                changed = folder.stat().st_mtime_ns, (folder / RUN_JSON).stat().st_mtime_ns
-            except OSError:  # removed meanwhile
+            # Each heartbeat replaces a file of the folder, or on a full disk touches it.
+            changed_ns = max(modified_ns(folder), modified_ns(folder / RUN_JSON))
+            if time.time() - changed_ns / 1e9 > SILENT_S:
                 continue
-            ranks = dict[int, RankInfo]()
-            if before.get(folder) != changed:
-                ranks = {rank.rank: rank for rank in readable_ranks(folder) if _is_shown(rank)}
-            if ranks:
-                yield folder, [ranks[rank] for rank in sorted(ranks)]
-            else:
-                self._ended[folder] = changed
+            ranks = {rank.rank: rank for rank in readable_ranks(folder) if _is_shown(rank)}
+            for _, rank in sorted(ranks.items()):
+                labels = _add_rank(families, folder, rank)
+                if rank.status.live:
+                    with contextlib.suppress(StoreError):
+                        values = _newest_values(folder, rank.number, now_of(rank.run_json))
+                        families.add_all(RUN_METRICS, values, labels)
 
 
 def _add_up(families: _Families, reader: str, up: bool) -> None:
@@ -336,7 +291,8 @@ def _add_gpu(families: _Families, device: DeviceState) -> None:
 
 
 def _is_shown(rank: RankInfo) -> bool:
-    return rank.status.live or (rank.status is RunStatus.CRASHED and rank.age_s < CRASHED_S)
+    is_open = rank.status.live or rank.status is RunStatus.CRASHED
+    return is_open and rank.age_s < SILENT_S
 
 
 def _add_rank(families: _Families, folder: Path, rank: RankInfo) -> dict[str, str]:
@@ -373,7 +329,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def open_server(collector: ExporterCollector, address: str, port: int) -> WSGIServer:
-    """Return a bound server of /metrics and /-/ready; port 0 is a free one. Raises OSError."""
+    """Return a bound server of the metrics; port 0 is a free one. Raises OSError."""
     family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     server = type("_Server", (ThreadingWSGIServer,), {"address_family": family})
     registry = CollectorRegistry(auto_describe=False)
@@ -384,19 +340,11 @@ def open_server(collector: ExporterCollector, address: str, port: int) -> WSGISe
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         host = re.sub(r":\d*$", "", environ.get("HTTP_HOST", "")).lower()
         if local and host not in _LOCAL | {address}:  # DNS rebinding
-            return _answer(start, "400 Bad Request", "Host: must be localhost or the address.")
-        if environ["PATH_INFO"] == "/metrics":
-            return cast(Iterable[bytes], serve(environ, start))
-        if environ["PATH_INFO"] == "/-/ready":
-            return _answer(start, "200 OK", "Stepscope exporter is ready.")
-        return _answer(start, "404 Not Found", "The metrics are at /metrics.")
+            start("400 Bad Request", [("Content-Type", "text/plain")])
+            return [b"Host: must be localhost or the address.\n"]
+        return cast(Iterable[bytes], serve(environ, start))
 
     return cast(WSGIServer, make_server(str(place[0]), port, application, server, _Handler))
 
 
 _LOCAL = {"localhost", "127.0.0.1", "[::1]"}
-
-
-def _answer(start: Callable[..., Any], status: str, text: str) -> list[bytes]:
-    start(status, [("Content-Type", "text/plain; charset=utf-8")])
-    return [f"{text}\n".encode()]

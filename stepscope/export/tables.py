@@ -1,4 +1,4 @@
-"""Export the rows of a run as CSV, JSON, Parquet or TensorBoard events, or all runs as Parquet.
+"""Export the rows of a run as CSV, Parquet or TensorBoard events, or all runs as Parquet.
 
 Reads 64 frames at a time, independent of the run's length; omits rows that arrive meanwhile.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 import csv
 import errno
 import json
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from stepscope.common.files import atomic_replace
-from stepscope.common.formatting import number_name
+from stepscope.common.json_values import to_json
 from stepscope.run import RunError, RunInfo, check_readable, read_run, run_folders
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import StoreError, StoreReader
@@ -27,8 +26,7 @@ from stepscope.store.blocks import Floats, missing
 from stepscope.store.reader import EVERY, StreamRows
 from stepscope.store.recovery import recover_ended
 
-T = TypeVar("T")
-ColumnType = Literal["float", "int", "text", "json"]
+ColumnType = Literal["float", "int", "text"]
 Column = Floats | Sequence[Any]
 RUNS_FILE = "runs.parquet"
 
@@ -40,34 +38,17 @@ class Table:
     columns: Mapping[str, ColumnType]
     batches: Iterator[Sequence[Column]]
 
-    def converted(self, convert: Callable[[ColumnType, Column], T]) -> Iterator[list[T]]:
-        for batch in self.batches:
-            pairs = zip(self.columns.values(), batch, strict=True)
-            yield [convert(kind, column) for kind, column in pairs]
-
 
 def write_csv(out: IO[str], table: Table) -> int:
     """Write CSV with a header; return the number of rows."""
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(name) for name in table.columns])
     count = 0
-    for columns in table.converted(_csv_column):
+    for batch in table.batches:
+        pairs = zip(table.columns.values(), batch, strict=True)
+        columns = [_csv_column(kind, column) for kind, column in pairs]
         count += len(columns[0])
         writer.writerows(zip(*columns, strict=True))
-    return count
-
-
-def write_json(out: IO[str], table: Table) -> int:
-    """Write an array with one object per row and line; return the number of rows."""
-    encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-    names = list(table.columns)
-    count = 0
-    out.write("[")
-    for columns in table.converted(_json_column):
-        for row in zip(*columns, strict=True):
-            out.write(("\n" if count == 0 else ",\n") + encode(dict(zip(names, row, strict=True))))
-            count += 1
-    out.write("\n]\n")
     return count
 
 
@@ -76,67 +57,36 @@ def write_parquet(path: Path, table: Table) -> int:
     import pyarrow as pa  # noqa: PLC0415 - 0.15 s, and only this format needs it
     from pyarrow import parquet  # noqa: PLC0415
 
-    types = {"float": pa.float64(), "int": pa.int64(), "text": pa.string(), "json": pa.string()}
+    types = {"float": pa.float64(), "int": pa.int64(), "text": pa.string()}
     schema = pa.schema([(_utf8(name), types[kind]) for name, kind in table.columns.items()])
 
     def array(kind: ColumnType, column: Column) -> Any:
         mask = missing(np.asarray(column)) if kind == "float" else None
-        values = column if kind in ("float", "int") else _text_column(kind, column)
+        values = [_utf8(text) for text in column] if kind == "text" else column
         return pa.array(values, type=types[kind], mask=mask)
 
     count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for arrays in table.converted(array):
+        for batch in table.batches:
+            arrays = [array(*pair) for pair in zip(table.columns.values(), batch, strict=True)]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
             count += len(arrays[0])
     return count
 
 
-def _csv_column(kind: ColumnType, column: Column) -> Sequence[Any]:
-    if kind == "float":
-        return _with_none(np.asarray(column))
-    if kind == "int":
-        return list(column)
-    return [_cell(text) for text in _text_column(kind, column)]
-
-
-def _json_column(kind: ColumnType, column: Column) -> Sequence[Any]:
+def _csv_column(kind: ColumnType, column: Column) -> list[Any]:
+    """Return the cells of a column: Python values, None for missing ones."""
     if kind == "float":
         values = np.asarray(column)
-        cells = _with_none(values)
-        for index in np.flatnonzero(~np.isfinite(values)):
-            cells[index] = _valid_json(cells[index])
-        return cells
-    return [_valid_json(value) for value in column] if kind == "json" else list(column)
-
-
-def _text_column(kind: ColumnType, column: Column) -> list[str]:
-    if kind == "json":
-        return [json.dumps(_valid_json(value)) for value in column]
-    return [_utf8(text) for text in column]
-
-
-def _with_none(values: Floats) -> list[Any]:
-    """Return Python floats, None for missing values."""
-    cells = values.astype(object)
-    cells[missing(values)] = None
-    return list(cells)
-
-
-def _valid_json(value: Any) -> Any:
-    """Replace non-finite numbers, which JSON lacks, by their names."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return number_name(value)
-    if isinstance(value, dict):
-        return {key: _valid_json(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_valid_json(entry) for entry in value]
-    return value
+        cells = values.astype(object)
+        cells[missing(values)] = None
+        return list(cells)
+    return [_cell(text) for text in column] if kind == "text" else list(column)
 
 
 def _cell(text: str) -> str:
     """Return text that a spreadsheet does not execute as a formula: names are untrusted."""
-    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else _utf8(text)
 
 
 def _utf8(text: str) -> str:
@@ -190,9 +140,8 @@ def export(folder: Path, format_: str, stream: str, rank: int, output: Path | No
         with output_file(output) as part:
             count = write_parquet(part, table)
     else:
-        write = write_csv if format_ == "csv" else write_json
         with opened(output) as out:
-            count = write(out, table)
+            count = write_csv(out, table)
     return f"{count} rows of {stream} written to {output}."
 
 
@@ -227,11 +176,13 @@ def free_name(key: str, taken: Mapping[str, ColumnType]) -> str:
 def event_table(folder: Path, rank: int) -> Table:
     """Return the events of a run, oldest first."""
     columns: dict[str, ColumnType] = {"ts": "float", "step": "int", "epoch": "int"}
-    columns |= {"kind": "text", "text": "text", "data": "json"}
+    columns |= {"kind": "text", "text": "text", "data": "text"}
     with StoreReader(folder, rank) as reader:
-        events = reader.events(limit=EVERY)
-    batch = [[getattr(event, name) for event in events] for name in columns]
-    return Table(columns, iter([batch]))
+        rows = [
+            (event.ts, event.step, event.epoch, event.kind, event.text, _json(event.data))
+            for event in reader.events(limit=EVERY)
+        ]
+    return _whole_table(columns, rows)
 
 
 def export_all(root: Path, output: Path, streams: Iterable[str]) -> Iterator[str]:
@@ -302,7 +253,7 @@ def labeled(table: Table, labels: Mapping[str, str | int]) -> Table:
 def run_table(runs: Iterable[RunInfo]) -> Table:
     """Return a row for each run: its id, name, status, start, end, and its settings as JSON."""
     columns: dict[str, ColumnType] = {"run": "text", "name": "text", "status": "text"}
-    columns |= {"created": "float", "ended": "float", "config": "json"}
+    columns |= {"created": "float", "ended": "float", "config": "text"}
     rows = [
         (
             run.id,
@@ -310,9 +261,19 @@ def run_table(runs: Iterable[RunInfo]) -> Table:
             run.status.value,
             run.created,
             float("nan") if run.ended is None else run.ended,
-            run.run_json.get("config") or {},
+            _json(run.run_json.get("config") or {}),
         )
         for run in runs
     ]
+    return _whole_table(columns, rows)
+
+
+def _whole_table(columns: Mapping[str, ColumnType], rows: Sequence[Sequence[Any]]) -> Table:
+    """Return a table of one batch."""
     batch = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns]
     return Table(columns, iter([batch]))
+
+
+def _json(value: Any) -> str:
+    """Return JSON text, with the names of non-finite numbers, which JSON lacks."""
+    return json.dumps(to_json(value))

@@ -61,7 +61,7 @@ COMMANDS = (
     ["diagnose", "{run}"],
     ["diagnose", "{run}", "--json"],
     ["export", "{run}", "--format", "csv"],
-    ["export", "{run}", "--format", "json", "--stream", "events"],
+    ["export", "{run}", "--format", "csv", "--stream", "events"],
     ["export", "{run}", "--format", "csv", "--rank", "1"],
 )
 

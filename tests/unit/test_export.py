@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,11 +34,10 @@ def exported(run: Path, output: Path, *arguments: str) -> int:
     return main(["export", run.name, "--output", str(output), *arguments])
 
 
-def table(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    """Return the rows of an export as JSON."""
-    assert main(["export", str(run), "--format", "json", *arguments]) == 0  # the path, not the name
-    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    return rows
+def table(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, str]]:
+    """Return the rows of an export as CSV."""
+    assert main(["export", str(run), "--format", "csv", *arguments]) == 0  # the path, not the name
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out, newline="")))
 
 
 def replace_store(run: Path, *batches: list[Row]) -> None:
@@ -50,7 +49,7 @@ def replace_store(run: Path, *batches: list[Row]) -> None:
     writer.close()
 
 
-def test_non_finite_values_are_kept_and_missing_ones_are_empty_or_null(
+def test_non_finite_values_are_kept_and_missing_ones_are_empty(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses: list[float | None] = [1.0, math.nan, math.inf, -math.inf, None]
@@ -62,10 +61,6 @@ def test_non_finite_values_are_kept_and_missing_ones_are_empty_or_null(
         "ts,step,train/loss,'=cmd()",
         *("20.0,0,1.0,", "21.0,1,nan,", "22.0,2,inf,", "23.0,3,-inf,", "24.0,4,,0.5"),
     ]
-    named = [1.0, "NaN", "Infinity", "-Infinity", None]
-    found = table(run, capsys)
-    assert [row["train/loss"] for row in found] == named
-    assert [row["=cmd()"] for row in found] == [None] * 4 + [0.5]
 
 
 def test_parquet_keeps_numbers_texts_and_nulls(
@@ -79,17 +74,16 @@ def test_parquet_keeps_numbers_texts_and_nulls(
 
 
 def test_devices_have_a_uuid_and_events_are_quoted_and_never_a_formula(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = table(run, capsys, "--stream", "devices")
-    assert [(row["uuid"], row["gpu/util"]) for row in rows] == [("GPU-a", 50.0), ("GPU-b", 50.0)]
-    output = tmp_path / "events.csv"
-    assert exported(run, output, "--format", "csv", "--stream", "events") == 0
-    with output.open(newline="") as file:
-        (event,) = csv.DictReader(file)
+    assert [(row["uuid"], row["gpu/util"]) for row in rows] == [
+        ("GPU-a", "50.0"),
+        ("GPU-b", "50.0"),
+    ]
+    (event,) = table(run, capsys, "--stream", "events")
     assert (event["step"], event["epoch"], event["text"]) == ("0", "1", "'=1+1,\"\nü")
-    data = {"after": "Infinity", "list": [1]}
-    assert json.loads(event["data"]) == data
+    assert json.loads(event["data"]) == {"after": "Infinity", "list": [1]}
 
 
 def test_a_long_run_comes_in_slices_with_every_row_once(
