@@ -38,7 +38,7 @@ MAX_READINGS = 240  # drawn: each redraw sends all of them
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
 SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     MemoryDomain.DEVICE: (
-        ("reserved", "reserved by PyTorch", ("split", "cached", "cache", *TENSORS, "allocated")),
+        ("reserved", "reserved by PyTorch", ("split", "cached", *TENSORS)),
         ("allocated", "allocated", TENSORS),
     ),
     MemoryDomain.HOST: (("process", "this process", ("rest", *TENSORS[1:])),),
@@ -49,21 +49,16 @@ SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
 COLORS = {
     "driver": "#8a919c",
     "others": "#c4ae3f",
-    "unnamed": "#947f50",
     "elsewhere": "#b97f4e",
     "outside": "#9b6fc4",
-    "process": "#1a80c4",
-    "used": "#159a75",
     "split": "#d5691f",
     "cached": "#e0a36a",
-    "cache": "#e0a36a",
     "workers": "#5c9e8f",
     "rest": "#8cc4e8",
     "activations": "#8cc4e8",
     "optimizer_state": "#2a86c7",
     "gradients": "#6cb0e0",
     "parameters": "#1f5f96",
-    "allocated": "#1a80c4",
 }
 
 
@@ -118,7 +113,7 @@ def breakdown_rows(found: Breakdown) -> list[Row]:
     for one in CATEGORIES[found.place]:
         if one.key not in found.now:
             continue
-        around = [each for each in sums if len(each[2]) > 1 and one.key in each[2]]
+        around = [each for each in sums if one.key in each[2]]
         for depth, (key, label, parts) in enumerate(around):
             if key not in listed:
                 now = sum(found.now[part] for part in parts)

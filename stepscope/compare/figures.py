@@ -37,7 +37,7 @@ PHASES = (
     "perf/comm_wait",
 )
 """Parts of a step that are shown side by side; they may overlap."""
-_FOREIGN = frozenset(("free", "driver", "others", "unnamed", "elsewhere", "used"))
+_FOREIGN = frozenset(("free", "driver", "others", "elsewhere"))
 """Categories of memory that this process does not hold."""
 
 

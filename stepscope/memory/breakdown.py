@@ -2,7 +2,7 @@
 
 The categories sum to the total, to the byte, and none is negative. Values that are sampled one
 after another can contradict each other: each is cut to the bytes that the earlier ones leave, in
-the order of docs/memory.md. Categories that cannot be separated without a missing value are merged,
+the order of docs/memory.md. A category whose value is missing belongs to the remainder beside it,
 and the notes give the reason.
 """
 
@@ -51,25 +51,16 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         MemoryCategory("driver", "driver reserve", "Device memory reserved by the driver."),
         MemoryCategory("others", "other processes", "Device memory of all processes but this one."),
         MemoryCategory(
-            "unnamed",
-            "not attributed",
-            "Device memory the driver attributes to no listed process: other containers or "
-            "users, graphics, the driver itself.",
-        ),
-        MemoryCategory(
             "elsewhere",
-            "outside PyTorch",
-            "Device memory outside PyTorch's allocator of this process: its CUDA context and "
-            "libraries, and all processes that are not shown separately.",
+            "not attributed",
+            "Device memory in use that no other category shows: of other containers or users, "
+            "graphics, the driver, and of processes whose memory is unknown.",
         ),
         MemoryCategory(
             "outside",
             "this process outside PyTorch",
             "Device memory of this process beyond PyTorch's reserve: the CUDA context, loaded "
             "kernels, libraries such as NCCL and cuBLAS.",
-        ),
-        MemoryCategory(
-            "used", "in use (unattributed)", "Device memory in use by unknown processes."
         ),
         MemoryCategory(
             "split",
@@ -79,17 +70,16 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         ),
         MemoryCategory(
             "cached",
-            "cached (reclaimable)",
-            "Whole cached blocks without tensors: reused next, returned by Empty cache.",
+            "cached",
+            "Other cached blocks, without tensors: reused next, returned by Empty cache.",
         ),
-        MemoryCategory("cache", "cached", "Reserved by PyTorch and not allocated to a tensor now."),
         MemoryCategory(
             "activations",
             "activations and other",
-            "All other allocated tensors: activations, batches, buffers, temporary results.",
+            "Allocated tensors that are not listed below: activations, batches, buffers, "
+            "temporary results.",
         ),
         *_MODEL_STATES,
-        MemoryCategory("allocated", "allocated", "All tensors in PyTorch's allocator."),
     ),
     MemoryDomain.HOST: (
         MemoryCategory(
@@ -100,14 +90,8 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         MemoryCategory(
             "others",
             "other processes and the system",
-            "Host memory in use by all but this process and its workers.",
+            "Host memory in use that no other category shows.",
         ),
-        MemoryCategory(
-            "elsewhere",
-            "outside this process",
-            "Host memory in use by all but this process, including its workers.",
-        ),
-        MemoryCategory("used", "in use (unattributed)", "Host memory in use by unknown processes."),
         MemoryCategory(
             "workers",
             "its workers",
@@ -117,57 +101,53 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         MemoryCategory(
             "rest",
             "rest of this process",
-            "All other resident memory of this process: activations, data, Python and its "
-            "libraries, memory kept for reuse.",
+            "Resident memory of this process that is not listed below: activations, data, Python "
+            "and its libraries, memory kept for reuse.",
         ),
         *_MODEL_STATES,
-        MemoryCategory("process", "this process", "All resident memory of this process."),
     ),
 }
-"""All categories, in the order of table and area, top to bottom. Of those that replace each other
-(such as `allocated` for four categories) a moment never has both."""
+"""All categories, in the order of table and area, top to bottom."""
 
 NOT_RECORDED = "it was not recorded at this moment"  # The reason if run.json has none.
 
 
 class _Note(NamedTuple):
-    """A sentence for a breakdown with, or without, a category; its reason is that of a metric."""
+    """A sentence for a breakdown without a category, whose reason is that of a metric.
+
+    It applies only with the category `within`, if any.
+    """
 
     category: str
-    is_present: bool
+    within: str | None
     sentence: str
     metrics: tuple[str, ...]
 
 
-_OWN, _OTHERS = "memory/process_used", "gpu/mem_others"
-_NOT_SPLIT = "is not broken down into parameters, gradients, optimizer state and other"
+_OWN = "memory/process_used"
+_NOT_SPLIT = "Parameters, gradients and optimizer state are not separate"
 _NOTES: Mapping[MemoryDomain, tuple[_Note, ...]] = {
     MemoryDomain.DEVICE: (
         _Note(
             "free",
-            False,
+            None,
             "Only PyTorch's reserved memory is shown",
             ("gpu/mem_used", "gpu/mem_total"),
         ),
-        _Note("driver", False, "The driver's reserve is not separate", ("gpu/mem_reserved",)),
-        _Note("others", False, "Other processes are not separate", (_OTHERS,)),
-        _Note("elsewhere", True, "This process outside PyTorch is not separate", (_OWN,)),
-        _Note("used", True, "PyTorch's memory is unknown", ("memory/reserved",)),
-        _Note(
-            "cache",
-            True,
-            "Cached memory is not split into reclaimable and fragmented memory",
-            ("memory/inactive_split",),
-        ),
-        _Note("allocated", True, f"Allocated memory {_NOT_SPLIT}", TENSORS),
+        _Note("driver", "free", "The driver's reserve is not separate", ("gpu/mem_reserved",)),
+        _Note("others", "free", "Other processes are not separate", ("gpu/mem_others",)),
+        _Note("outside", "free", "This process outside PyTorch is not separate", (_OWN,)),
+        _Note("cached", "free", "PyTorch's memory is unknown", ("memory/reserved",)),
+        _Note("split", "cached", "Fragmented memory is not separate", ("memory/inactive_split",)),
+        _Note("parameters", "cached", _NOT_SPLIT, TENSORS),
     ),
     MemoryDomain.HOST: (
         _Note(
-            "free", False, "The host's own memory is unknown", ("host/mem_used", "host/mem_total")
+            "free", None, "The host's own memory is unknown", ("host/mem_used", "host/mem_total")
         ),
-        _Note("used", True, "This process's memory is unknown", ("process/rss",)),
-        _Note("elsewhere", True, "Workers are not separate", ("process/children_rss",)),
-        _Note("process", True, f"This process's memory {_NOT_SPLIT}", TENSORS),
+        _Note("rest", None, "This process's memory is unknown", ("process/rss",)),
+        _Note("workers", None, "Workers are not separate", ("process/children_rss",)),
+        _Note("parameters", "rest", _NOT_SPLIT, TENSORS),
     ),
 }
 
@@ -178,7 +158,8 @@ def notes(
     """Return what is not shown separately, and why; `missing` has the reasons by metric."""
     texts = []
     for note in _NOTES[place]:
-        if (note.category in categories) is note.is_present:
+        applies = note.within is None or note.within in categories
+        if applies and note.category not in categories:
             reason = next((missing[key] for key in note.metrics if missing.get(key)), NOT_RECORDED)
             texts.append(f"{note.sentence}: {reason.rstrip('.')}.")
     return tuple(texts)
@@ -199,75 +180,64 @@ def divide(values: Values, place: MemoryDomain) -> CategoryBytes | None:
     return _device(known) if place is MemoryDomain.DEVICE else _host(known)
 
 
+def _split(size: int, parts: Mapping[str, int | None], rest: str) -> CategoryBytes:
+    """Return the known parts of `size`, each cut to what the earlier ones leave, and the rest."""
+    found = {}
+    for key, part in parts.items():
+        if part is not None:
+            found[key] = min(part, size)
+            size -= found[key]
+    found[rest] = size
+    return found
+
+
 def _device(known: CategoryBytes) -> CategoryBytes | None:
     total, used = known.get("gpu/mem_total"), known.get("gpu/mem_used")
     # The allocator gives reserved and allocated memory, or neither.
-    held = known.get("memory/reserved") if "memory/allocated" in known else None
+    reserved = known.get("memory/reserved") if "memory/allocated" in known else None
     if total is None or used is None:
-        return None if held is None else _reserved(known, held)
-    used = min(used, total)
-    driver = known.get("gpu/mem_reserved")
-    kept = min(driver or 0, total - used)
-    categories = {"free": total - used - kept}
-    if driver is not None:
-        categories["driver"] = kept
-    return categories | _in_use(known, held, used)
-
-
-def _in_use(known: CategoryBytes, held: int | None, used: int) -> CategoryBytes:
-    own, others = known.get(_OWN), known.get(_OTHERS)
-    if held is None:
-        return {"used": used}
-    reserved = min(held, used)
-    own = None if own is None else min(max(own, reserved), used)
-    foreign = min(others or 0, used - (own or reserved))
-    categories = {} if others is None else {"others": foreign}
-    if own is None:
-        categories["elsewhere"] = used - reserved - foreign
-    else:
-        unnamed = used - own - foreign
-        if unnamed or others is None:
-            categories["unnamed"] = unnamed
-        categories["outside"] = own - reserved
-    return categories | _reserved(known, reserved)
+        return None if reserved is None else _reserved(known, reserved)
+    categories = _split(total, {"used": used, "driver": known.get("gpu/mem_reserved")}, "free")
+    own = known.get(_OWN)
+    in_use = _split(
+        categories.pop("used"),
+        {
+            "reserved": reserved,
+            "outside": None if own is None else max(0, own - (reserved or 0)),
+            "others": known.get("gpu/mem_others"),
+        },
+        "elsewhere",
+    )
+    if not in_use["elsewhere"]:
+        del in_use["elsewhere"]
+    if reserved is not None:
+        in_use |= _reserved(known, in_use.pop("reserved"))
+    return categories | in_use
 
 
 def _reserved(known: CategoryBytes, reserved: int) -> CategoryBytes:
-    allocated = min(known.get("memory/allocated", 0), reserved)
-    split, cache = known.get("memory/inactive_split"), reserved - allocated
-    if split is None:
-        categories = {"cache": cache}
-    else:
-        categories = {"split": min(split, cache), "cached": cache - min(split, cache)}
-    return categories | _tensors(known, allocated, whole="allocated", rest="activations")
+    """Divide the memory that PyTorch has reserved."""
+    parts = {"allocated": known["memory/allocated"], "split": known.get("memory/inactive_split")}
+    categories = _split(reserved, parts, "cached")
+    return categories | _tensors(known, categories.pop("allocated"), "activations")
 
 
-def _tensors(known: CategoryBytes, size: int, *, whole: str, rest: str) -> CategoryBytes:
-    """Divide the memory of all tensors; one category if a model state is unknown."""
-    if not known.keys() >= set(TENSORS):
-        return {whole: size}
-    categories = {}
-    for key in TENSORS:
-        categories[key.removeprefix("memory/")] = min(known[key], size)
-        size -= min(known[key], size)
-    return {rest: size} | categories
+def _tensors(known: CategoryBytes, size: int, rest: str) -> CategoryBytes:
+    """Divide the memory of all tensors, or of a process, into the model states and the rest."""
+    return _split(size, {key.removeprefix("memory/"): known.get(key) for key in TENSORS}, rest)
 
 
 def _host(known: CategoryBytes) -> CategoryBytes | None:
     total, used = known.get("host/mem_total"), known.get("host/mem_used")
     own, workers = known.get("process/rss"), known.get("process/children_rss")
-    if total is None or used is None:
-        if own is None:
-            return None
-        categories = _tensors(known, own, whole="process", rest="rest")
-        return categories if workers is None else {"workers": workers} | categories
-    used = min(used, total)
-    categories = {"free": total - used}
-    if own is None:
-        return categories | {"used": used}
-    own = min(own, used)
-    children = min(workers or 0, used - own)
-    categories["elsewhere" if workers is None else "others"] = used - own - children
-    if workers is not None:
-        categories["workers"] = children
-    return categories | _tensors(known, own, whole="process", rest="rest")
+    parts = {"process": own, "workers": workers}
+    if total is not None and used is not None:
+        categories = _split(total, {"used": used}, "free")
+        categories |= _split(categories.pop("used"), parts, "others")
+    elif own is not None:
+        categories = {key: size for key, size in parts.items() if size is not None}
+    else:
+        return None
+    if own is not None:
+        categories |= _tensors(known, categories.pop("process"), "rest")
+    return categories

@@ -26,7 +26,7 @@ TENSORS = {
     "memory__gradients": 10.0,
     "memory__optimizer_state": 200.0,
 }
-ONLY_PYTORCH = {"split": 50, "cached": 150, "allocated": 800}
+ONLY_PYTORCH = {"split": 50, "cached": 150, "activations": 800}
 
 
 def source_of(reader: StoreReader, gpu: str | None = GPU) -> BreakdownSource:
@@ -63,7 +63,7 @@ def test_a_moment_joins_the_process_with_the_nearest_row_of_the_gpu(tmp_path: Pa
             "elsewhere": 1000,
             "split": 50,
             "cached": 150,
-            "allocated": 800 + tick,
+            "activations": 800 + tick,
         }
 
 
@@ -97,7 +97,7 @@ def test_between_their_samples_others_move_with_the_rest_of_the_used_memory(
     moments = [parts(moment) for moment in found(tmp_path, rows, gpu)]
     assert [moment["others"] for moment in moments] == [700] * 3 + [1200] * 6
     assert [moment["outside"] for moment in moments] == [300] * 9
-    assert [moment["unnamed"] for moment in moments] == [100] * 9
+    assert [moment["elsewhere"] for moment in moments] == [100] * 9
 
 
 def test_a_tick_without_the_allocator_is_no_moment_and_silence_is_merged(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_tick_without_the_allocator_is_no_moment_and_silence_is_merged(tmp_pat
     known = [moment.categories is not None for moment in moments]
     assert known[:58] == [tick < 10 for tick in range(58)]
     assert all(known[61:])
-    assert parts(moments[70]) == {"free": 10240 - 2000, "used": 2000}
+    assert parts(moments[70]) == {"free": 10240 - 2000, "elsewhere": 2000}
 
 
 def test_a_gpu_without_samples_leaves_pytorchs_memory(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_run_on_the_cpu_divides_the_host(tmp_path: Path) -> None:
         sample(tick, process__rss=900, **(host if tick % 10 == 0 else {})) for tick in range(20)
     ]
     moments = found(tmp_path, rows, None, gpu=None)
-    expected = {"free": 3000, "others": 3400, "workers": 700, "process": 900}
+    expected = {"free": 3000, "others": 3400, "workers": 700, "rest": 900}
     assert [parts(moment) for moment in moments] == [expected] * 20
 
 

@@ -63,7 +63,7 @@ def test_figures_of_a_run_leave_out_its_warm_up(tmp_path: Path) -> None:
         assert values["final train/loss"] == pytest.approx(1.05, abs=0.02)
         assert values["best score"] == count
         assert (values["peak_process"], values["duration"]) == (250.0, 60.0)
-        assert found.memory == {"free": 700, "elsewhere": 50, "process": 250}
+        assert found.memory == {"free": 700, "others": 50, "rest": 250}
 
 
 def test_energy_is_that_of_the_training_gpu(tmp_path: Path) -> None:
