@@ -68,7 +68,6 @@ NEUTRAL = {
     "host": "example",
     "user": "example",
     "pid": 0,
-    "pid_started": 0.0,
     "pid_namespace": None,
 }
 

@@ -300,7 +300,7 @@ def _text(rule: AlertRule, shown: str, source: str, key: str, run_json: RunJson,
     return fill(rule.text, fields)
 
 
-MARKER = "crash-told"  # file in the run folder after the alert
+MARKER = "crash-alert-sent"  # file in the run folder after the alert
 YOUNG_S = 600.0  # Maximum age of the heartbeat of a reported crash; a server may restart meanwhile.
 
 

@@ -59,7 +59,6 @@ _PRIVATE = {
     "host",
     "user",
     "pid",
-    "pid_started",
     "pid_namespace",
     "cwd",
     "dataset",

@@ -17,7 +17,7 @@ from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPha
 from stepscope.memory.growth_detector import newest_growth
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunStatus, run_json_of
-from stepscope.run.folder import TRACEBACK_FILE, fatal_signal, rank_file, was_terminated
+from stepscope.run.folder import SIGTERM, TRACEBACK_FILE, fatal_signal, rank_file
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankStatus, ranks_of
 from stepscope.run_setup import Recommendation, setting_text, setup_of
@@ -269,11 +269,12 @@ def _after(kind: str, recorded: RunData) -> Recommendation:
     rate = setup.config.get("learning_rate")
     if kind == FAILURES["nan"] and setup.own and isinstance(rate, float) and rate > 0:
         field, value = "learning_rate", rate / 10
-    if kind == "crashed" and fatal_signal(recorded.run.folder, recorded.run.cause) is not None:
-        return _see_files(recorded.run)  # the host's log has no more information
-    if kind in ("crashed", "rank-dead") and was_terminated(recorded.run.folder, recorded.run.cause):
+    killed_by = fatal_signal(recorded.run.folder, recorded.run.cause)
+    if kind in ("crashed", "rank-dead") and killed_by == SIGTERM:
         text = "Check what ended it: the launcher's output, or the scheduler's limits."
         return Recommendation(text)
+    if kind == "crashed" and killed_by is not None:
+        return _see_files(recorded.run)  # the host's log has no more information
     if field is not None:
         shown = f"{value:.3g}" if isinstance(value, float) else value
         return Recommendation(f"Try {setting_text(field, shown)}.", name=field, value=value)

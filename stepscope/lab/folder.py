@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,11 +25,10 @@ from stepscope.run import (
     RunError,
     is_run_id,
     new_run_folder,
-    pid_namespace,
     process_of,
     run_folders,
 )
-from stepscope.run.folder import is_in
+from stepscope.run.folder import is_here, is_in
 from stepscope.settings.applied import AppliedSetting
 
 SCHEMA = 1
@@ -106,8 +104,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 
 def _alive(sweep: dict[str, Any]) -> bool:
-    here = (socket.gethostname(), pid_namespace())
-    if (sweep.get("host"), sweep.get("pid_namespace")) == here:
+    if is_here(sweep):
         return process_of(sweep) is not None
     updated = sweep.get("updated")
     return isinstance(updated, int | float) and abs(time.time() - updated) < STALE_S

@@ -3,10 +3,6 @@
 A sample is the minimum of a short time. The shape is that of the *floor*: the rolling minimum of
 all later samples. With a leak the floor rises in each of eight stretches by similar amounts. It
 does not with noise, a step, a sawtooth (of a garbage collector or of epochs) or a cache that fills.
-
-Rate and interval are Sen's slope (Sen 1968, the median of the slopes of all pairs) and the interval
-of Kendall's test, widened for samples that resemble the one before: the variance grows by (1 + r) /
-(1 - r), r being the correlation of neighboring residuals.
 """
 
 from __future__ import annotations
@@ -21,25 +17,15 @@ from stepscope.store.blocks import Floats
 
 STRETCHES = 8
 MIN_SAMPLES = 4 * STRETCHES
-MIN_STEPS = 64
+MIN_RATE = 0.2  # Of a stretch, as a fraction of the mean: below, the memory did not grow there.
 MAX_RATE = 2.0  # Of a stretch, as a multiple of the mean: above, it was a single step in memory.
 MIN_LATE_RATE = 0.6  # Last three rises, as a fraction of the first three: below, a cache fills.
-SURE, SHOWN = 3.291, 1.960  # Normal quantiles: the 99.9% interval decides, the 95% one is shown.
 MIN_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}  # Growth within the window.
 MIN_FRACTION = {"allocated": 0.01, "process": 0.02}  # Of the level before the window.
 EARLY_S = {"allocated": 60.0, "process": 300.0}
 MIN_EARLY_FRACTION = {"allocated": 0.10, "process": 0.30}
 """The same in windows shorter than EARLY_S: caches and pools fill, garbage is not collected yet."""
 MIN_FILLING_FRACTION = 0.25  # Of a process in its first epoch, when a data set's cache may fill.
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatedGrowth:
-    """Growth of allocated memory: bytes per step, number of steps, and bytes in total."""
-
-    bytes_per_step: float
-    steps: int
-    grown: int
 
 
 class GrowthSource(StrEnum):
@@ -50,21 +36,29 @@ class GrowthSource(StrEnum):
     WORKERS = "workers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GrowthTrend:
-    """A steady rise: bytes per step with its 95% interval, and the window that shows it."""
+    """A steady rise from one step to another; the levels are in bytes."""
 
-    bytes_per_step: float
-    low: float
-    high: float
     first_step: int
     last_step: int
-    level: float  # Bytes at the window's end.
+    first_level: float
+    last_level: float
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in which the memory grew."""
+        return max(1, self.last_step - self.first_step)
 
     @property
     def grown(self) -> float:
-        """The growth in the window, in bytes."""
-        return self.bytes_per_step * (self.last_step - self.first_step)
+        """The growth in bytes."""
+        return self.last_level - self.first_level
+
+    @property
+    def bytes_per_step(self) -> float:
+        """The mean growth of a step."""
+        return self.grown / self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +71,7 @@ class MemoryGrowth:
 
     @property
     def text(self) -> str:
-        """The rate, its interval and the level, as a sentence."""
-        trend = self.trend
-        sizes = (trend.bytes_per_step, trend.low, trend.high)
-        rate, low, high = (format_bytes(100 * size) for size in sizes)
+        """The rate and the level, as a sentence."""
         name = "The process's memory"
         workers = ""
         if self.where is GrowthSource.ALLOCATED:
@@ -89,9 +80,8 @@ class MemoryGrowth:
             name = "The memory of this process with its workers"
             workers = f"; the workers have {format_bytes(self.workers)}"
         return (
-            f"{name} grows by {rate} per 100 steps (95% CI {low} to {high}, "
-            f"{trend.last_step - trend.first_step} steps) and is now "
-            f"{format_bytes(trend.level)}{workers}."
+            f"{name} grows by {format_bytes(100 * self.trend.bytes_per_step)} per 100 steps "
+            f"({self.trend.steps:,} steps) and is now {format_bytes(self.trend.last_level)}{workers}."
         )
 
     @property
@@ -128,83 +118,30 @@ def is_material(trend: GrowthTrend, kind: str, seconds: float, *, filling: bool 
     fraction = MIN_EARLY_FRACTION[kind] if seconds < EARLY_S[kind] else MIN_FRACTION[kind]
     if filling:
         fraction = max(fraction, MIN_FILLING_FRACTION)
-    return trend.grown >= max(MIN_BYTES[kind], fraction * (trend.level - trend.grown))
+    return trend.grown >= max(MIN_BYTES[kind], fraction * trend.first_level)
 
 
 def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
-    """Return the rise of `values` (bytes) over steps that do not fall; None if none is certain."""
-    if len(steps) < MIN_SAMPLES or steps[-1] - steps[0] < MIN_STEPS:
+    """Return the rise of `values` (bytes) over steps that do not fall; None if it is not steady."""
+    if len(steps) < MIN_SAMPLES:
         return None
-    if not _floor_rises_evenly(steps, values):
-        return None
-    slope, shown, sure = _sen(steps, values)
-    if sure[0] <= 0 or shown[1] - shown[0] > slope:
-        return None
-    return GrowthTrend(
-        bytes_per_step=slope,
-        low=shown[0],
-        high=shown[1],
-        first_step=int(steps[0]),
-        last_step=int(steps[-1]),
-        level=float(values[-1]),
-    )
-
-
-def _floor_rises_evenly(steps: Floats, values: Floats) -> bool:
-    """Return True if the minimum of all later values rises by similar amounts."""
     floor = np.minimum.accumulate(values[::-1])[::-1]
     if floor[0] == floor[len(floor) // 4]:  # most series end here, in a few microseconds
-        return False
+        return None
     stretches = np.array_split(np.arange(len(steps)), STRETCHES)
     levels = np.array([np.median(floor[stretch]) for stretch in stretches])
-    middles = np.array([np.mean(steps[stretch]) for stretch in stretches])
+    middles = np.array([np.median(steps[stretch]) for stretch in stretches])
     widths = np.diff(middles)
     if widths.min() <= 0:
-        return False
+        return None
     rates = np.diff(levels) / widths
     mean = (levels[-1] - levels[0]) / (middles[-1] - middles[0])
     third = len(rates) // 2
-    return bool(
-        rates.min() > 0
+    is_steady = (
+        rates.min() > MIN_RATE * mean
         and rates.max() <= MAX_RATE * mean
         and rates[-third:].mean() >= MIN_LATE_RATE * rates[:third].mean()
     )
-
-
-Interval = tuple[float, float]
-
-
-def pair_slopes(steps: Floats, values: Floats) -> Floats:
-    """Return the sorted slopes of all pairs of samples; their median is Sen's slope."""
-    first, second = np.triu_indices(len(steps), 1)
-    apart = steps[second] - steps[first]
-    return np.sort((values[second] - values[first])[apart > 0] / apart[apart > 0])
-
-
-def _sen(steps: Floats, values: Floats) -> tuple[float, Interval, Interval]:
-    """Return Sen's slope with its 95% and 99.9% intervals."""
-    slopes = pair_slopes(steps, values)
-    slope = float(np.median(slopes))
-    n = len(steps)
-    last = len(slopes) - 1
-    deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _variance_factor(values - slope * steps))
-
-    def interval(half: float) -> Interval:
-        # Beyond the ends: then not even the slope between any two samples is excluded.
-        low, high = (len(slopes) - half) / 2, (len(slopes) + half) / 2
-        return float(slopes[max(int(low), 0)]), float(slopes[min(int(np.ceil(high)), last)])
-
-    return slope, interval(SHOWN * deviation), interval(SURE * deviation)
-
-
-def _variance_factor(residuals: Floats) -> float:
-    """Return the factor of the variance for residuals that resemble their neighbors."""
-    centered = residuals - residuals.mean()
-    squares = float(centered @ centered)
-    if squares == 0:
-        return 1.0
-    n = len(residuals)
-    correlation = float(centered[:-1] @ centered[1:]) / squares
-    # In n values the correlation comes out too low, by about (1 + 4 r) / n.
-    corrected = min(max((n * correlation + 1) / (n - 4), 0.0), 0.95)
-    return (1 + corrected) / (1 - corrected)
+    if not is_steady:
+        return None
+    return GrowthTrend(int(middles[0]), int(middles[-1]), float(levels[0]), float(levels[-1]))

@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +20,11 @@ import numpy as np
 from stepscope.memory.growth import (
     MIN_SAMPLES,
     STRETCHES,
-    AllocatedGrowth,
     GrowthSource,
     GrowthTrend,
     MemoryGrowth,
     find_trend,
     is_material,
-    pair_slopes,
 )
 from stepscope.store import EventRow
 from stepscope.store.blocks import Floats
@@ -37,10 +36,7 @@ SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 51
 MAX_GROUPS = 4 * MIN_SAMPLES
 GROUPS_PER_EVALUATION = 4
 WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: optimizer state, workspaces, pools are allocated.
-NEWEST_S = 0.25  # Duration of a group of the newest samples, of some 30 s.
-MIN_GROWING = 8  # Minimum number of groups that show growth without an event.
-MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of groups of which the later has more.
-MIN_CONFIRMED_FRACTION = 0.5  # Slope now by the reported rate: below, the growth has ended.
+NEWEST_S = 0.1  # Duration of a group of the newest samples, of some 13 s.
 MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
 
 
@@ -136,7 +132,9 @@ class GrowthDetector:
     def _new_trend(self, scale: MinimumWindow, filling: bool) -> GrowthTrend | None:
         """Return a trend to report: the first one, or another after the memory has doubled."""
         trend, last = scale.trend(), self.reported
-        if trend is None or (last is not None and trend.level < MIN_LEVEL_FACTOR * last.level):
+        if trend is None or (
+            last is not None and trend.last_level < MIN_LEVEL_FACTOR * last.last_level
+        ):
             return None
         seconds = scale.groups[-1].at - scale.groups[0].at
         return trend if is_material(trend, self._kind, seconds, filling=filling) else None
@@ -144,11 +142,10 @@ class GrowthDetector:
     def _growth(self, trend: GrowthTrend, window: list[MemorySample]) -> MemoryGrowth:
         if self._kind == GrowthSource.ALLOCATED:
             return MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend)
-        stretch = len(window) // STRETCHES
-        children = [sample.children for sample in window]
-        grown = np.median(children[-stretch:]) - np.median(children[:stretch])
+        workers = window[-1].children
+        grown = workers - window[0].children
         where = GrowthSource.WORKERS if 2 * grown > trend.grown else GrowthSource.PROCESS
-        return MemoryGrowth(where=where, trend=trend, workers=children[-1])
+        return MemoryGrowth(where=where, trend=trend, workers=workers)
 
 
 class GrowthMonitor:
@@ -188,26 +185,19 @@ class GrowthMonitor:
                 f"{growth.text} {growth.next}",
                 where=growth.where.value,
                 bytes_per_step=growth.trend.bytes_per_step,
-                level=growth.trend.level,
+                level=growth.trend.last_level,
                 next=growth.next,
             )
 
-    def allocated_growth(self) -> AllocatedGrowth | None:
+    def allocated_growth(self) -> GrowthTrend | None:
         """Return the growth of allocated memory up to now; None without growth. Thread-safe."""
         steps, values = self._newest.columns()
-        if len(steps) < MIN_GROWING:
-            return None
-        slopes = pair_slopes(steps, values)
-        rate = float(np.median(slopes))
-        trend = self._allocated.reported
-        # The event may be old: it counts unless the newest samples contradict it.
-        if trend is not None and rate >= MIN_CONFIRMED_FRACTION * trend.bytes_per_step:
-            grown = int(values[-1] - trend.level + trend.grown)
-            return AllocatedGrowth(trend.bytes_per_step, int(steps[-1]) - trend.first_step, grown)
-        if (slopes > 0).mean() < MIN_RISING_FRACTION:
-            return None
-        span = int(steps[-1] - steps[0])
-        return AllocatedGrowth(rate, span, int(rate * span))
+        reported = self._allocated.reported
+        if reported is not None:
+            level = float(values[-len(values) // STRETCHES :].min())
+            if level >= reported.last_level:  # else it was freed since
+                return replace(reported, last_step=int(steps[-1]), last_level=level)
+        return find_trend(steps, values)
 
 
 def newest_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:

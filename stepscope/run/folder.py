@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 RUN_JSON = "run.json"
 TRACEBACK_FILE = "traceback.txt"
-SIGTERM_FILE = "sigterm.txt"
+SIGTERM = "SIGTERM"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -142,7 +142,6 @@ def process_identity(pid: int | None = None) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": pid,
-        "pid_started": start_of(pid),
         "pid_ticks": start_ticks(pid),
         "pid_namespace": pid_namespace(),
         "user": user_name(),
@@ -168,12 +167,6 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-@functools.cache
-def start_of(pid: int) -> float:
-    """Return the start time of a process in epoch seconds."""
-    return float(psutil.Process(pid).create_time())
-
-
 def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since the boot; None if unknown."""
     try:
@@ -184,26 +177,25 @@ def start_ticks(pid: int) -> int | None:
 
 def is_here(identity: Mapping[str, Any]) -> bool:
     """Return True if a process of `process_identity`, if alive, can be seen from here."""
-    namespace = identity.get("pid_namespace")
-    return identity.get("host") == socket.gethostname() and namespace in (None, pid_namespace())
+    if identity.get("host") != socket.gethostname() or pid_namespace() is None:
+        return False
+    return identity.get("pid_namespace") == pid_namespace()
 
 
-def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
-    """Return the process that writes a run of this host; None if it has exited."""
+def process_of(run_json: Mapping[str, Any]) -> psutil.Process | None:
+    """Return the process that writes a run; None if it has exited or cannot be seen from here."""
+    pid, ticks = run_json.get("pid"), run_json.get("pid_ticks")
+    # Pids are reused: an equal start (10 ms clock) identifies the process.
+    if not is_here(run_json) or type(pid) is not int or start_ticks(pid) != ticks or ticks is None:
+        return None
     try:
-        process, started = psutil.Process(int(run_json["pid"])), float(run_json["pid_started"])
-        # Pids are reused. An equal start time (10 ms clock) identifies the process; its epoch
-        # seconds change when the clock is set, and need another file of /proc.
-        same = (
-            run_json.get("pid_namespace") == pid_namespace() is not None
-            and run_json.get("pid_ticks") == start_ticks(process.pid) is not None
-        ) or abs(process.create_time() - started) < 1.0
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except (psutil.Error, KeyError, ValueError, TypeError, OverflowError):
+        process = psutil.Process(pid)
+        return process if process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.Error:
         return None
 
 
-def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
+def recorder_of(run_json: Mapping[str, Any], file: Path) -> psutil.Process | None:
     """Return the process of run.json if it is this user's and writes to `file`, or None."""
     process = process_of(run_json)
     with contextlib.suppress(psutil.Error):
@@ -251,39 +243,29 @@ _sink: list[tuple[int, os.stat_result]] = []
 
 @contextlib.contextmanager
 def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
-    """Write tracebacks of fatal signals into the folder, unless the script has handlers for them.
+    """Write the stack at a fatal signal or SIGTERM into the folder, unless the script handles it.
 
-    A library may handle them in its normal work, as a JVM does with SIGSEGV.
+    A library may handle fatal signals in its normal work, as a JVM does with SIGSEGV.
     SIGTERM is recorded where it ends the process, in C: it ends as soon as without Stepscope, and
     `signal.getsignal` returns the same.
     """
-    with contextlib.ExitStack() as at_end:
-        if _sink or not (faulthandler.is_enabled() or _are_caught(*_FATAL)):
-            descriptor = at_end.enter_context(_trace_file(folder / rank_file(TRACEBACK_FILE, rank)))
-            if descriptor is not None:
-                _write_tracebacks_to(descriptor)
-                at_end.callback(_end_tracebacks)
-        if _ends_at_sigterm():
-            descriptor = at_end.enter_context(_trace_file(folder / rank_file(SIGTERM_FILE, rank)))
-            if descriptor is not None:
-                faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
-                _sigterm_recorded_in.add(os.getpid())
-                at_end.callback(_unregister_sigterm)
-        yield
-
-
-@contextlib.contextmanager
-def _trace_file(path: Path) -> Iterator[int | None]:
-    """Open a file for a handler of signals, which is removed if it remains empty."""
+    path = folder / rank_file(TRACEBACK_FILE, rank)
     try:
         descriptor = open_for_append(path)
     except OSError as error:
         log.warning("stepscope: fatal signals will not be recorded: %s", error)
-        yield None
+        yield
         return
+    if _sink or not (faulthandler.is_enabled() or _are_caught(*_FATAL)):
+        _write_tracebacks_to(descriptor)
+    if _ends_at_sigterm():
+        faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
+        _sigterm_recorded_in.add(os.getpid())
     try:
-        yield descriptor
+        yield
     finally:
+        _end_tracebacks()
+        _unregister_sigterm()
         with contextlib.suppress(OSError):
             os.close(descriptor)  # unless the script has
             if path.lstat().st_size == 0:
@@ -347,20 +329,13 @@ os.register_at_fork(after_in_child=_unregister_sigterm)
 os.register_at_fork(after_in_child=_end_tracebacks)
 
 
-def was_terminated(folder: Path, rank: int) -> bool:
-    """Return True if SIGTERM has ended the process of a rank."""
-    try:
-        status = (folder / rank_file(SIGTERM_FILE, rank)).lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size > 0
-
-
 def fatal_signal(folder: Path, rank: int) -> str | None:
-    """Return "Segmentation fault, see traceback.txt" of a killed rank; None without a signal."""
+    """Return SIGTERM, or the name of a fatal signal, that has ended a rank; None without one."""
     with contextlib.suppress(OSError):
-        path = folder / rank_file(TRACEBACK_FILE, rank)
-        with open(open_regular_file(path), "rb") as file:
-            found = re.match(rb"Fatal Python error: ([A-Za-z -]{1,40})\n", file.readline(100))
-            return None if found is None else f"{found[1].decode()}, see {path.name}"
+        with open(open_regular_file(folder / rank_file(TRACEBACK_FILE, rank)), "rb") as file:
+            line = file.readline(100)
+        if line.startswith(b"Stack (most recent call first)"):  # faulthandler's of one thread
+            return SIGTERM
+        found = re.match(rb"Fatal Python error: ([A-Za-z -]{1,40})\n", line)
+        return None if found is None else found[1].decode()
     return None

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder
-from stepscope.run.folder import RunError, fatal_signal, user_name, was_terminated
+from stepscope.run.folder import (
+    SIGTERM,
+    TRACEBACK_FILE,
+    RunError,
+    fatal_signal,
+    rank_file,
+    user_name,
+)
 from stepscope.run.metadata import RunMetadata, known_notes, merged
 from stepscope.run.rank_info import (
     UNREADABLE,
@@ -149,11 +156,13 @@ def _crashed(
 ) -> str:
     """Return the reason of a crash, with the fatal signal of this rank if there was one."""
     killed_by = fatal_signal(folder, number)
-    end = f"{process} was killed by a fatal signal ({killed_by})."
     if killed_by is None:
-        by_sigterm = was_terminated(folder, number)
-        how = "gone, ended by SIGTERM (as by kill, a scheduler or a launcher)."
-        end = f"{gone} {how if by_sigterm else GONE}"
+        end = f"{gone} {GONE}"
+    elif killed_by == SIGTERM:
+        end = f"{gone} gone, ended by SIGTERM (as by kill, a scheduler or a launcher)."
+    else:
+        trace = rank_file(TRACEBACK_FILE, number)
+        end = f"{process} was killed by a fatal signal ({killed_by}, see {trace})."
     built_in = run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER
     if built_in and any(folder.glob("*.pt")):  # checkpoints of a script are not known
         return f"{end} What was recorded is shown; resume from the last checkpoint."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -10,13 +9,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired, TypedDict, get_type_hints
 
 import msgspec
 
 from stepscope.common.files import read_json
-from stepscope.run.folder import is_here, process_of, rank_json, start_of, was_terminated
-from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunStatus
+from stepscope.run.folder import SIGTERM, fatal_signal, is_here, process_of, rank_json
+from stepscope.run.status import HEARTBEAT_S, STALE_S, RunStatus
 
 NAMED = 8  # maximum number of ranks in a sentence
 
@@ -88,49 +87,90 @@ RUN_VERSION = 1  # `schema` of run.json; files of another version are refused.
 BYTES_LIMIT = 16 * 2**20
 """Maximum size of a rank's file: about 10 kB, plus the settings of the script."""
 _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
-_SETTINGS_LIMIT = 64  # maximum number of settings applied to a script
 _REQUIRED = ("created", "heartbeat", "status", "mirror")
 _Text = Annotated[str, msgspec.Meta(max_length=100_000)]
+_Count = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
+_Number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_Moment = Annotated[float, msgspec.Meta(ge=0, lt=_LAST_S)]
+
+
+class RankFailure(TypedDict):
+    """The exception that ended a script, of which it may still run handlers."""
+
+    ts: _Moment
+    reason: NotRequired[_Text | None]
+
+
+class MirrorState(TypedDict):
+    """State of another host's run, written by `stepscope.remote.mirror`."""
+
+    source: _Text
+    age_s: _Moment
+    alive: bool | None
+    received: _Moment
+    reason: _Text | None
+
+
+class RunJson(TypedDict):
+    """Type of each field of run.json that Stepscope reads, as in docs/storage.md."""
+
+    name: _Text
+    kind: _Text
+    note: _Text
+    status: RunStatus
+    reason: _Text
+    created: _Moment
+    heartbeat: _Moment
+    ended: _Moment
+    stop_asked: _Moment
+    # A clock without a battery begins in 1970.
+    wall_offset_s: Annotated[float, msgspec.Meta(gt=-(2**32), lt=2**32)]
+    host: _Text
+    user: _Text
+    pid: _Count
+    pid_ticks: _Count
+    pid_namespace: _Text
+    rank: _Rank
+    local_rank: _Rank
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=RANKS_LIMIT)]
+    folder_of: _Text
+    slurm: dict[str, Any]
+    failure: RankFailure
+    mirror: MirrorState
+    step: _Count
+    epoch: _Count
+    epochs: _Count
+    total_steps: _Count
+    dropped: _Count
+    dropped_values: _Count
+    dropped_reason: _Text
+    problem: _Text
+    oom_kills: dict[str, Any]
+    config: dict[str, Any]
+    settings: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=64)]
+    tags: list[Any]
+    script: dict[str, Any]
+    environment: dict[str, Any]
+    capabilities: dict[str, Any]
+    commands: list[_Text]
+    custom: list[_Text]
+    optimizers: list[_Text]
+    parameters: _Count
+    device: _Text
+    devices: list[dict[str, Any]]
+    gpu_processes: dict[str, Any]
+    compute_capability: list[Any]
+    flops_per_step: _Number
+    flops_reason: _Text
+    peak_reason: _Text
+
+
+_TYPES = get_type_hints(RunJson, include_extras=True)
 
 
 class RunVersionError(ValueError):
     """A run.json of another version; the message says what to do."""
-
-
-@functools.cache
-def _types() -> Mapping[str, Any]:
-    """Return the type of each field of run.json that Stepscope reads."""
-    meta, most = msgspec.Meta, 2**63 - 1
-    count = Annotated[int, meta(ge=-most, le=most)]
-    rank = Annotated[int, meta(ge=0, lt=1_000_000)]
-    number = Annotated[float, meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-    moment_s = Annotated[float, meta(ge=0, lt=_LAST_S)]
-    fields = {
-        _Text: "name note reason kind host user device problem dropped_reason pid_namespace "
-        "folder_of data flops_reason peak_reason",
-        rank: "rank local_rank",
-        count: "pid step epoch epochs total_steps steps_per_epoch first_step local_world_size "
-        "dropped dropped_values batch_size parameters device_memory",
-        number: "pid_started paused_s flops_per_step peak_flops",
-        moment_s: "created heartbeat ended stop_asked",
-        dict[str, Any]: "config environment capabilities script resumed fit oom_kills "
-        "gpu_processes slurm",
-        list[_Text]: "commands custom optimizers",
-        list[dict[str, Any]]: "devices",
-        list[Any]: "compute_capability tags",
-    }
-    # Of another host's run, written by `stepscope.remote.mirror`.
-    mirror = [("source", _Text), ("age_s", moment_s), ("alive", bool | None)]
-    mirror += [("received", moment_s), ("reason", _Text | None)]
-    return {name: kind for kind, names in fields.items() for name in names.split()} | {
-        "status": RunStatus,
-        "world_size": Annotated[int, meta(ge=1, le=RANKS_LIMIT)],
-        # A clock without a battery begins in 1970.
-        "wall_offset_s": Annotated[float, meta(gt=-(2**32), lt=2**32)],
-        "failure": msgspec.defstruct("Failure", [("ts", moment_s), ("reason", _Text | None, None)]),
-        "mirror": msgspec.defstruct("MirrorFacts", mirror),
-        "settings": Annotated[list[dict[str, Any]], meta(max_length=_SETTINGS_LIMIT)],
-    }
 
 
 def rank_numbers(folder: Path) -> list[int]:
@@ -168,7 +208,7 @@ def read_run_json(folder: Path, number: int) -> dict[str, Any]:
 
 def _is_valid(name: str, value: Any) -> bool:
     """Return True if a field may have this value. Raises ValueError for a required field."""
-    kind = _types().get(name)
+    kind = _TYPES.get(name)
     if kind is None or value is None:
         return True
     try:
@@ -254,7 +294,7 @@ def read_rank_file(folder: Path, number: int) -> RankInfo:
         status = RunStatus.CRASHED
     # Heartbeats and times of files are by the wall clock, all others by the process's clock.
     beat -= wall_offset_of(run_json)
-    terminated = status is RunStatus.CRASHED and was_terminated(folder, number)
+    terminated = status is RunStatus.CRASHED and fatal_signal(folder, number) == SIGTERM
     return RankInfo(number, run_json, status, beat, age_s, terminated)
 
 
@@ -279,8 +319,4 @@ def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
         return heartbeat_age_s < STALE_S if mirror["alive"] is None else bool(mirror["alive"])
     if not is_here(run_json):
         return heartbeat_age_s < STALE_S
-    pid = os.getpid()
-    if run_json.get("pid") == pid and run_json.get("pid_started") == start_of(pid):
-        return True  # checked at every poll and click; reading /proc would cost more
-    unsure = run_json.get("pid_namespace") is None and heartbeat_age_s < FRESH_S
-    return process_of(run_json) is not None or unsure
+    return process_of(run_json) is not None

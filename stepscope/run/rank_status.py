@@ -19,11 +19,9 @@ class RankStatus(StrEnum):
     STOPPED = "stopped"
     FAILED = "failed"
     DEAD = "dead"  # crashed: its process has exited without a reason, or its heartbeat is stale
-    STARTING = "starting"  # it has no file yet
     NEVER_STARTED = "never started"
-    ELSEWHERE = "elsewhere"  # recorded in another folder: hosts without a shared disk have one each
     UNRECORDED = "not recorded"
-    """It has no readable file, and need not have one: only some ranks may call init."""
+    """It has no readable file, and need not have one: it may be starting, or on another host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,27 @@ def ranks_of(folder: Path) -> list[JobRank]:
             found.setdefault(number, JobRank(number, RankStatus.UNRECORDED, text, number))
         else:
             found[info.rank] = _recorded_rank(info)
-    return [rank for _, rank in sorted((_missing_ranks(first, len(found)) | found).items())]
+    world_size = first.run_json.get("world_size") or 1
+    if len(found) < world_size:  # else the launcher counts in another way
+        status, text = _status_without_file(first)
+        for rank in range(world_size):
+            found.setdefault(rank, JobRank(rank, status, text))
+    return [rank for _, rank in sorted(found.items())]
+
+
+def _status_without_file(first: RankInfo) -> tuple[RankStatus, str]:
+    """Return status and text of the ranks that have no file; `first` is rank 0 of the folder."""
+    run_json = first.run_json
+    created = run_json.get("created")
+    if run_json.get("folder_of", "job") != "job":
+        text = "It may be recorded in another folder: hosts without shared storage have one each."
+    elif run_json.get("kind") == RunKind.INIT:
+        text = "It has not called stepscope.init, or never started."
+    elif first.status.live and created is not None and now_of(run_json) - created < GRACE_S:
+        text = "It has not written anything yet."
+    else:
+        return RankStatus.NEVER_STARTED, "It has never started, or it is not watched."
+    return RankStatus.UNRECORDED, text
 
 
 def _recorded_rank(info: RankInfo) -> JobRank:
@@ -73,36 +91,3 @@ def _recorded_rank(info: RankInfo) -> JobRank:
         if info.terminated:
             text = "Gone, ended by SIGTERM."
     return JobRank(info.rank, status, text, info.number, info)
-
-
-def _missing_ranks(first: RankInfo, recorded: int) -> dict[int, JobRank]:
-    """Return all ranks as they are without a file; `recorded` ranks have one, `first` is rank 0."""
-    run_json = first.run_json
-    created = run_json.get("created")
-    if run_json.get("kind") == RunKind.INIT:
-        status, text = RankStatus.UNRECORDED, "It has not called stepscope.init, or never started."
-    elif first.status.live and created is not None and now_of(run_json) - created < GRACE_S:
-        status, text = RankStatus.STARTING, "It has not written anything yet."
-    else:
-        status, text = RankStatus.NEVER_STARTED, "It has never started, or it is not watched."
-    elsewhere = "It may be recorded in another folder: hosts without shared storage have one each."
-    expected = _expected(first)
-    missing = {}
-    for rank in range(run_json.get("world_size") or 1):
-        if rank not in expected:
-            missing[rank] = JobRank(rank, RankStatus.ELSEWHERE, elsewhere)
-        elif recorded < len(expected):  # else the launcher counts in another way
-            missing[rank] = JobRank(rank, status, text)
-    return missing
-
-
-def _expected(first: RankInfo) -> range:
-    """Return the ranks whose files belong in this folder; only `first` if counts are unknown."""
-    run_json = first.run_json
-    folder_of = run_json.get("folder_of", "job")
-    if folder_of == "job":
-        return range(run_json.get("world_size") or 1)
-    local_rank, count = run_json.get("local_rank"), run_json.get("local_world_size")
-    if folder_of == "host" and local_rank is not None and count is not None:
-        return range(first.rank - local_rank, first.rank - local_rank + count)
-    return range(first.rank, first.rank + 1)

@@ -12,9 +12,8 @@ from stepscope.common.formatting import summary_line, terminal_text
 from stepscope.common.json_values import to_text
 
 HEARTBEAT_S = 1.0
-STALE_S = 10.0  # age of a heartbeat from which a run of another host counts as crashed
-FRESH_S = 3 * HEARTBEAT_S
-"""Age of a heartbeat up to which a run counts as live without a visible process (container)."""
+STALE_S = 10.0
+"""Age of a heartbeat from which a run whose process cannot be seen counts as crashed."""
 
 
 class RunStatus(StrEnum):

@@ -23,7 +23,6 @@ from stepscope.run import (
     RunInfo,
     RunStatus,
     own_ranks,
-    pid_namespace,
     process_of,
 )
 from stepscope.run.folder import not_signaled, recorder_of
@@ -90,8 +89,7 @@ def _live_ranks(run: RunInfo) -> Iterator[tuple[RankInfo, psutil.Process]]:
     """Yield each other live rank in this pid namespace, and the process that its file names."""
     for rank in own_ranks(run):
         process = process_of(rank.run_json)
-        here = rank.run_json.get("pid_namespace") == pid_namespace()
-        if here and process is not None and process.pid != os.getpid():
+        if process is not None and process.pid != os.getpid():
             yield rank, process
 
 

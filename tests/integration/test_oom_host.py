@@ -162,7 +162,7 @@ def test_a_run_that_the_kernel_killed_is_told_by_the_counter(
     folder = cgroup(tmp_path, 2)
     first = {"folder": str(folder), "count": 2}
     long_ago = time.time() - 100
-    gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1, "pid_started": 1.0}
+    gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1}
     run = write_run(tmp_path / "killed", gone | {"oom_kills": first, "step": 9})
     os.utime(run / "run.json", (long_ago, long_ago))
     assert read_run(run).status is RunStatus.CRASHED

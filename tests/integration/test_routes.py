@@ -250,8 +250,7 @@ def test_a_foreign_page_cannot_press_a_button(
 def test_force_stop_ends_a_script_that_hears_no_stop(client: TestClient, runs: Path) -> None:
     folder = live_run(runs / "deaf")
     with holding(folder / STORE_NAME) as script:
-        started = psutil.Process(script.pid).create_time()
-        about: dict[str, Any] = {"pid": script.pid, "pid_started": started, "kind": "watch"}
+        about: dict[str, Any] = process_identity(script.pid) | {"kind": "watch"}
         write(folder, **about, heartbeat=time.time())
         assert press(client, "deaf", "end_now", 1).status_code == 403
         assert script.poll() is None

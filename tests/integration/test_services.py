@@ -131,6 +131,5 @@ def test_processes_of_other_ranks_have_the_runs_name(server: Services, tmp_path:
     told = {"created": 1.0, "status": "running", "heartbeat": time.time(), "world_size": 2}
     told |= {"name": "job", **process_identity()}
     write_run_json(folder, told)
-    other = {"pid": parent.pid, "pid_started": parent.create_time()}
-    write_run_json(folder, told | other, "rank1.json")
+    write_run_json(folder, told | process_identity(parent.pid), "rank1.json")
     assert server.run_processes() == {os.getpid(): "job", parent.pid: "job"}

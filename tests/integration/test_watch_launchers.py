@@ -113,7 +113,7 @@ def test_a_killed_rank_is_named_and_not_those_that_torchrun_then_terminates(tmp_
     found = read_run(folder)
     assert (found.status, found.cause) == (RunStatus.CRASHED, 1)
     assert str(found.reason).startswith("Rank 1 ")
-    assert "rank_failure.py" in (folder / "sigterm.txt").read_text()
+    assert "rank_failure.py" in (folder / "traceback.txt").read_text()
 
 
 def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:

@@ -32,7 +32,7 @@ def make_runs(root: Path) -> None:
     record(killed)
     record(root / OTHER)
     run_json = json.loads((killed / "run.json").read_text())
-    own = process_identity() | {"pid": 2**22 - 7, "pid_started": 1.0}
+    own = process_identity() | {"pid": 2**22 - 7}
     run_json |= own | {"status": "running", "world_size": 2, "rank": 0, "folder_of": "job"}
     run_json |= {"heartbeat": time.time() - 60, "local_world_size": 2}
     (killed / "run.json").write_text(json.dumps(run_json))
@@ -77,7 +77,7 @@ run.json rank1.json rank0.sqlite rank0.sqlite-wal rank0.sqlite-shm rank0.sqlite-
 rank1.sqlite rank0.ring output.log output.rank1.log worker.log traceback.txt oom.json fit.json
 hang-rank0.json hang-rank1.json profile-step-5-6.summary.json profile-step-5-6.json.gz
 snapshot-step-5.pickle last.pt agreement/proposals.json
-agreement/answers/rank0.json crash-told ballast
+agreement/answers/rank0.json crash-alert-sent ballast
 """
 FILES = (
     *(f"{RUN}/{name}" for name in _RUN_FILES.split()),

@@ -75,10 +75,7 @@ def test_rows_and_events_have_rising_times(
 def test_a_live_run_stays_alive(tmp_path: Path, set_clock: SetClock, set_by_s: float) -> None:
     """As a page reads it: the process that writes, here the test's parent, is another one."""
     parent = psutil.Process(os.getppid())
-    ticks = Path(f"/proc/{parent.pid}/stat").read_text().rpartition(")")[2].split()[19]
-    started = parent.create_time()
-    identity = process_identity() | {"pid": parent.pid, "pid_started": started}
-    identity["pid_ticks"] = int(ticks)
+    identity = process_identity(parent.pid)
     set_clock(set_by_s)
     assert process_of(identity) is not None
     assert process_of(identity | {"pid_ticks": 1}) is None

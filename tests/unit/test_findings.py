@@ -114,7 +114,7 @@ def test_a_killed_run_is_found_with_the_steps_it_left(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long_ago = time.time() - 100
-    gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1, "pid_started": 1.0}
+    gone = {"status": "running", "heartbeat": long_ago, "pid": 2**22 + 1}
     folder = write_run(runs / "killed", gone, steps=steps(0.06))
     os.utime(folder / "run.json", (long_ago, long_ago))
     out, _ = diagnose(capsys, "killed", "--json")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, process_identity, read_run, write_run_json
-from stepscope.run.folder import SIGTERM_FILE, rank_file
+from stepscope.run.folder import TRACEBACK_FILE, rank_file
 from stepscope.run.rank_info import RankExit, first_cause
 from stepscope.store.recorder import Recorder
 from tests.support.rank_folder import GONE_PID, RankFolder
@@ -89,9 +89,9 @@ def test_of_a_rank_that_was_killed_the_fatal_signal_is_named(job: Job, signal: s
 def test_a_rank_that_its_launcher_has_terminated_is_not_the_cause(job: Job) -> None:
     for number, beat in ((0, time.time() - 0.8), (1, time.time() - 0.5)):
         job.rank(number, "running", pid=GONE_PID, heartbeat=beat)
-        (job.folder / rank_file(SIGTERM_FILE, number)).write_text("")
+        (job.folder / rank_file(TRACEBACK_FILE, number)).write_text("")
     assert "All 2 ranks are gone" in str(job.read()[1])
-    (job.folder / SIGTERM_FILE).write_text("Stack (most recent call first):\n")
+    (job.folder / TRACEBACK_FILE).write_text("Stack (most recent call first):\n")
     status, _, cause = job.read()
     assert (status, cause) == (RunStatus.CRASHED, 1)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stepscope.memory.growth import (
     MIN_SAMPLES,
-    MIN_STEPS,
     GrowthTrend,
     find_trend,
     is_material,
@@ -63,7 +62,6 @@ def test_it_grows(name: str) -> None:
     steps, values = series(GROWS[name])
     trend = find_trend(steps, values)
     assert trend is not None
-    assert trend.low <= trend.bytes_per_step <= trend.high
     assert is_material(trend, "allocated", LONG_S)
     true = (values[-1] - values[0]) / steps[-1]
     assert trend.bytes_per_step == pytest.approx(true, rel=0.15)
@@ -74,19 +72,18 @@ def test_it_does_not_grow(name: str) -> None:
     assert all(find_trend(*series(DOES_NOT[name], seed=seed)) is None for seed in range(5))
 
 
-def test_the_interval_of_an_exact_leak_is_its_rate() -> None:
+def test_an_exact_leak_has_its_rate() -> None:
     trend = find_trend(*series(lambda x, rng: 127 * x))  # 1 MiB a reading, of 10 steps
     assert trend is not None
-    assert (trend.low, trend.bytes_per_step, trend.high) == pytest.approx([MIB / 10] * 3)
-    assert (trend.first_step, trend.last_step) == (0, 1270)
-    assert trend.grown == pytest.approx(127 * MIB)
+    assert trend.bytes_per_step == pytest.approx(MIB / 10)
+    assert (trend.first_step, trend.last_step) == (75, 1195), "middles of the outer eighths"
+    assert trend.grown == pytest.approx(112 * MIB)
 
 
-def test_few_readings_or_steps_say_nothing() -> None:
+def test_few_readings_or_the_same_step_say_nothing() -> None:
     steps, values = series(lambda x, rng: 100 * x)
     assert find_trend(steps[: MIN_SAMPLES - 1], values[: MIN_SAMPLES - 1]) is None
     assert find_trend(steps[:MIN_SAMPLES], values[:MIN_SAMPLES]) is not None
-    assert find_trend(steps * (MIN_STEPS - 1) / steps[-1], values) is None
     assert find_trend(0 * steps, values) is None
 
 
@@ -105,9 +102,9 @@ def red(rng: np.random.Generator, n: int) -> Floats:
 
 FALSE_ALARMS: dict[str, tuple[Any, int]] = {
     "white noise": (noise, 0),
-    "red noise": (red, 2),
-    "a random walk": (lambda rng, n: np.cumsum(rng.normal(0, 1, n)), 20),
-    "steps": (some_steps, 35),
+    "red noise": (red, 1),
+    "a random walk": (lambda rng, n: np.cumsum(rng.normal(0, 1, n)), 4),
+    "steps": (some_steps, 20),
 }
 """Of 2000 series of each kind, how many may be taken for growth: a walk does grow, by chance."""
 
@@ -134,13 +131,11 @@ def test_any_even_leak_is_seen(n: int, rate: float, level: float, seed: int) -> 
     steps = np.cumsum(rng.integers(3, 7, n)).astype(float)
     trend = find_trend(steps, level + rate * steps)
     assert trend is not None
-    assert trend.bytes_per_step == pytest.approx(rate, rel=1e-3)
+    assert trend.bytes_per_step == pytest.approx(rate, rel=1e-2)
 
 
 def trend_of(rate: float, level: float = 1000 * MIB) -> GrowthTrend:
-    return GrowthTrend(
-        bytes_per_step=rate, low=rate, high=rate, first_step=100, last_step=500, level=level
-    )
+    return GrowthTrend(100, 500, level - 400 * rate, level)
 
 
 @pytest.mark.parametrize(

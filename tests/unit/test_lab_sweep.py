@@ -318,7 +318,7 @@ def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]
 
 def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
     here = measured(tmp_path, {}, LAST, max_rounds=1) | {"status": "running"}
-    gone = here | {"pid_started": 1.0, "pid_ticks": 1}
+    gone = here | {"pid_ticks": 1}
     elsewhere = gone | {"host": "another"}
     for content, status in (
         (here, "running"),

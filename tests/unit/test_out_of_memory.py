@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.memory.growth import AllocatedGrowth
+from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom.classify import OomCause, OomFinding, diagnose
 from stepscope.memory.oom.record import (
     HostMemory,
@@ -38,7 +38,7 @@ FRACTION = replace(FULL, allowed=GIB, free=900 * MIB, allocated=1000 * MIB, rese
 OUTSIDE = replace(PIECES, step=0, steps_done=0, phase=None)
 STRANGERS = (ProcessMemory(pid=77, memory=GIB), ProcessMemory(pid=8), ProcessMemory(pid=9))
 UPDATE = replace(FULL, phase="optimizer")
-LEAK = after(150, 1720 * MIB, growth=AllocatedGrowth(10.0 * MIB, 147, 1470 * MIB))
+LEAK = after(150, 1720 * MIB, growth=GrowthTrend(3, 150, 0.0, 1470.0 * MIB))
 HOST_MEMORY = OomRecord(ts=0.0, memory=MemoryKind.HOST, requested=300 * MIB)
 LIMITED = HostMemory(total=8 * GIB, available=GIB, limit=2 * GIB, limit_used=2 * GIB)
 
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     "no counter": (replace(FULL, allocated=None), UNKNOWN, "not recorded,"),
     "growth": (LEAK, GROWTH, "grew by 10.0 MiB per step, by 1.44 GiB over 147 steps,"),
     "growth that does not explain it": (
-        replace(LEAK, growth=AllocatedGrowth(1.0 * MIB, 29, 29 * MIB)),
+        replace(LEAK, growth=GrowthTrend(121, 150, 0.0, 29.0 * MIB)),
         TOO_LARGE,
         "",
     ),
@@ -235,19 +235,20 @@ FIGURES = (
     "peak_allocated",
 )
 sizes = st.none() | st.integers(-5, 2**63 - 1)
+levels = st.floats(-1e300, 1e300)
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     figures=st.fixed_dictionaries(dict.fromkeys(FIGURES, sizes)),
     growth=st.none()
-    | st.builds(AllocatedGrowth, st.floats(-1e300, 1e300), st.integers(), st.integers()),
+    | st.builds(GrowthTrend, st.integers(), st.integers(), levels, levels),
     steps=st.none() | st.integers(0, 200),
     phase=st.sampled_from([None, "forward", "optimizer"]),
 )
 def test_a_finding_is_complete_for_any_figures(
     figures: dict[str, Any],
-    growth: AllocatedGrowth | None,
+    growth: GrowthTrend | None,
     steps: int | None,
     phase: str | None,
 ) -> None:

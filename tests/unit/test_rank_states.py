@@ -43,7 +43,7 @@ def job(tmp_path: Path) -> Job:
 def test_ranks_may_still_come_for_a_while_and_then_are_named(job: Job) -> None:
     job.rank(0, age_s=GRACE_S - 5)
     job.rank(1)
-    assert job.states() == ["alive", "alive", "starting", "starting"]
+    assert job.states() == ["alive", "alive", "not recorded", "not recorded"]
     for number in (0, 1, 3):
         job.rank(number)
     assert job.states() == ["alive", "alive", "never started", "alive"]
@@ -73,19 +73,15 @@ def test_ranks_that_have_ended_are_no_loss(job: Job) -> None:
 
 def test_a_host_with_a_folder_of_its_own_speaks_of_the_others(job: Job) -> None:
     """torch's ranks 2 and 3 of four, on the second of two hosts."""
-    here = {"folder_of": "host", "local_world_size": 2}
-    job.rank(0, rank=2, local_rank=0, **here)
-    job.rank(1, rank=3, local_rank=1, **here)
-    assert job.states() == ["elsewhere", "elsewhere", "alive", "alive"]
-    (job.folder / "rank1.json").unlink()
-    assert job.states() == ["elsewhere", "elsewhere", "alive", "never started"]
+    job.rank(0, rank=2, folder_of="host")
+    job.rank(1, rank=3, folder_of="host")
+    assert job.states() == ["not recorded", "not recorded", "alive", "alive"]
 
 
 def test_ranks_that_a_launcher_counts_in_another_way_miss_none(job: Job) -> None:
-    here = {"folder_of": "host", "local_world_size": 2}
-    job.rank(0, rank=2, local_rank=1, **here)
-    job.rank(1, rank=3, local_rank=2, **here)
-    assert job.states() == ["elsewhere", "alive", "alive"]
+    for number in range(4):
+        job.rank(number, rank=number + 1)
+    assert job.states() == ["alive"] * 4
 
 
 def test_init_may_be_called_by_one_rank_only(job: Job) -> None:
@@ -97,8 +93,6 @@ def test_init_may_be_called_by_one_rank_only(job: Job) -> None:
 def test_an_impossible_world_size_is_not_believed(job: Job, size: Any) -> None:
     job.rank(0, world_size=size)
     assert job.states() == ["alive"]
-    job.rank(0, folder_of="host", local_rank=0, local_world_size=10**30)
-    assert job.states() == ["alive"] + ["elsewhere"] * 3
 
 
 def test_an_end_that_no_clock_has_is_the_last_sign_of_life(job: Job) -> None:

@@ -32,13 +32,13 @@ UNKNOWN = {"pid_namespace": None}
     [
         ({}, "running", "running"),  # a live process, independent of its heartbeat
         (GONE, "crashed", "crashed"),
-        ({"pid_started": 5.0, "pid_ticks": 5}, "crashed", "crashed"),
+        ({"pid_ticks": 5}, "crashed", "crashed"),
         ({"pid": "x"}, "crashed", "crashed"),
         (FAR, "running", "crashed"),
         # Two containers with one host name and one folder of runs number their processes alike.
         (BOXED, "running", "crashed"),
         (BOXED | GONE, "running", "crashed"),
-        (UNKNOWN, "running", "running"),
+        (UNKNOWN, "running", "crashed"),
         (UNKNOWN | GONE, "running", "crashed"),
     ],
 )

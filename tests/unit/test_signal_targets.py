@@ -41,8 +41,7 @@ def script(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def facts_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    started = psutil.Process(process.pid).create_time()
-    return {**process_identity(), "pid": process.pid, "pid_started": started, "kind": "watch"}
+    return process_identity(process.pid) | {"kind": "watch"}
 
 
 def run_that_names(root: Path, *, old: bool = True, **facts: Any) -> Path:
@@ -68,7 +67,7 @@ def test_no_process_is_killed_that_may_be_another(
     tmp_path: Path, script: subprocess.Popen[bytes]
 ) -> None:
     others: list[dict[str, Any]] = [
-        *({"pid_started": 5.0, "pid_ticks": 5}, {"user": "eve"}, {"host": "elsewhere"}),
+        *({"pid_ticks": 5}, {"user": "eve"}, {"host": "elsewhere"}),
         *({"pid_namespace": "elsewhere"}, {"status": "finished"}),
     ]
     for other in others:

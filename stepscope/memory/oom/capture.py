@@ -30,7 +30,7 @@ from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
-from stepscope.memory.growth import AllocatedGrowth
+from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
 
 MAX_MESSAGE_CHARS = 1500
@@ -56,7 +56,7 @@ class FailureContext:
     """
 
     step: Callable[[], int]
-    growth: Callable[[], AllocatedGrowth | None] = lambda: None
+    growth: Callable[[], GrowthTrend | None] = lambda: None
     first_step: int = 0
     own_parts: Mapping[str, str] = field(default_factory=dict)
     first_kills: Any = None

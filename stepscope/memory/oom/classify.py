@@ -177,7 +177,7 @@ def _growth(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     growth = record.growth
     if growth is None:
         return None
-    grown = min(growth.grown, figures.allocated)
+    grown = min(growth.grown, float(figures.allocated))
     if grown < max(figures.missing, MIN_GROWN * figures.limit):
         return None
     text = (

@@ -24,7 +24,7 @@ from typing import Any
 from stepscope.common.formatting import format_bytes
 from stepscope.common.json_values import to_text
 from stepscope.host.usage import kills_since
-from stepscope.memory.growth import AllocatedGrowth
+from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom import capture
 from stepscope.memory.oom.classify import diagnose
 from stepscope.memory.oom.record import MemoryKind, OomRecord, OomReport, oom_name
@@ -45,7 +45,7 @@ class OomObserver(capture.FailureContext):
     def __init__(
         self,
         recorder: Recorder,
-        growth: Callable[[], AllocatedGrowth | None],
+        growth: Callable[[], GrowthTrend | None],
         rank: int = 0,
         first_kills: Any = None,
     ) -> None:

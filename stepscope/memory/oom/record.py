@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.common.files import read_regular_file
 from stepscope.common.json_values import parsed
-from stepscope.memory.growth import AllocatedGrowth
+from stepscope.memory.growth import GrowthTrend
 
 SCHEMA = 1
 MAX_FILE_BYTES = 4 * 2**20  # Maximum size of a file: Stepscope's have at most some 100 KB.
@@ -87,7 +87,7 @@ class OomRecord:
     others_reason: str | None = None
     processes: tuple[ProcessMemory, ...] = ()
     allocator: str = ""
-    growth: AllocatedGrowth | None = None
+    growth: GrowthTrend | None = None
     host: HostMemory | None = None
     stack: tuple[str, ...] = ()
     message: str | None = None
