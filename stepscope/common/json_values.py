@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from stepscope.common.formatting import summary_line
 
@@ -95,38 +92,3 @@ def _is_deeper(value: Any, levels: int) -> bool:
             if type(child) in (dict, list)
         ]
     return bool(parents)
-
-
-MAX_TEXT = 2000  # characters of one text
-MAX_ENTRIES = 2000  # entries of one list or object
-
-
-def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
-    """Decode a JSON object of this schema into a dataclass. Raises ValueError with `where`."""
-    try:
-        value = parse_json(text if isinstance(text, str) else text.decode())
-    except ValueError as error:
-        raise ValueError(f"must be JSON ({str(error)[:80]})") from None
-    if not isinstance(value, dict) or value.get("schema") != schema:
-        raise ValueError(f"must be an object of schema {schema}")
-    try:
-        return msgspec.convert(_bounded(value), kind)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: {str(error).replace('$', where)[:300]}") from None
-
-
-def _bounded(value: Any) -> Any:
-    """Return a JSON value with shortened texts. Raises ValueError if it is too large."""
-    if isinstance(value, str):
-        return value[:MAX_TEXT]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise ValueError("a number has more than 64 bits")
-    if isinstance(value, dict | list) and len(value) > MAX_ENTRIES:
-        raise ValueError(f"an object or a list of at most {MAX_ENTRIES} entries is required")
-    if isinstance(value, list):
-        return [_bounded(entry) for entry in value]
-    if isinstance(value, dict):
-        return {key[:MAX_TEXT]: _bounded(entry) for key, entry in value.items()}
-    return value

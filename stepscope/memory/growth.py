@@ -79,9 +79,11 @@ class MemoryGrowth:
         elif self.workers:
             name = "The memory of this process with its workers"
             workers = f"; the workers have {format_bytes(self.workers)}"
+        rate = format_bytes(100 * self.trend.bytes_per_step)
+        level = format_bytes(self.trend.last_level)
         return (
-            f"{name} grows by {format_bytes(100 * self.trend.bytes_per_step)} per 100 steps "
-            f"({self.trend.steps:,} steps) and is now {format_bytes(self.trend.last_level)}{workers}."
+            f"{name} grows by {rate} per 100 steps ({self.trend.steps:,} steps) "
+            f"and is now {level}{workers}."
         )
 
     @property

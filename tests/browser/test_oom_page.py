@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from playwright.sync_api import Page, expect
 
@@ -33,7 +33,7 @@ def short_of_memory(server: Server) -> None:
     frames = ("/lib/site-packages/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
     record = replace(PIECES, stack=frames)
     report = OomReport(last=record, ended=True)
-    (folder / "oom.json").write_text(json.dumps(report.to_json()))
+    (folder / "oom.json").write_text(json.dumps(asdict(report)))
 
 
 def test_why_memory_ran_out_and_one_click_to_try_again(

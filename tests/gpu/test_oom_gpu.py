@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stepscope.memory.oom.classify import OomCause, diagnose
-from stepscope.memory.oom.record import OomReport, parse
+from stepscope.memory.oom.record import OomReport, read_report
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
 from tests.support.child_process import ROOT
@@ -124,7 +124,9 @@ def watched(folder: Path, script: str, *, init: bool = False) -> tuple[Path, str
 
 
 def report_of(run: Path) -> OomReport:
-    return parse((run / "oom.json").read_bytes())
+    report = read_report(run)
+    assert report is not None
+    return report
 
 
 @pytest.mark.parametrize("name", CASES)

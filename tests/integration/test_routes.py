@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import streamlit as st
 from starlette.testclient import TestClient
@@ -22,7 +21,7 @@ from dashboard import live_chart, services
 from dashboard.controls.actions import END_NOW_S
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_list import RunList
-from stepscope.run import RunStatus, read_run
+from stepscope.run import RunStatus, process_identity, read_run
 from stepscope.store import STORE_NAME
 from stepscope.store.schema import SCHEMA_VERSION
 from tests.support.breakdown_rows import cuda_run

@@ -45,7 +45,7 @@ def test_an_out_of_memory_run_names_its_tab(server: Services, tmp_path: Path) ->
     failed = {"status": "failed", "reason": "The GPU ran out of memory: fragmentation."}
     folder = write_run(tmp_path / "short", failed, steps=rows(0.06))
     assert poll("short")["verdict"]["kind"] == "input-bound"  # nothing was captured
-    report = OomReport(last=PIECES, ended=True).to_json()
+    report = asdict(OomReport(last=PIECES, ended=True))
     (folder / "oom.json").write_text(json.dumps(report))
     told = poll("short")["verdict"]
     assert told["kind"] == "out-of-memory"

@@ -54,7 +54,7 @@ def test_a_script_ends_as_it_would_bare(tmp_path: Path, ending: str) -> None:
         assert reason in str(found.reason)
     traceback = found.folder / "traceback.txt"  # an empty one is left where nothing could close it
     assert bool(traceback.exists() and traceback.stat().st_size) == (
-        ending in ("exception", "chain", "frozen", "memory", "own hook")
+        ending in ("exception", "chain", "frozen", "memory", "own hook", "terminate")
     )
 
 

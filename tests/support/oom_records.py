@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stepscope.memory.oom.record import OomRecord, ProcessMemory
+from stepscope.memory.oom.record import OomRecord
 
 MIB = 2**20
 GIB = 2**30
@@ -41,5 +41,5 @@ OTHER = replace(
     allocated=600 * MIB,
     reserved=620 * MIB,
     others=1120 * MIB,
-    processes=(ProcessMemory(pid=77, name="python", memory=1120 * MIB),),
+    holders="Process 77 (python)",
 )

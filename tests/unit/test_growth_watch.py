@@ -64,7 +64,9 @@ def test_a_leak_is_one_event_within_a_minute(bench: Bench) -> None:
     bench.run(range(1, 1200), allocated=leak(0.1 * MIB))
     [event] = bench.events
     assert (event["kind"], event["where"]) == ("memory_growth", "allocated")
-    assert event["text"].startswith("Allocated memory grows by 10.00 MiB per 100 steps (336 steps) and is now ")
+    assert event["text"].startswith(
+        "Allocated memory grows by 10.00 MiB per 100 steps (336 steps) and is now "
+    )
     assert event["next"] in event["text"]
     assert event["bytes_per_step"] == pytest.approx(0.1 * MIB)
 

@@ -24,7 +24,6 @@ from stepscope.memory.oom.record import (
     MemoryKind,
     OomRecord,
     OomReport,
-    ProcessMemory,
     read_report,
 )
 from stepscope.run import RunStatus
@@ -133,10 +132,10 @@ def test_the_memory_of_others_is_known_only_with_a_complete_list(
     used: int, others: int | None, reason: str | None
 ) -> None:
     record = OomRecord(ts=0.0, total=80 * GIB, free=80 * GIB - used)
-    listed = [process(7, memory=5), process(8, memory=3, state="gone")]
+    listed = [process(7, memory=5), process(9, memory=1), process(8, memory=2, state="gone")]
     capture.add_processes(record, listed, 7)
     assert (record.others, record.others_reason) == (others, reason)
-    assert record.processes == (ProcessMemory(pid=8, memory=3),)
+    assert record.holders == "Process 8 and 1 more"
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -183,8 +182,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
 @pytest.fixture
 def recorder(tmp_path: Path) -> Any:
     made: Any = FakeRecorder(folder=tmp_path)
-    made.run_json, made.samples = {}, []
-    made.sample = made.samples.append
     return made
 
 
@@ -221,10 +218,6 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
         second.observe({"memory/peak_allocated": peak})
     observer(0, 300, 2048, 10)
     assert written(recorder).last.peak_allocated == 990
-    assert recorder.samples[0].keys() >= {"memory/allocated", "memory/reserved"}
-    recorder.run_json["device"] = "another GPU"
-    observer(0, 300, 2048, 10)
-    assert len(recorder.samples) == 2
     second.close()
     observer(0, 300, 2048, 10)
     assert first.pending
@@ -247,7 +240,7 @@ def test_the_driver_lists_who_holds_the_gpu(
 
     for _ in range(2):
         found = failure("oom", 18)
-        assert (found.others, found.processes[0].name) == (3, "")
+        assert (found.others, found.holders) == (3, f"Process {2**22 + 7}")
     assert library.calls["nvmlInitWithFlags"] == 1
     assert "not found" in str(failure("other", 18).others_reason)
     assert failure("oom", GIB).others_reason == HIDDEN
@@ -283,7 +276,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
     def broken(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(capture, "at_allocation", broken)
+    monkeypatch.setattr(capture, "add_allocation", broken)
     fake.observers[0](0, 300, 2048, 10)
 
 

@@ -154,7 +154,7 @@ def test_settings_that_are_not_shown_are_counted() -> None:
 
 def test_a_failed_allocation_is_explained(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", {"status": "failed"}, samples=[(1.0, 1, {"process/rss": 1.0})])
-    (run / "oom.json").write_text(json.dumps(OomReport(last=FULL).to_json()))
+    (run / "oom.json").write_text(json.dumps(asdict(OomReport(last=FULL))))
     assert "Out of memory" in run_report([read_run(run)])
 
 

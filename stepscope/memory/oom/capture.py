@@ -14,7 +14,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,7 +21,6 @@ from typing import Any
 
 import psutil
 
-from stepscope.common.clock import clock
 from stepscope.common.json_values import to_text
 from stepscope.common.stack_phases import BACKWARD, frame_phase, stack_phase
 from stepscope.gpu.process_memory import OTHERS, OWN, OWN_NOT_LISTED, shares
@@ -30,13 +28,11 @@ from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.usage import container, kills_since, resident
 from stepscope.memory import allocator
-from stepscope.memory.growth import GrowthTrend
-from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
+from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord
 
 MAX_MESSAGE_CHARS = 1500
 MAX_TEXT_CHARS = 300
 MAX_NAME_CHARS = 80
-MAX_PROCESSES = 20
 MAX_FRAMES = 40  # Maximum number of frames in a record, the innermost.
 MAX_DEPTH = 400  # Maximum number of frames that are read.
 MAX_BYTES = 2**62  # Maximum size that is read from a message.
@@ -46,27 +42,19 @@ _REQUEST = re.compile(r"[Tt]ried to allocate ([0-9]{1,20}(?:\.[0-9]+)?) (bytes|[
 _PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
 
 
-@dataclass(eq=False, kw_only=True)
-class FailureContext:
-    """State of a run at its failures.
+def add_allocation(
+    record: OomRecord,
+    device: int,
+    requested: int,
+    allowed: int,
+    free: int,
+    own_parts: Mapping[str, str],
+) -> None:
+    """Add the state at an allocation that fails now; sizes in bytes.
 
-    `step` returns the last completed optimizer step. `own_parts` maps the end of a file's path to
-    the phase of a step, for a training loop without torch's classes. `first_kills` is the kernel's
-    kill counter at the start, as in run.json. `growth` returns that of allocated memory.
+    `own_parts` maps the end of a file's path to the phase of a step, for a training loop without
+    torch's classes.
     """
-
-    step: Callable[[], int]
-    growth: Callable[[], GrowthTrend | None] = lambda: None
-    first_step: int = 0
-    own_parts: Mapping[str, str] = field(default_factory=dict)
-    first_kills: Any = None
-
-
-def at_allocation(
-    context: FailureContext, device: int, requested: int, allowed: int, free: int
-) -> OomRecord:
-    """Return the record of an allocation that fails now; sizes in bytes."""
-    record = _record(context)
     record.device = device
     record.requested = int(requested)
     record.allowed = int(allowed)
@@ -78,25 +66,30 @@ def at_allocation(
             "counters": lambda: _read_counters(record, device),
             "device": lambda: _read_device(record, device),
             "settings": lambda: _read_settings(record),
-            "stack": lambda: read_stack(record, stack_of_call, context.own_parts),
+            "stack": lambda: read_stack(record, stack_of_call, own_parts),
             "processes": lambda: _read_processes(record),
-            "growth": lambda: setattr(record, "growth", context.growth()),
         },
     )
-    return record
 
 
-def at_error(context: FailureContext, error: BaseException, memory: MemoryKind) -> OomRecord:
-    """Return the record of a failure from its exception: the stack has unwound since."""
-    record = _record(context)
+def add_error(
+    record: OomRecord,
+    error: BaseException,
+    memory: MemoryKind,
+    own_parts: Mapping[str, str],
+    first_kills: Any,
+) -> None:
+    """Add the state after a failure from its exception: the stack has unwound since.
+
+    `first_kills` is the kernel's kill counter at the start, as in run.json.
+    """
     record.memory = memory
     record.message = to_text(error)[:MAX_MESSAGE_CHARS]
     record.requested = requested_bytes(record.message)
-    readers = {"stack": lambda: read_traceback(record, error.__traceback__, context.own_parts)}
+    readers = {"stack": lambda: read_traceback(record, error.__traceback__, own_parts)}
     if memory is not MemoryKind.GPU:
-        readers["host"] = lambda: _read_host(record, context.first_kills)
+        readers["host"] = lambda: _read_host(record, first_kills)
     _read_values(record, readers)
-    return record
 
 
 def requested_bytes(message: str) -> int | None:
@@ -107,11 +100,6 @@ def requested_bytes(message: str) -> int | None:
     """
     match = _REQUEST.search(message)
     return None if match is None else min(int(float(match[1]) * _UNITS[match[2]]), MAX_BYTES)
-
-
-def _record(context: FailureContext) -> OomRecord:
-    step = context.step()
-    return OomRecord(ts=clock.now(), step=step, steps_done=max(0, step - context.first_step))
 
 
 def _read_values(record: OomRecord, readers: Mapping[str, Callable[[], None]]) -> None:
@@ -165,28 +153,28 @@ def add_processes(record: OomRecord, processes: Sequence[GpuProcess], own_pid: i
         return
     record.others = others
     record.others_reason = reasons.get(OTHERS)
-    listed = sorted(processes, key=lambda process: -(process.memory or 0))
-    record.processes = tuple(
-        ProcessMemory(
-            pid=process.pid,
-            name="" if process.state == "gone" else to_text(process.name)[:MAX_NAME_CHARS],
-            memory=process.memory,
-        )
-        for process in listed
-        if process.pid not in (0, 1, own_pid)  # 1 is the init process, or the container's own
-    )[:MAX_PROCESSES]
+    # 1 is the init process, or the container's own.
+    listed = [process for process in processes if process.pid not in (0, 1, own_pid)]
+    if listed:
+        record.holders = _holders(listed)
+
+
+def _holders(processes: Sequence[GpuProcess]) -> str:
+    """Return processes as the subject of a sentence: the largest, and the number of all others."""
+    largest = max(processes, key=lambda process: process.memory or 0)
+    name = "" if largest.state == "gone" else to_text(largest.name)[:MAX_NAME_CHARS]
+    shown = f"Process {largest.pid} ({name})" if name else f"Process {largest.pid}"
+    return shown if len(processes) == 1 else f"{shown} and {len(processes) - 1} more"
 
 
 def _read_host(record: OomRecord, first_kills: Any) -> None:
     memory = psutil.virtual_memory()
     cgroup = container()
     record.host = HostMemory(
-        total=int(memory.total),
-        available=int(memory.available),
+        total=int(memory.total) if cgroup.limit is None else min(int(memory.total), cgroup.limit),
+        available=cgroup.within(int(memory.available)),
         process=int(psutil.Process().memory_info().rss),
         children=resident(),
-        limit=cgroup.limit,
-        limit_used=cgroup.used,
         kills=kills_since(first_kills),
     )
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.oom import recommendations as plans
-from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, ProcessMemory
+from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord
 from stepscope.run_setup import Recommendation, RunSetup
 
 FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces are allocated.
@@ -78,7 +78,7 @@ def figures_of(record: OomRecord) -> OomFigures | None:
     return OomFigures(
         requested=requested,
         limit=limit,
-        available=free if limit >= total else min(free, max(0, limit - reserved)),
+        available=min(free, max(0, limit - reserved)),
         allocated=allocated,
         reserved=reserved,
         outside=max(0, total - free - reserved),
@@ -102,8 +102,6 @@ def evidence_of(record: OomRecord, figures: OomFigures | None = None) -> dict[st
         "Host in all": host.total,
         "This process": host.process,
         "Its child processes": host.children,
-        "Container, used": host.limit_used,
-        "Container, limit": host.limit,
     }
     shown = {name: format_bytes(size) for name, size in sizes.items() if size is not None}
     if record.others is None and record.others_reason:
@@ -211,28 +209,17 @@ def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None
 
 def _others(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     """Return "another process" if the request would fit without the other processes."""
-    others = record.others
-    if others is None:  # at least those whose memory is known
-        others = sum(process.memory or 0 for process in record.processes)
+    others = record.others or 0
     enough = max(figures.missing, MIN_OTHERS * figures.limit)
     # At this process's own limit the end of others would change nothing.
     if figures.limit - figures.reserved < figures.requested or others < enough:
         return None
     text = (
-        f"{_holders(record.processes)} {format_bytes(others)} of the GPU's "
+        f"{record.holders} held {format_bytes(others)} of the GPU's "
         f"{format_bytes(record.total or figures.limit)}; without that, "
         f"{format_bytes(figures.requested)} would have fit."
     )
     return _Conclusion(OomCause.OTHER_PROCESS, text, plans.OTHER_PROCESS)
-
-
-def _holders(processes: tuple[ProcessMemory, ...]) -> str:
-    """Return processes, sorted by memory, as the subject of a sentence."""
-    if not processes:
-        return "Another process holds"
-    name = f" ({processes[0].name})" if processes[0].name else ""
-    more = "holds" if len(processes) == 1 else f"and {len(processes) - 1} more hold"
-    return f"Process {processes[0].pid}{name} {more}"
 
 
 def _too_large(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
@@ -307,9 +294,6 @@ def _host_cause(record: OomRecord) -> _Conclusion:
     text = "The host ran out of memory"
     if record.requested is not None:
         text += f" for {format_bytes(record.requested)}"
-    if host.limit is not None and host.limit_used is not None:
-        used, limit = format_bytes(host.limit_used), format_bytes(host.limit)
-        text += f": {used} of the container's {limit} was used"
-    elif host.available is not None and host.total is not None:
+    if host.available is not None and host.total is not None:
         text += f": {format_bytes(host.available)} of {format_bytes(host.total)} was available"
     return _Conclusion(OomCause.HOST, f"{text}.", plans.HOST)

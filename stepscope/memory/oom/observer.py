@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from stepscope.common.clock import clock
 from stepscope.common.formatting import format_bytes
 from stepscope.common.json_values import to_text
 from stepscope.host.usage import kills_since
@@ -39,8 +40,12 @@ _UNDESCRIBED = "cannot describe the failed allocation"
 _NOT_ATTACHED = "failed allocations are described by their message only"
 
 
-class OomObserver(capture.FailureContext):
-    """The failed allocations of one run, created with its session."""
+class OomObserver:
+    """The failed allocations of one run, created with its session.
+
+    `step` returns the last completed optimizer step. `own_parts` are those of `capture.add_allocation`, `first_kills` is the kernel's kill counter at
+    the start, `growth` returns that of allocated memory.
+    """
 
     def __init__(
         self,
@@ -49,8 +54,12 @@ class OomObserver(capture.FailureContext):
         rank: int = 0,
         first_kills: Any = None,
     ) -> None:
-        super().__init__(step=lambda: recorder.step, growth=growth, first_kills=first_kills)
         self.recorder = recorder
+        self.step: Callable[[], int] = lambda: recorder.step
+        self.first_step = 0
+        self.first_kills = first_kills
+        self.own_parts: Mapping[str, str] = {}
+        self._growth = growth
         self.pending = False  # True after a failure, until the run ends or completes another step.
         self._name = oom_name(rank)
         self._pid = os.getpid()
@@ -95,8 +104,9 @@ class OomObserver(capture.FailureContext):
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
             return
         try:
-            record = capture.at_allocation(self, device, requested, allowed, free)
-            self._record_counters(record)
+            record = self._new_record()
+            record.growth = self._growth()
+            capture.add_allocation(record, device, requested, allowed, free, self.own_parts)
             if record.peak_allocated is not None:
                 record.peak_allocated = max(record.peak_allocated, int(self._peak))
             self._add(record)
@@ -136,7 +146,9 @@ class OomObserver(capture.FailureContext):
                 self._report.last.message = to_text(error)[: capture.MAX_MESSAGE_CHARS]
                 self._report = replace(self._report, ended=True)
             else:
-                self._add(capture.at_error(self, error, memory), ended=True)
+                record = self._new_record()
+                capture.add_error(record, error, memory, self.own_parts, self.first_kills)
+                self._add(record, ended=True)
             self.pending = False
             self._write()
         return self._report
@@ -148,16 +160,13 @@ class OomObserver(capture.FailureContext):
         if self in _observers:
             _observers.remove(self)
 
+    def _new_record(self) -> OomRecord:
+        step = self.step()
+        return OomRecord(ts=clock.now(), step=step, steps_done=max(0, step - self.first_step))
+
     def _add(self, record: OomRecord, *, ended: bool = False) -> None:
         seen = 0 if self._report is None else self._report.seen
         self._report = OomReport(last=record, seen=seen + 1, ended=ended)
-
-    def _record_counters(self, record: OomRecord) -> None:
-        """Record the counters of the failure: a run that fails at once may have no later sample."""
-        if self.recorder.run_json.get("device") not in (None, record.uuid):
-            return
-        found = {f"memory/{name}": getattr(record, name) for name in capture.COUNTERS}
-        self.recorder.sample({key: float(n) for key, n in found.items() if n is not None})
 
     def _record_event(self) -> None:
         report = self._report
@@ -184,7 +193,7 @@ class OomObserver(capture.FailureContext):
             return
         try:
             # Not durable: that waits for the disk, and the process is still there.
-            write_run_json(self.recorder.folder, report.to_json(), self._name, durable=report.ended)
+            write_run_json(self.recorder.folder, asdict(report), self._name, durable=report.ended)
         except (OSError, ValueError) as error:
             log.warning("stepscope: cannot write %s: %s", self._name, error)
 

@@ -6,18 +6,16 @@ is rejected with the name of the invalid field. Unknown fields are ignored.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from stepscope.common.files import read_regular_file
-from stepscope.common.json_values import parsed
+import msgspec
+
+from stepscope.common.files import read_json
 from stepscope.memory.growth import GrowthTrend
 
-SCHEMA = 1
-MAX_FILE_BYTES = 4 * 2**20  # Maximum size of a file: Stepscope's have at most some 100 KB.
+MAX_FILE_BYTES = 2**20  # Maximum size of a file: Stepscope's have at most some 10 KB.
 
 
 class MemoryKind(StrEnum):
@@ -29,28 +27,17 @@ class MemoryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessMemory:
-    """Another process that holds memory of the device; `memory` in bytes, None if hidden."""
-
-    pid: int
-    name: str = ""
-    memory: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Memory of the host and of this process with its children; bytes.
+    """Memory of the host, or of its container, and of this process with its children; bytes.
 
-    `limit` and `limit_used` are those of the cgroup (a container's). `kills` counts the cgroup's
-    processes that the kernel has killed for lack of memory since the run began, None if unknown.
+    `kills` counts the processes of the cgroup that the kernel has killed for lack of memory since
+    the run began, None if unknown.
     """
 
     total: int | None = None
     available: int | None = None
     process: int | None = None
     children: int | None = None
-    limit: int | None = None
-    limit_used: int | None = None
     kills: int | None = None
 
 
@@ -61,7 +48,7 @@ class OomRecord:
     Bytes: `requested` as the allocator rounds it; `allowed` is the maximum for this process of the
     device's `total`, `free` the driver's free memory; then the allocator's counters, with the
     highest `peak_allocated` of the run; `others` is the memory of all other processes by the
-    driver.
+    driver, and `holders` names them.
 
     `step` is the last completed optimizer step and `steps_done` the number completed in this run.
     `phase` is the part of the step. `allocator` has the allocator's settings in force, as in
@@ -85,7 +72,7 @@ class OomRecord:
     peak_allocated: int | None = None
     others: int | None = None
     others_reason: str | None = None
-    processes: tuple[ProcessMemory, ...] = ()
+    holders: str = "Another process"
     allocator: str = ""
     growth: GrowthTrend | None = None
     host: HostMemory | None = None
@@ -102,28 +89,18 @@ class OomReport:
     seen: int = 1
     ended: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of the file."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
-
 
 def oom_name(rank: int = 0) -> str:
     """Return the name of a rank's file in the run folder."""
     return "oom.json" if rank == 0 else f"oom-rank{rank}.json"
 
 
-def parse(text: str | bytes) -> OomReport:
-    """Return the report in a file. Raises ValueError if it is malformed."""
-    report: OomReport = parsed(OomReport, text, SCHEMA, "report")
-    return report
-
-
 def read_report(folder: Path, rank: int = 0) -> OomReport | None:
     """Return a rank's report; None without one. Raises ValueError and OSError."""
     path = folder / oom_name(rank)
     try:
-        return parse(read_regular_file(path, MAX_FILE_BYTES))
+        return msgspec.convert(read_json(path, MAX_FILE_BYTES), OomReport)
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except msgspec.ValidationError as error:
         raise ValueError(f"{path.name}: {error}") from error
