@@ -43,8 +43,9 @@ _NOT_ATTACHED = "failed allocations are described by their message only"
 class OomObserver:
     """The failed allocations of one run, created with its session.
 
-    `step` returns the last completed optimizer step. `own_parts` are those of `capture.add_allocation`, `first_kills` is the kernel's kill counter at
-    the start, `growth` returns that of allocated memory.
+    `step` returns the last completed optimizer step, `growth` the growth of allocated memory.
+    `own_parts` are those of `capture.add_allocation`, `first_kills` is the kernel's kill counter at
+    the start.
     """
 
     def __init__(
