@@ -127,9 +127,7 @@ def test_stacks_show_who_waits_if_there_are_no_collectives() -> None:
     assert find_hang([*ranks[:2], state(2, None)], 3) is None
 
 
-@pytest.mark.parametrize(
-    "cause", [HangCause.GONE, HangCause.SILENT, HangCause.ENDED, HangCause.ABSENT]
-)
+@pytest.mark.parametrize("cause", [HangCause.GONE, HangCause.SILENT, HangCause.ENDED])
 def test_a_process_that_explains_it(cause: HangCause) -> None:
     found = found_in([*(state(rank, waits(rank)) for rank in (0, 1, 3)), state(2, None, cause)])
     assert (found.cause, found.ranks) == (cause, (2,))

@@ -7,7 +7,6 @@ does not wait itself. If a necessary record is missing, no rank is named.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,7 +33,6 @@ class HangCause(StrEnum):
     GONE = "gone"
     SILENT = "silent"
     ENDED = "ended"
-    ABSENT = "absent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +133,8 @@ class JobObservation:
     def _wait_in(self, own: int, call: Collective) -> Wait:
         members = self._members(call.group)
         known = set(self.records)
-        if call.sequence is None:  # such as "recv 0<-1" of ranks of the group
-            peer = re.search(r"(?:<-|->)(\d{1,6})$", call.operation)
-            others = [rank for rank in members if rank != own]
-            needed = others if peer is None else list(members[int(peer[1]) :][:1])
+        if call.sequence is None:  # such as "recv 0<-1", whose numbers are of the group
+            needed = [rank for rank in members if rank != own]
         else:
             known -= {rank for rank, record in self.records.items() if record.collectives_reason}
             needed = [
@@ -252,12 +248,6 @@ HANG_CASES = (
         _ended,
         "{ranks} ended ({process}){waits}",
         "All ranks must run the same number of steps.",
-    ),
-    HangCase(
-        HangCause.ABSENT,
-        partial(_lost, HangCause.ABSENT),
-        "{ranks} never started, or left no record{waits}",
-        "Check its launcher's log.",
     ),
     HangCase(
         HangCause.MISMATCH,

@@ -18,7 +18,6 @@ LOST = {
     RankStatus.STOPPED: HangCause.ENDED,
     RankStatus.FAILED: HangCause.ENDED,
     RankStatus.DEAD: HangCause.GONE,
-    RankStatus.NEVER_STARTED: HangCause.ABSENT,
 }
 
 
