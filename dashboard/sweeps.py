@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from stepscope.lab.folder import (
     write_json,
 )
 from stepscope.lab.plan import SweepPlan, write_plan
-from stepscope.lab.script_plan import ScriptPlan
 from stepscope.run import process_of, user_name
 from stepscope.run.folder import not_signaled, recorder_of
 from trainer.runners.child_process import PROJECT
@@ -82,7 +80,6 @@ class Sweeps:
         self._stopped = False
         self._active: tuple[float, str | None] = (-float("inf"), None)
         self._ended: dict[Path, tuple[int, StoredSweep]] = {}
-        self._commands: dict[str, tuple[str, Sequence[str]]] = {}  # never from a file
 
     def list_sweeps(self) -> list[StoredSweep]:
         """Return the readable sweeps, the newest first, then the examples."""
@@ -112,13 +109,11 @@ class Sweeps:
             self._active = time.monotonic(), active
         return active
 
-    def start(self, plan: SweepPlan, words: Sequence[str] = ()) -> str:
-        """Start a sweep; return its id. `words`: "lab" or "tune", options, script, arguments."""
+    def start(self, plan: SweepPlan) -> str:
+        """Start a sweep; return its id."""
         with self._lock:
             folder = new_sweep_folder(self._runs, plan.workload)
             write_plan(folder, plan)
-            if isinstance(plan, ScriptPlan):
-                self._commands[folder.name] = plan.script.cwd, words
             self._launch(folder)
             return folder.name
 
@@ -185,7 +180,7 @@ class Sweeps:
         """Return why a sweep cannot be resumed from the page; None if it can."""
         if sweep.content.status is SweepStatus.FINISHED:
             return "the sweep has finished."
-        if sweep.content.plan.script and sweep.id not in self._commands:
+        if sweep.content.plan.script:
             return "a sweep over a script is resumed in a terminal, by its command with --folder."
         return "the sweep is running." if sweep.live else None
 
@@ -193,17 +188,14 @@ class Sweeps:
         """Start the process that measures, in a process group that can be ended as a whole."""
         if self._child is not None and self._child.poll() is None:
             self._end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
-        cwd, words = self._commands.get(folder.name, (PROJECT, ()))
-        # -P: a file of the script's folder, such as random.py, must not replace a module.
-        module = ["-P", "-m", "stepscope.cli", words[0]] if words else ["-m", "trainer.lab"]
         self._stopped = False
         with open(open_for_append(folder / LAB_LOG), "wb", buffering=0) as output:
             self._child = psutil.Popen(
-                [sys.executable, *module, "--folder", str(folder.resolve()), *words[1:]],
+                [sys.executable, "-m", "trainer.lab", "--folder", str(folder.resolve())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=cwd,
+                cwd=PROJECT,
                 start_new_session=True,
             )
         self._child_id = folder.name

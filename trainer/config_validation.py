@@ -132,6 +132,7 @@ def _is_on(config: RunConfig, field: str) -> bool:
 def _device_issues(config: RunConfig, device: TrainDevice) -> Iterator[ConfigIssue]:
     """Yield what the device does not support."""
     compiles = config.compile_mode is not CompileMode.NONE
+    precision = SETTINGS["precision"].choices[config.precision]
     if device.reason:
         yield issue("device", device.reason, "Choose another device")
     if compiles and device.compile_reason:
@@ -150,11 +151,11 @@ def _device_issues(config: RunConfig, device: TrainDevice) -> Iterator[ConfigIss
             yield issue("compile_mode", reason, "Choose default or max-autotune on a CPU")
         # Autocast to bf16 and fp16 works on every CPU, but slowly without native instructions.
         if config.precision in (Precision.TF32, Precision.PURE_FP16):
-            reason = f"{config.precision} needs a GPU: CPUs have no arithmetic for it"
+            reason = f"{precision} needs a GPU: CPUs have no arithmetic for it"
             yield issue("precision", reason, "Choose fp32, bf16 or fp16")
     elif config.precision in _OF_AMPERE and device.compute_capability < (8, 0):
         major, minor = device.compute_capability
-        reason = f"{config.precision} needs compute capability 8.0, {device.name} has "
+        reason = f"{precision} needs compute capability 8.0, {device.name} has "
         yield issue("precision", f"{reason}{major}.{minor}", "Choose fp16 or fp32")
 
 

@@ -12,7 +12,6 @@ from stepscope.lab.plan import Variant
 from trainer.config import GROUPS, SETTINGS, RunConfig
 from trainer.lab.presets import PLAIN
 
-BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
 LAB_GROUPS = ("Precision", *GROUPS, "Device and size")
 PLACES = {
     **SIDEBAR_PLACES,

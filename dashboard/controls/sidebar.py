@@ -27,7 +27,6 @@ from trainer.config_validation import TrainDevice, validate
 PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_size": "64"}
 """First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
-_AWAY = "sidebar_not_drawn"
 _OF_WORKLOAD = ("lr_scheduler", "lr_warmup_steps", "resume_from", "channels_last")
 """Settings of the groups that a change of workload resets."""
 _KEPT = ("device", "precision", *(name for name in PLACES if name not in _OF_WORKLOAD))
@@ -43,9 +42,14 @@ class NewRunForm:
     start: DeltaGenerator  # At the end.
 
 
+def keep(config: fields.RunConfig) -> None:
+    """Put a configuration into the sidebar of the next page."""
+    st.session_state[SETTINGS] = {name: getattr(config, name) for name in fields.SETTINGS}
+
+
 def load(config: fields.RunConfig) -> None:
     """Put a configuration into the sidebar, before the widgets are drawn."""
-    st.session_state[SETTINGS] = {name: getattr(config, name) for name in fields.SETTINGS}
+    keep(config)
     _set_widgets()
 
 
@@ -67,20 +71,14 @@ def _set_widgets() -> None:
         st.session_state[f"config_{name}"] = value
 
 
-def keep_settings() -> None:
-    """Make the next `load_settings` set the widgets again; for pages without the sidebar.
+def load_settings(found: Devices) -> list[ConfigIssue]:
+    """Fill the sidebar from the URL, later from its settings; return the problems of the link.
 
     Streamlit drops the values of widgets that are not drawn, and the browser shows the default of
     one that is drawn again unless the script sets its value in the same run.
     """
-    st.session_state[_AWAY] = True
-
-
-def load_settings(found: Devices) -> list[ConfigIssue]:
-    """Fill the sidebar from the URL, later from its settings; return the problems of the link."""
-    away = st.session_state.pop(_AWAY, False)
     if SETTINGS in st.session_state:
-        if away:
+        if st.session_state.arrived:
             _set_widgets()
     else:
         params = {name: str(value) for name, value in st.query_params.items()}
@@ -93,16 +91,15 @@ def load_settings(found: Devices) -> list[ConfigIssue]:
     return list(st.session_state.link_problems)
 
 
-def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None) -> NewRunForm:
-    """Draw the settings of a new run; `shown` is the name of a shown run that is not built-in."""
+def sidebar(
+    found: Devices, title: str, about: str | None = None, checkpoints: Sequence[str] = ()
+) -> NewRunForm:
+    """Draw the settings of a built-in workload; `about` is Markdown below the title."""
     config, _ = _current()
     with st.sidebar:
-        st.markdown("#### New run")
-        if shown is not None:
-            st.caption(
-                "These settings start a built-in workload. The shown run is "
-                f"{escape_markdown(shown)}."
-            )
+        st.markdown(f"#### {title}")
+        if about is not None:
+            st.caption(about)
         _device(config, found)
         _workload(config, found)
         state = widgets.SidebarState(config, found.devices)
@@ -117,10 +114,19 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
         estimate = st.container()
         groups(state, checkpoints)
         start = st.container()
+        help_text = "Restore the recommended settings of this workload."
+        st.button("Reset to defaults", "reset_settings", help_text, on_click=reset, type="tertiary")
     config, invalid = _current()
     st.session_state[SETTINGS] = _values(config)
-    found_problems = (*invalid, *validate(config, found.devices), *widgets.absent(config))
-    return NewRunForm(config, found_problems, estimate, start)
+    problems = (*invalid, *problems_of(config, found.devices))
+    return NewRunForm(config, problems, estimate, start)
+
+
+def problems_of(
+    config: fields.RunConfig, devices: Sequence[TrainDevice]
+) -> tuple[ConfigIssue, ...]:
+    """Return why a configuration cannot run on this machine."""
+    return (*validate(config, devices), *widgets.absent(config))
 
 
 def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
@@ -132,6 +138,16 @@ def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dic
     if is_simulated(config.device):  # without it the link means PRACTICE
         params["workload"] = config.workload
     return params
+
+
+def write_link(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> None:
+    """Put the settings into the URL, next to the parameters of the page."""
+    params = link_params(config, devices)
+    for name in fields.SETTINGS:
+        if name not in params:
+            st.query_params.pop(name, None)
+        elif st.query_params.get(name) != params[name]:
+            st.query_params[name] = params[name]
 
 
 def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:

@@ -12,7 +12,6 @@ import streamlit as st
 from dashboard import services
 from dashboard.charts.compare import RunLine, line_names, overlay
 from dashboard.controls.run_picker import labels
-from dashboard.controls.sidebar import keep_settings
 from dashboard.format import escape_markdown, note, pick
 from dashboard.services import Services
 from dashboard.views import parts
@@ -136,7 +135,6 @@ def tables(found: comparison.Comparison, names: Sequence[str], each: Sequence[Ru
 
 
 server = services.get()
-keep_settings()
 st.page_link("views/runs.py", label="Runs", icon=":material/arrow_back:")
 runs = chosen_runs(server)
 if not runs:

@@ -8,7 +8,6 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.charts.machine import history_figure
-from dashboard.controls.sidebar import keep_settings
 from dashboard.format import code_between_backticks, escape_markdown, pick
 from dashboard.machine.tables import (
     gpu_rows,
@@ -129,7 +128,6 @@ def _torch_name(server: Services, device: DeviceState) -> str:
 
 
 server = services.get()
-keep_settings()
 with st.spinner("Reading the GPUs of this machine…", show_time=True):
     server.machine.read()
 machine_section(server)

@@ -1,4 +1,4 @@
-"""The Lab page: select settings, measure their effect here, and apply the best ones."""
+"""The Lab page: select settings, measure their effect, and apply the best ones."""
 
 import functools
 
@@ -6,37 +6,34 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_form import settings_of_sidebar, workload_form
+from dashboard.controls.lab_form import lab_form
 from dashboard.controls.run_picker import newest_live
-from dashboard.controls.script_form import script_form
-from dashboard.format import escape_markdown, segments
+from dashboard.format import escape_markdown
 from dashboard.views import lab_panel as panel
+from dashboard.views.live_panel import terminal_command
 from dashboard.views.parts import devices, start_button
 
 SWEEP = services.ServerActivity.SWEEP
 POLL_S = 3.0
-MY_SCRIPT = "My script"
-WORKLOADS = ("Built-in workload", MY_SCRIPT)
+SCRIPT_COMMANDS = ("tune train.py", "lab --variant tf32 train.py")
 
 server = services.get()
 found = devices(server)
 controls.load_settings(found)
-controls.keep_settings()
+form = controls.sidebar(found, "Baseline", "The settings that the others are compared with.")
+controls.write_link(form.config, found.devices)
 
 with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
 with left, st.container(key="lab_choice"):
-    measured = segments(
-        "What to measure",
-        WORKLOADS,
-        "lab_what",
-        help="Training code of Stepscope, or a script of yours, which is not changed.",
-        persist_state="session",
-    )
-    if measured == MY_SCRIPT:
-        choice = script_form(found.simulated)
-    else:
-        choice = workload_form(found, settings_of_sidebar())
+    with st.expander("A script of mine", icon=":material/terminal:", key="lab_script"):
+        st.markdown(
+            "Run one of these in a terminal. The script stays unchanged, and the sweep "
+            "appears here. The first searches for the fastest settings and writes a patch."
+        )
+        for words in SCRIPT_COMMANDS:
+            st.code(terminal_command(server.runs, words), language=None, wrap_lines=True)
+    choice = lab_form(form, found.devices)
     busy = server.busy_reason(SWEEP)
     pressed = start_button(
         "Start sweep",
@@ -63,8 +60,8 @@ def watch_others() -> None:
 
 watch_others()
 # Not in a callback: it would have the settings of the script run before.
-if pressed and (plan := choice.plan) is not None:
-    start = functools.partial(server.sweeps.start, plan, choice.words)
+if pressed:
+    start = functools.partial(server.sweeps.start, choice.plan)
     panel.attempt("The sweep could not start", lambda: panel.show_sweep(server.begin(SWEEP, start)))
 
 with right, st.container(key="lab_results"):

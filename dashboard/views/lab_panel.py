@@ -256,7 +256,7 @@ def _apply(sweep: SweepContent, best: Best) -> None:
     except ConfigError as error:
         st.session_state[ERROR] = f"These settings cannot be used: {error}"
         st.rerun()
-    controls.load(config)
+    controls.keep(config)
     applied = f"{workload_and_device(sweep)}, with {labels(sweep, best.names, ', ') or best.label}"
     st.session_state[APPLIED] = f"The sidebar has the settings of the lab: {applied}."
     st.switch_page("views/run.py")

@@ -7,7 +7,6 @@ from itertools import groupby
 import streamlit as st
 
 from dashboard import services
-from dashboard.controls.sidebar import keep_settings
 from dashboard.format import note
 from dashboard.services import ServerActivity
 from dashboard.views.parts import READING_WIDTH, devices, practice_command, start_button
@@ -83,7 +82,6 @@ def show(output: ChildOutput) -> None:
 
 
 server = services.get()
-keep_settings()
 missing_cuda = devices(server).cuda_reason
 shown = BY_NAME.get(st.query_params.get("lesson", LESSONS[0].name))
 if shown is None:

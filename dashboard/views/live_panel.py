@@ -165,7 +165,7 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     with left, st.container(border=True, height="stretch", key="welcome_watch"):
         st.markdown("##### Watch my script")
         st.markdown("Run your training script in a terminal. The script stays unchanged.")
-        st.code(watch_command(server.runs), language=None, wrap_lines=True)
+        st.code(terminal_command(server.runs, "watch train.py"), language=None, wrap_lines=True)
         st.caption(f"The run appears here, and its files in `{server.runs.absolute()}`.")
     with right, st.container(border=True, height="stretch", key="welcome_demo"):
         st.markdown("##### Try a demo")
@@ -182,13 +182,13 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
             snapshot_section(None)
 
 
-def watch_command(runs: Path) -> str:
-    """Return a shell command that records a script into `runs`, from any folder."""
+def terminal_command(runs: Path, words: str) -> str:
+    """Return the shell command of `stepscope WORDS` that records into `runs`, from any folder."""
     installed = Path(sys.executable).with_name("stepscope")
     on_path = shutil.which("stepscope") is not None or not installed.exists()
     command = "stepscope" if on_path else str(installed)
     folder = shlex.quote(str(runs.absolute()))
-    return f"STEPSCOPE_RUNS={folder} {shlex.quote(command)} watch train.py"
+    return f"STEPSCOPE_RUNS={folder} {shlex.quote(command)} {words}"
 
 
 def examples(server: Services) -> None:

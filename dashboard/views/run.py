@@ -34,10 +34,11 @@ if run is not None and run.folder.parent == server.examples:
     listing = replace(listing, runs=(*listing.runs, run))
 tab = live.open_tab(run)
 
-foreign = run is not None and run_kind(run) is not RunKind.TRAINER
-form = controls.sidebar(
-    found, checkpoints(server.runs), run_name(run) if run is not None and foreign else None
-)
+about = None
+if run is not None and run_kind(run) is not RunKind.TRAINER:
+    shown = escape_markdown(run_name(run))
+    about = f"These settings start a built-in workload. The shown run is {shown}."
+form = controls.sidebar(found, "New run", about, checkpoints(server.runs))
 config = form.config
 problems = form.problems
 refused = start_refusal(server.busy_reason(ServerActivity.RUN), problems)
@@ -62,12 +63,6 @@ if chosen_tab in live.TABS and chosen_tab != "overview":
     params["tab"] = chosen_tab
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
-
-with form.start:
-    about = "Restore the recommended settings of this workload."
-    st.button(
-        "Reset to defaults", "reset_settings", about, on_click=controls.reset, type="tertiary"
-    )
 
 applied = st.session_state.pop(live.APPLIED, None)
 if applied is not None:

@@ -8,7 +8,6 @@ from typing import Any
 import streamlit as st
 
 from dashboard import services
-from dashboard.controls.sidebar import keep_settings
 from dashboard.format import button, escape_markdown
 from dashboard.run_rows import MIB, RunRow, disk_use, hint, matching
 from dashboard.views import parts
@@ -60,7 +59,6 @@ SELECTION = "runs_selection"  # Session state: rises when no run is to be ticked
 KEPT = "runs_kept"  # Session state: why runs were not deleted, drawn until the page is left.
 
 server = services.get()
-keep_settings()
 label_of = {str(folder): label for folder, label in server.roots.items()}
 if st.session_state.arrived:
     st.session_state.pop(KEPT, None)

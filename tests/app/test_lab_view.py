@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import shutil
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,18 @@ from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
 from dashboard.sweeps import Sweeps
 from stepscope.lab.folder import SweepError
-from stepscope.lab.script_plan import ScriptPlan
 from stepscope.run import process_identity, user_name
-from tests.support.app_page import Machine, OpenPage, at_address, label, start_refused, text_of
+from tests.support.app_page import (
+    Machine,
+    OpenPage,
+    at_address,
+    label,
+    start_refused,
+    text_of,
+    widget,
+)
 from tests.support.fake_sweep import BEST, sweep
 from tests.support.train_devices import SIMULATED
-from trainer.config import SETTINGS
 from trainer.lab.plan import WorkloadPlan
 
 ID = "20261122-061500-digits-mlp-ab12"
@@ -55,8 +58,7 @@ def started(server: Services, monkeypatch: pytest.MonkeyPatch) -> list[WorkloadP
     """The plans that the page starts, instead of a process."""
     plans: list[WorkloadPlan] = []
 
-    def start(plan: WorkloadPlan, words: tuple[str, ...]) -> str:
-        assert words == ()
+    def start(plan: WorkloadPlan) -> str:
         plans.append(plan)
         return store(server.runs, sweep(), f"started-{len(plans)}").name
 
@@ -86,25 +88,21 @@ def test_a_reload_restores_the_selection_and_an_invalid_address_changes_nothing(
     page: OpenPage,
 ) -> None:
     address = {
-        "lab_workload": SETTINGS["workload"].choices["digits_mlp"],
-        "lab_baseline": "Sidebar settings",
         "lab_variant_precision=bf16": "true",
         "lab_variant_num_workers=2": "true",
     }
     reloaded = at_address(page, "lab", **address)
-    assert label(reloaded, "selectbox", "Workload").value == "digits_mlp"
-    assert label(reloaded, "radio", "Baseline").value == "sidebar"
     checked = [box.label for box in reloaded.checkbox if box.value]
     assert sorted(checked) == ["bf16 AMP", "num_workers 2"]
-    invalid = {"lab_workload": "nonsense", "lab_baseline": "x", "lab_preset": "<b>"}
-    app = at_address(page, "lab", **invalid, **{"lab_variant_precision=bf17": "true"})
+    invalid = {"lab_preset": "<b>", "lab_variant_precision=bf17": "true"}
+    app = at_address(page, "lab", **invalid)
     assert [box.label for box in app.checkbox if box.value] == []
 
 
 def test_the_speed_of_a_simulated_gpu_is_not_measured(lab: OpenPage, machine: Machine) -> None:
     machine(SIMULATED)
     app = lab()
-    label(app, "checkbox", "pin_memory on").check().run()
+    label(app, "checkbox", "deterministic on").check().run()
     assert label(app, "button", "Start sweep").disabled
     label(app, "selectbox", "Device").select("cpu").run()
     label(app, "checkbox", "bf16 AMP").check().run()
@@ -119,7 +117,8 @@ def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(
     pills = label(app, "button_group", "Preset")
     pills.set_value("precision").run()
     assert label(app, "checkbox", "bf16 AMP").value
-    assert label(app, "checkbox", "tf32").disabled  # it cannot be measured
+    assert not any(box.label == "tf32" for box in app.checkbox)
+    assert "pure fp16 needs a GPU" in text_of(app)
     label(app, "checkbox", "fp16 AMP").uncheck().run()
     label(app, "button", "Start sweep").click().run()
     assert "precision=bf16" in {variant.name for variant in started[0].variants}
@@ -127,26 +126,23 @@ def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(
     assert not any(box.value for box in app.checkbox)
 
 
-def test_the_workload_of_the_sidebar_is_the_default(lab: OpenPage) -> None:
-    app = lab()
-    app.switch_page("views/run.py").run()
-    label(app, "selectbox", "Workload").select("digits_mlp").run()
-    app.switch_page("views/lab.py").run()
-    assert label(app, "selectbox", "Workload").value == "digits_mlp"
+def test_the_sidebar_is_the_baseline_also_after_another_page(
+    lab: OpenPage, started: list[WorkloadPlan]
+) -> None:
+    app = lab(workload="digits_mlp", batch_size="64", resume_from="x.pt")
     label(app, "selectbox", "Workload").select("linear").run()
     label(app, "checkbox", "bf16 AMP").check().run()
-    app.switch_page("views/runs.py").run()
-    app.switch_page("views/lab.py").run()
+    for view in ("runs", "run", "lab"):
+        app.switch_page(f"views/{view}.py").run()
+        assert not app.exception
     assert label(app, "selectbox", "Workload").value == "linear"
-    assert label(app, "checkbox", "bf16 AMP").value
-
-
-def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[WorkloadPlan]) -> None:
-    app = lab(workload="digits_mlp", batch_size="64")
-    label(app, "radio", "Baseline").set_value("sidebar").run()
-    label(app, "checkbox", "bf16 AMP").check().run()
+    widget(app, "batch_size").set_value(0).run()
+    assert label(app, "button", "Start sweep").disabled
+    widget(app, "batch_size").set_value(48).run()
     label(app, "button", "Start sweep").click().run()
-    assert started[0].config.batch_size == 64
+    config = started[0].config
+    assert (config.workload, config.batch_size, config.resume_from) == ("linear", 48, "")
+    assert app.query_params["workload"] in ("linear", ["linear"])
 
 
 def test_a_finished_sweep_has_chart_table_and_best_settings_to_apply(
@@ -276,6 +272,7 @@ def test_a_sweep_over_a_script_is_shown_and_resumed_in_a_terminal(
     app = lab()
     assert len(app.warning) == 1, "it has stopped"
     assert "Resume" not in labels(app)
+    assert any(code.value.endswith("stepscope tune train.py") for code in app.code)
     with pytest.raises(SweepError):
         server.sweeps.resume(server.sweeps.list_sweeps()[0].id)
 
@@ -286,90 +283,6 @@ PATCH = {
 }
 
 
-def script_form(lab: OpenPage) -> AppTest:
-    """Open the form of a script whose variants are compared."""
-    app = lab()
-    label(app, "segmented_control", "What to measure").set_value("My script").run()
-    label(app, "segmented_control", "Compare").set_value("Compare variants").run()
-    return app
-
-
-def fill(app: AppTest, **fields: str) -> None:
-    """Fill fields of the form of a script by their keys."""
-    for name, value in fields.items():
-        (field,) = [
-            each
-            for kind in ("text_input", "text_area")
-            for each in app.get(kind)
-            if each.key == f"lab_{name}"
-        ]
-        field.set_value(value)
-    app.run()
-    assert not app.exception
-
-
-def test_the_form_of_a_script_starts_the_command_that_it_shows(
-    lab: OpenPage, server: Services, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    commands: list[tuple[ScriptPlan, Sequence[str]]] = []
-
-    def start(plan: ScriptPlan, words: Sequence[str]) -> str:
-        commands.append((plan, words))
-        return store(server.runs, sweep(), "started").name
-
-    monkeypatch.setattr(server.sweeps, "start", start)
-    script = tmp_path / "it's mine" / "train it.py"
-    script.parent.mkdir()
-    script.touch()
-    app = script_form(lab)
-    fill(
-        app,
-        script="it's mine/train it.py",
-        arguments="--name 'a b' --out {out}",
-        cwd=str(tmp_path),
-        variants="bs64: --batch-size 64\n\n tf32",
-    )
-    label(app, "number_input", "torchrun processes").set_value(2).run()
-    label(app, "segmented_control", "Compare").set_value("Try all settings").run()
-    label(app, "number_input", "Minutes").set_value(7).run()
-    (tune,) = [one.value for one in app.code if "--minutes 7 --nproc-per-node 2 " in one.value]
-    assert "stepscope tune " in tune
-    label(app, "segmented_control", "Compare").set_value("Compare variants").run()
-    (shown,) = [one.value for one in app.code if one.value.startswith("cd ")]
-    label(app, "button", "Start sweep").click().run()
-    ((plan, words),) = commands
-    assert plan.script.nproc_per_node == 2
-    assert shlex.split(shown) == ["cd", str(tmp_path.resolve()), "&&", "stepscope", *words]
-    assert words[-5:] == ("it's mine/train it.py", "--name", "a b", "--out", "{out}")
-    label(app, "button", "Start sweep").click().run()
-
-
-INVALID = [
-    ("script", "", ""),
-    ("script", "secret.py", "secret.py"),
-    ("arguments", "--name 'a", "quotes"),
-    ("variants", "tf32\ntf33", "tf33"),
-    ("variants", "rev:no-such-revision", "no-such-revision"),
-    ("cwd", "/no/such/folder", "/no/such/folder"),
-]
-
-
-def test_an_invalid_field_of_a_script_is_named_and_not_started(
-    lab: OpenPage, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").touch()
-    os.mkfifo(tmp_path / "secret.py")  # as unreadable as a file without permission, also for root
-    app = script_form(lab)
-    valid = {"script": "train.py", "arguments": "", "cwd": str(tmp_path), "variants": "tf32"}
-    fill(app, **valid)
-    assert not label(app, "button", "Start sweep").disabled
-    for field, value, error in INVALID:
-        fill(app, **{field: value})
-        assert label(app, "button", "Start sweep").disabled
-        assert error in label(app, "button", "Start sweep").help, (field, value)
-        fill(app, **{field: valid[field]})
-
-
 @pytest.mark.parametrize("content", [PATCH, {"diff": 3}])
 def test_a_patch_is_shown_or_its_file_is_named(
     lab: OpenPage, server: Services, content: Any
@@ -377,7 +290,7 @@ def test_a_patch_is_shown_or_its_file_is_named(
     folder = store(server.runs, sweep(best=BEST, workload="train"))
     (folder / "patch.json").write_text(json.dumps(content))
     app = lab()
-    codes = [one.value for one in app.code]
+    codes = [one.value for one in app.code if not one.value.startswith("STEPSCOPE_RUNS=")]
     if content is PATCH:
         assert codes == [PATCH["diff"].strip(), "DataLoader(num_workers=4)"]
     else:

@@ -153,37 +153,10 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     expect(plot).to_have_count(0)
 
 
-@SLOW
-def test_a_script_from_the_form_to_the_copied_patch(
-    open_page: OpenPage, server: Server, tmp_path: Path
-) -> None:
-    script = Path(__file__).parents[1] / "scripts" / "lab_digits.py"
-    (tmp_path / "train.py").write_text(script.read_text())
+def test_a_patch_of_a_script_is_copied_and_downloaded(open_page: OpenPage, server: Server) -> None:
+    patch = json.dumps({"diff": DIFF, "by_hand": []})
+    (store(server) / "patch.json").write_text(patch)
     page = open_page("/lab", expected="404")
-    page.get_by_text("My script", exact=True).click()
-    page.get_by_text("Compare variants", exact=True).click()
-    for name, text in (
-        ("Script", "train.py"),
-        ("Arguments", "--pause 0.02"),
-        ("Working folder", str(tmp_path)),
-        ("Variants", "env:PAUSE=0"),
-    ):
-        field = page.get_by_role("textbox", name=name, exact=True)
-        field.fill(text)
-        field.press("Control+Enter")
-    page.get_by_text("Duration").click()
-    fill(page, "Max rounds", 2)
-    fill(page, "Steps per trial", 20)
-    words = "lab --variant env:PAUSE=0 --max-rounds 2 --steps 20 train.py"
-    expect(page.locator(".st-key-lab_begin code")).to_contain_text(words)
-    button(page, "Start sweep").click()
-    button(page, "Stop").click()
-    button(page, "Resume").click()  # with the command in memory
-    sweep = folder_of(server) / "sweep.json"
-    wait_until(lambda: json.loads(sweep.read_text())["status"] == "finished", page, 400)
-    expect(button(page, "Stop")).to_have_count(0)
-    (folder_of(server) / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
-    page.reload()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     button(page, "Copy patch").click()
     expect(button(page, "Copied")).to_be_visible()
