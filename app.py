@@ -7,8 +7,7 @@ import streamlit as st
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from dashboard.api.access import OwnUserOnly, server_token
-from dashboard.api.origin import OwnPagesOnly, local_origins
+from dashboard.api.access import AccessControl, local_origins, server_token
 from dashboard.api.routes import ROUTES
 from dashboard.arguments import take_arguments
 from dashboard.services import lifespan
@@ -28,8 +27,7 @@ app = st.App(
     routes=ROUTES,
     lifespan=lifespan,
     middleware=[
-        Middleware(OwnPagesOnly, allowed=ORIGINS, frames=FRAMES),
+        Middleware(AccessControl, token=TOKEN, hosts=HOSTS, origins=ORIGINS, frames=FRAMES),
         Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS),
-        Middleware(OwnUserOnly, token=TOKEN, hosts=HOSTS, origins=ORIGINS),
     ],
 )

@@ -76,7 +76,7 @@ def retry_button(smaller: RunConfig | ConfigIssue, busy: str | None) -> dict[str
     return {"label": label, "help": RETRY_HELP, "refused": busy}
 
 
-def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] | None:
+def out_of_memory_line(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] | None:
     """Return the diagnosis line of a run that memory ended; None for any other run."""
     found = _ended_by(run, devices)
     if found is None:

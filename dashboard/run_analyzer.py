@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from stepscope.distributed.stragglers.reader import in_job
 from stepscope.run import RunInfo
 from stepscope.store import StoreError
 
@@ -40,10 +39,9 @@ class _Entry(Generic[T]):
 
 
 class RunAnalyzer(Generic[T]):
-    """The latest results of `find` by run, each at least `every_s` old. Thread-safe.
+    """The latest results of `find` by run, each kept for at least EVERY_S. Thread-safe.
 
-    None after a failure, which is logged as `problem`. `jobs_only` leaves out single processes;
-    `start` runs a search.
+    None after a failure, which is logged as `problem`. `start` runs a search.
     """
 
     def __init__(
@@ -52,16 +50,11 @@ class RunAnalyzer(Generic[T]):
         problem: str,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] = _in_thread,
-        *,
-        every_s: float = EVERY_S,
-        jobs_only: bool = True,
     ) -> None:
         self._find = find
         self._problem = problem
         self._clock = clock
         self._start = start
-        self._every_s = every_s
-        self._jobs_only = jobs_only
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
 
@@ -70,8 +63,6 @@ class RunAnalyzer(Generic[T]):
 
         The caller waits for the search of a run that has ended.
         """
-        if self._jobs_only and not in_job(run.run_json):
-            return None
         with self._lock:
             entry = self._entries.setdefault(str(run.folder), _Entry[T]())
             self._entries.move_to_end(str(run.folder))
@@ -102,5 +93,5 @@ class RunAnalyzer(Generic[T]):
         with self._lock:
             entry.found = found
             entry.under_way = False
-            pause_s = max(self._every_s, REST * (now - began))
+            pause_s = max(EVERY_S, REST * (now - began))
             entry.next = float("inf") if at_rest else now + pause_s

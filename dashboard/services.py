@@ -31,9 +31,8 @@ from dashboard.ranks.job_ranks import read_job
 from dashboard.run_analyzer import RunAnalyzer
 from dashboard.run_list import RunList
 from dashboard.sweeps import Sweeps
+from dashboard.verdicts import find
 from stepscope.common.json_values import dict_of
-from stepscope.diagnosis.findings import straggler_of
-from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
 from stepscope.host.process_limits import call_at_end_of
@@ -128,9 +127,10 @@ class Services:
         self.run_list = RunList(*self.roots, mirrors={source.folder for source in sources})
         self.lessons: dict[str, LessonRun] = {}  # The last run of each lesson.
         self.probe: MemoryProbeRun | None = None  # The last one.
-        self.stragglers = RunAnalyzer(straggler_of, "the ranks cannot be compared")
+        self.findings = RunAnalyzer(
+            lambda run: find(run, self.known_devices()), "the run cannot be diagnosed"
+        )
         self.ranks = RunAnalyzer(read_job, "the ranks cannot be read")
-        self.hangs = RunAnalyzer(hang_of, "why it makes no step is unknown")
         self.sweeps = Sweeps(runs, examples)
         # Files that users put there are listed too.
         self.uploads = runs / "snapshots"
@@ -146,10 +146,9 @@ class Services:
         """Return the devices; waits for the import of torch."""
         return self._devices.result()
 
-    @property
-    def devices_known(self) -> bool:
-        """True once `devices` no longer blocks."""
-        return self._devices.done()
+    def known_devices(self) -> list[TrainDevice]:
+        """Return the devices; [] while torch is being imported."""
+        return self.devices().devices if self._devices.done() else []
 
     def begin(self, starting: ServerActivity, start: Callable[[], T]) -> T:
         """Call `start` and return its result. Raises RunError while another activity runs."""
@@ -265,7 +264,7 @@ class Services:
 
     def cuda_indices(self) -> dict[str, int]:
         """Return torch's GPU indices by UUID; {} while torch is being imported."""
-        found = self.devices().devices if self.devices_known else []
+        found = self.known_devices()
         return {gpu.id: gpu.cuda_index for gpu in found if gpu.cuda_index is not None}
 
     def run_processes(self) -> dict[int, str]:

@@ -23,20 +23,16 @@ _FACTS = (
 
 def page_token(listing: Listing, run: RunInfo | None, busy: str | None = None) -> str:
     """Return the token of a page that shows `run`; `busy` is why no run can start, or None."""
-    if run is None:
-        return _hash(listing.version, busy)
-    built_from: list[object] = [
-        *(listing.version, busy, run.id, run.status.value, can_end_now(run)),
-        [run.run_json.get(name) for name in _FACTS],
-        snapshots(run.folder),
-        profiles(run.folder),
-        sorted(used_gpus(run)),
-    ]
-    if "mirror" in run.run_json:  # its connection may be lost, its store received later
-        refused = read_only_reason(run) if run.status.live else None
-        built_from += [refused, (run.folder / STORE_NAME).exists()]
-    return _hash(*built_from)
-
-
-def _hash(*built_from: object) -> str:
+    built_from: list[object] = [listing.version, busy]
+    if run is not None:
+        built_from += [
+            *(run.id, run.status.value, can_end_now(run)),
+            [run.run_json.get(name) for name in _FACTS],
+            snapshots(run.folder),
+            profiles(run.folder),
+            sorted(used_gpus(run)),
+        ]
+        if "mirror" in run.run_json:  # its connection may be lost, its store received later
+            refused = read_only_reason(run) if run.status.live else None
+            built_from += [refused, (run.folder / STORE_NAME).exists()]
     return f"{zlib.crc32(repr(built_from).encode()):x}"

@@ -12,7 +12,7 @@ const MAX_TEXT_CHARACTERS = 200;
 export function sendCommand(run, id, name, args) {
   return ask("/api/command", null, {
     method: "POST",
-    headers: { "Content-Type": "application/json", "X-Stepscope": "1" },
+    headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ run, id, name, args }),
   });
 }

@@ -168,7 +168,7 @@ export class LiveView {
   address() {
     const { store } = this;
     this.asksForRuns = !store.run || (Boolean(store.unreadable) && !this.asksForRuns);
-    if (this.asksForRuns) return "/api/runs";
+    if (this.asksForRuns) return "/api/series";
     return `/api/series?${new URLSearchParams(store.question())}`;
   }
 

@@ -119,7 +119,7 @@ def _details(server: Services, view: MachineState, ours: dict[int, str]) -> None
 
 def _torch_name(server: Services, device: DeviceState) -> str:
     """Return torch's name of a GPU in this server, or why it has none."""
-    if not server.devices_known:
+    if not server.known_devices():
         return "unknown until torch has started"
     index = server.cuda_indices().get(device.info.uuid)
     if index is not None:

@@ -35,7 +35,7 @@ number = st.column_config.NumberColumn
 
 def devices(server: Services) -> Devices:
     """Return the devices; draw a spinner while torch is imported."""
-    if not server.devices_known:
+    if not server.known_devices():
         with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
             server.devices()
     return server.devices()

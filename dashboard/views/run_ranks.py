@@ -10,7 +10,6 @@ from dashboard import services
 from dashboard.charts.ranks import metric_label, rank_heatmap
 from dashboard.format import code_between_backticks, escape_markdown, pick
 from dashboard.ranks.job_ranks import read_job
-from dashboard.verdicts import rank_verdict
 from dashboard.views import parts
 from stepscope.run import RunError, RunInfo, read_run
 
@@ -65,8 +64,8 @@ def _ranks(folder: Path) -> None:
         parts.warning(str(error))
         return
     job = server.ranks.of(run) or read_job(run)
-    hang = server.hangs.of(run) if run.status.live else None
-    found = rank_verdict(hang, server.stragglers.of(run))
+    findings = server.findings.of(run)
+    found = None if findings is None else findings.job
     named = set() if found is None else set(found["ranks"])
     if found is not None:
         words = code_between_backticks(found["words"] or "")

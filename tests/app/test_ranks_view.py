@@ -11,7 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.services import Services
-from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
+from dashboard.verdicts import RunFindings
 from stepscope.run import RunKind, RunStatus
 from stepscope.store.recorder import Recorder
 from tests.support.app_page import OpenPage, header
@@ -66,8 +66,8 @@ def test_the_ranks_are_a_table_and_a_heatmap_and_the_straggler_is_first(
         [1, 1, pytest.approx(float("nan"), nan_ok=True), pytest.approx(float("nan"), nan_ok=True)],
     ]
     assert json.loads(app.get("plotly_chart")[0].proto.spec)["data"][0]["type"] == "heatmap"
-    found = StragglerFinding(StragglerKind.STRAGGLER, "Rank 1 is late.", ranks=(1,), next="Look.")
-    monkeypatch.setattr(server.stragglers, "of", lambda run: found)
+    late = {"kind": "straggler", "text": "Rank 1 is late.", "ranks": [1], "words": "Look."}
+    monkeypatch.setattr(server.findings, "of", lambda run: RunFindings(late, late))
     app.run()
     assert app.dataframe[0].value["Rank"].tolist() == [1, 0, 2, 3]
     assert "Rank 1 is late" in app.warning[0].value

@@ -71,7 +71,7 @@ def test_a_browser_of_another_user_needs_the_token_once(browser: Browser, server
         assert cookie["name"] == f"stepscope-token-{port}"
         assert (cookie["httpOnly"], cookie["sameSite"], cookie["domain"]) == (
             True,
-            "Strict",
+            "Lax",
             "localhost",
         )
         assert len(sent) > 10

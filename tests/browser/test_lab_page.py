@@ -75,7 +75,7 @@ def start(page: Page, rounds: int) -> None:
     page.get_by_text("Duration").click()
     fill(page, "Max rounds", rounds)
     fill(page, "Steps per trial", 20)
-    for name in ("bf16 AMP", "optimizer_impl fused"):
+    for name in ("bf16 AMP", "optimizer_impl foreach"):
         tick(page, name)
     button(page, "Start sweep").click()
     expect(button(page, "Stop")).to_be_visible()
@@ -104,7 +104,7 @@ def test_two_settings_from_ticking_by_stop_and_resume_to_the_report(
 ) -> None:
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
-    expect(row(page, "optimizer_impl fused")).to_contain_text("measuring")
+    expect(row(page, "optimizer_impl foreach")).to_contain_text("measuring")
     page.goto("about:blank")  # nobody looks: it goes on
     had = samples(server)
     wait_until(lambda: samples(server) > had, page, 120)
@@ -120,11 +120,11 @@ def test_two_settings_from_ticking_by_stop_and_resume_to_the_report(
     expect(button(page, "Start sweep")).to_be_visible()
     expect(button(page, "Stop")).to_have_count(0, timeout=400_000)
     assert samples(server) == TRIALS  # the open round was measured as a whole
-    for label in ("precision bf16", "optimizer_impl fused"):
+    for label in ("precision bf16", "optimizer_impl foreach"):
         expect(row(page, label)).to_contain_text("inconclusive")
     expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible()
     lines = list(csv.DictReader(downloaded(page, "CSV").splitlines()))
-    names = {"baseline", "precision=bf16", "optimizer_impl=fused"}
+    names = {"baseline", "precision=bf16", "optimizer_impl=foreach"}
     assert {line["name"] for line in lines} == names
     content = json.loads(downloaded(page, "JSON"))
     assert content["status"] == "finished"

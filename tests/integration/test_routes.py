@@ -81,7 +81,7 @@ def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "word"),
     [
-        ("/api/series", 404, "run"),
+        ("/api/series?run=", 404, "name"),
         ("/api/series?run=../etc", 404, "name"),
         ("/api/series?run=absent", 404, "stepscope runs"),
         ("/api/series?run=one&since=x", 400, "SERIES~ROW~BUCKET"),
@@ -127,7 +127,7 @@ def test_the_server_stores_the_last_rows_of_a_killed_run_and_no_answer_writes(
 def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) -> None:
     def pages() -> tuple[str, str]:
         shown = client.get("/api/series", params={"run": "one"}).json()["page_token"]
-        return client.get("/api/runs").json()["page_token"], shown
+        return client.get("/api/series").json()["page_token"], shown
 
     deadline = time.monotonic() + 20
     before = pages()
@@ -143,9 +143,7 @@ def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) 
 def test_a_foreign_host_and_an_unknown_route_are_refused(client: TestClient) -> None:
     answer = client.get("/api/series?run=one", headers={"host": "evil.example"})
     assert answer.status_code == 400
-    for method, path in (("GET", "/api/absent"), ("POST", "/api/"), ("DELETE", "/api/series/more")):
-        answer = client.request(method, path)
-        assert (answer.status_code, path in answer.json()["error"]) == (404, True)
+    assert client.get("/api/absent").status_code == 404
 
 
 def test_plotly_comes_gzipped(client: TestClient) -> None:
@@ -167,9 +165,12 @@ def test_a_store_that_is_being_made_is_no_damaged_one(
     assert "status" in answer.json() or "store" in answer.json()["error"]
 
 
+OWN_ORIGIN = {"Origin": "http://localhost"}
+
+
 def press(client: TestClient, run: str, name: str, number: int = 1, **more: Any) -> Any:
     body = {"run": run, "name": name, "args": {}, "id": number} | more
-    return client.post("/api/command", json=body, headers={"X-Stepscope": "1"})
+    return client.post("/api/command", json=body, headers=OWN_ORIGIN)
 
 
 def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: Path) -> None:
@@ -189,19 +190,16 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
         ({"run": "absent"}, 404, "stepscope runs"),
         ({"run": "../etc"}, 404, "name"),
         ({"run": 3}, 400, ".run"),
-        ({"name": "rm"}, 400, "name:"),
+        ({"name": "rm"}, 400, "rm"),
         ({"id": "1"}, 400, ".id"),
         ({"id": 2**60}, 400, ".id"),
-        ({"args": {"text": "x"}}, 400, "args:"),
-        ({"name": "mark", "args": {"text": "x" * 201}}, 400, "at most 200"),
-        ({"name": "mark", "args": {"text": "x" * 9000}}, 400, "bytes"),
+        ({"name": "mark", "args": {"text": "x" * 201}}, 400, "200"),
         ({"run": "one"}, 403, "ended"),
         ({"run": "theirs"}, 403, "user eve"),
         ({"name": "save_checkpoint"}, 403, "Save checkpoint"),
         ({"name": "resume"}, 403, "Resume"),
-        ({"name": "profile"}, 400, "steps"),
-        ({"name": "profile", "args": {"steps": 51}}, 400, "1 to 50"),
-        ({"name": "memory_snapshot", "args": {"steps": 0}}, 400, "1 to 50"),
+        ({"name": "profile", "args": {"steps": 51}}, 400, ".steps"),
+        ({"name": "memory_snapshot", "args": {"steps": 0}}, 400, ".steps"),
         ({"name": "memory_snapshot", "args": {"steps": 3}}, 403, "support"),
     ],
 )
@@ -217,33 +215,25 @@ def test_a_command_that_cannot_be_sent_is_refused_in_a_sentence(
     assert asked(runs / "quiet") == asked(runs / "theirs") == []
 
 
-@pytest.mark.parametrize(
-    ("headers", "word"),
-    [
-        ({"content-type": "text/plain", "x-stepscope": "1"}, "Content-Type"),
-        ({"content-type": "application/x-www-form-urlencoded", "x-stepscope": "1"}, "Content-Type"),
-        ({"content-type": "application/json"}, "X-Stepscope"),
-        ({"origin": "http://evil.example"}, "Origin"),
-        ({"origin": "null"}, "Origin"),
-        ({"origin": "http://localhost:9"}, "Origin"),
-    ],
-)
+@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://localhost:9"])
 def test_a_foreign_page_cannot_press_a_button(
-    client: TestClient, runs: Path, headers: dict[str, str], word: str
+    client: TestClient, runs: Path, origin: str | None
 ) -> None:
     folder = runs / "guarded"
     if not folder.exists():
         live_run(folder)
-    ours = {"content-type": "application/json", "x-stepscope": "1"}
     body = json.dumps({"run": "guarded", "name": "stop", "args": {}, "id": 1})
-    given = ours | headers if "origin" in headers else headers
-    answer = client.post("/api/command", content=body, headers=given)
+    foreign = {} if origin is None else {"Origin": origin}
+    answer = client.post("/api/command", content=body, headers=foreign)
     assert answer.status_code == 403
-    assert word in answer.json()["error"]
+    assert "Origin" in answer.json()["error"]
     assert asked(folder) == []
-    own = ours | {"origin": "http://localhost"}
-    for text in ("{", "[" * 3999, '{"a":' * 700):
-        assert client.post("/api/command", content=text, headers=own).status_code == 400
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"a":' * 100_000])
+def test_a_body_that_is_no_command_is_refused(client: TestClient, text: str) -> None:
+    answer = client.post("/api/command", content=text, headers=OWN_ORIGIN)
+    assert (answer.status_code, set(answer.json())) == (400, {"error"})
 
 
 def test_force_stop_ends_a_script_that_hears_no_stop(client: TestClient, runs: Path) -> None:

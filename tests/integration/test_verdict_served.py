@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dashboard.run_analyzer import RunAnalyzer
 from dashboard.services import Services
-from stepscope.distributed.hangs.diagnose import hang_of
+from dashboard.verdicts import find
 from stepscope.distributed.hangs.record import hang_name, read_record
 from stepscope.memory.oom.record import OomReport
 from stepscope.run import process_identity, rank_json, write_run_json
@@ -43,19 +43,25 @@ def test_our_runs_get_a_setting_scripts_words_young_runs_nothing(
 
 def test_an_out_of_memory_run_names_its_tab(server: Services, tmp_path: Path) -> None:
     failed = {"status": "failed", "reason": "The GPU ran out of memory: fragmentation."}
-    folder = write_run(tmp_path / "short", failed, steps=rows(0.06))
-    assert poll("short")["verdict"]["kind"] == "input-bound"  # nothing was captured
     report = asdict(OomReport(last=PIECES, ended=True))
-    (folder / "oom.json").write_text(json.dumps(report))
-    told = poll("short")["verdict"]
-    assert told["kind"] == "out-of-memory"
+    caught = json.dumps(report | {"ended": False})
+    found = {}
+    for name, content in (
+        ("none", None),
+        ("short", json.dumps(report)),
+        ("caught", caught),
+        ("damaged", "{"),
+    ):
+        folder = write_run(tmp_path / name, failed, steps=rows(0.06))
+        if content is not None:
+            (folder / "oom.json").write_text(content)
+        found[name] = poll(name)["verdict"]
+    told = found["short"]
+    others = {found[name]["kind"] for name in ("none", "caught", "damaged")}
+    assert others == {"input-bound"}
+    assert (told["kind"], told["tab"]) == ("out-of-memory", "memory")
     assert "300 MiB" in told["text"]
     assert told["words"]
-    assert told["tab"] == "memory"
-    (folder / "oom.json").write_text(json.dumps(report | {"ended": False}))
-    assert poll("short")["verdict"]["kind"] == "input-bound"
-    (folder / "oom.json").write_text("{")
-    assert poll("short")["verdict"]["kind"] == "input-bound"
 
 
 def test_a_job_that_hangs_says_so_while_it_does(server: Services, tmp_path: Path) -> None:
@@ -70,7 +76,7 @@ def test_a_job_that_hangs_says_so_while_it_does(server: Services, tmp_path: Path
         record = replace(record, since=now - 9, seen=now)
         (folder / hang_name(number)).write_text(json.dumps(asdict(record)))
     # Else in a thread, for which a poll does not wait.
-    server.hangs = RunAnalyzer(hang_of, "", start=lambda search: search())
+    server.findings = RunAnalyzer(lambda run: find(run, []), "", start=lambda search: search())
     told = poll("job")["verdict"]
     assert told["kind"] == "hang"
     assert "all_reduce #81" in told["text"]

@@ -49,7 +49,7 @@ AS_OWNER = {"Authorization": f"Bearer {TOKEN}"}
 REFUSALS = (RunError, StoreError, SweepError, RunFailedError, SnapshotError)
 """What an operation may raise: each is one sentence."""
 ROUTES = (
-    "/api/runs",
+    "/api/series",
     "/api/series?run={run}",
     "/api/series?run={run}&include_folded=1",
     "/api/window?run={run}&axis=step&from=0&to=100",
@@ -101,7 +101,7 @@ def _get(client: TestClient, route: str) -> None:
 
 def _post(client: TestClient, name: str, args: dict[str, str]) -> None:
     body = {"run": RUN, "name": name, "args": args, "id": time.time_ns() % 2**50 + 1}
-    answer = client.post("/api/command", json=body, headers={"X-Stepscope": "1"})
+    answer = client.post("/api/command", json=body, headers={"Origin": "http://localhost"})
     assert answer.status_code < 500, f"{answer.status_code}: {answer.text[:300]}"
 
 

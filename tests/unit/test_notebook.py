@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from dashboard.api.origin import local_origins
+from dashboard.api.access import local_origins
 from stepscope.host.child_process import free_port, wait_until_it_listens
 from stepscope.integrations import notebook
 from stepscope.integrations.notebook import RunPage, notebook_origins

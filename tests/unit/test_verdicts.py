@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from dashboard.controls.config_widgets import is_possible
-from dashboard.controls.sidebar_groups import PLACES
-from dashboard.verdicts import as_json, diagnose
-from stepscope.diagnosis.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
-from stepscope.diagnosis.findings import straggler_of
+from dashboard.verdicts import bottleneck_line, find
+from stepscope.diagnosis.classify import BottleneckKind, StepAverages, verdict
 from stepscope.run import RunStatus, read_run
 from stepscope.run_setup import RunSetup
 from stepscope.store.blocks import Event
@@ -28,10 +26,9 @@ __all__ = ["js"]
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**34)
 
 
-def ask(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
-    """Return the diagnosis of a run, live by default."""
-    run = replace(read_run(folder), status=status)
-    return diagnose(run, straggler_of(run), lambda name, value: True)
+def ask(folder: Path, status: RunStatus = RunStatus.RUNNING) -> dict[str, Any] | None:
+    """Return the diagnosis line of a run, live by default."""
+    return find(replace(read_run(folder), status=status), [CPU]).line
 
 
 def test_young_runs_have_none(tmp_path: Path) -> None:
@@ -56,7 +53,7 @@ def test_a_loss_that_became_nan_is_the_diagnosis_until_it_is_finite_or_the_run_f
     with writer.transaction():
         writer.add_event(Event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {}))
     writer.close()
-    found = as_json(ask(folder, status), PLACES)
+    found = ask(folder, status)
     assert found is not None
     assert (found["kind"] == BottleneckKind.NOT_FINITE) is is_broken
     assert (found["text"] == "train/loss is NaN from step 7 on.") is is_broken
@@ -65,15 +62,14 @@ def test_a_loss_that_became_nan_is_the_diagnosis_until_it_is_finite_or_the_run_f
 def test_what_the_browser_gets() -> None:
     waits = StepAverages(steps=50, step_time=0.1, data_wait=0.063)
     ours = verdict(waits, RunSetup(on_gpu=False, own=True, cores=8))
-    told = as_json(ours, PLACES)
+    told = bottleneck_line(ours)
     assert told is not None
     setting = {"field": "num_workers", "value": 4, "text": "num_workers 4", "place": "Data loading"}
     assert (told["kind"], told["setting"]) == ("input-bound", setting)
-    script = as_json(verdict(waits, RunSetup(on_gpu=False, own=False, cores=8)), PLACES)
+    script = bottleneck_line(verdict(waits, RunSetup(on_gpu=False, own=False, cores=8)))
     assert script is not None
     assert "setting" not in script
     assert "DataLoader" in script["words"]
-    assert as_json(None, PLACES) is None
 
 
 def test_what_this_machine_cannot_do_is_not_proposed() -> None:
