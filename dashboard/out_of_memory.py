@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dashboard.charts.run_view import run_kind
-from dashboard.controls.config_widgets import is_possible
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice, halved_batch
+from trainer.config_validation import TrainDevice, halved_batch, is_possible
 
 RETRY_HELP = (
     "Halves the batch and doubles accumulation: same samples per step, half the activations at a "

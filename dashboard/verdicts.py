@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.charts.rank_events import read_rank_events
-from dashboard.controls.config_widgets import is_possible
-from dashboard.controls.sidebar_groups import PLACES
 from dashboard.out_of_memory import out_of_memory_line
 from stepscope.common.metrics import Stream
 from stepscope.diagnosis.classify import (
@@ -31,7 +29,8 @@ from stepscope.store import StoreReader
 from stepscope.store.final_values import last_value, read_newest
 from stepscope.store.reader import EVERY
 from stepscope.store.step_blocks import LOSS
-from trainer.config_validation import TrainDevice
+from trainer.config import SETTINGS
+from trainer.config_validation import TrainDevice, is_possible
 
 Line = dict[str, Any]
 """A finding as JSON: kind, text, and a recommendation as `words` or as a `setting`."""
@@ -113,6 +112,6 @@ def bottleneck_line(found: BottleneckDiagnosis) -> Line | None:
         "field": step.name,
         "value": step.value,
         "text": setting_text(step.name, step.value),
-        "place": PLACES.get(step.name),
+        "place": SETTINGS[step.name].group,
     }
     return line | {"setting": setting}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,6 +94,19 @@ def choice_problem(
     except ConfigError as error:
         return error.problem
     return next((p for p in validate(candidate, devices) if p.field == field), None)
+
+
+def is_possible(
+    name: str, value: Any, config: Mapping[str, Any], devices: Sequence[TrainDevice]
+) -> bool:
+    """Return True if a run of this configuration could have a setting on these devices."""
+    try:
+        current = RunConfig.from_dict(config)
+    except ConfigError:  # settings of another version
+        return False
+    if devices and current.device not in {device.id for device in devices}:
+        current = replace(current, device=devices[0].id)  # a run of another machine
+    return choice_problem(name, value, current, devices) is None
 
 
 def halved_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIssue:

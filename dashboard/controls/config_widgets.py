@@ -149,19 +149,6 @@ def problem_caption(problem: ConfigIssue) -> None:
 NOT_PROPOSED = ("workload", "device", "resume_from", "runner")
 
 
-def is_possible(
-    name: str, value: Any, config: Mapping[str, Any], devices: Sequence[TrainDevice]
-) -> bool:
-    """Return True if a run of this configuration could have a setting on these devices."""
-    try:
-        current = RunConfig.from_dict(config)
-    except ConfigError:  # settings of another version
-        return False
-    if devices and current.device not in {device.id for device in devices}:
-        current = replace(current, device=devices[0].id)  # a run of another machine
-    return choice_problem(name, value, current, devices) is None
-
-
 def take_proposal(wanted: Any) -> None:
     """Put a suggested setting into the sidebar, before it is drawn. Raises ValueError."""
     name = wanted.get("field") if isinstance(wanted, dict) else None

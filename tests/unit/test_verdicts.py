@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dashboard.controls.config_widgets import is_possible
 from dashboard.verdicts import bottleneck_line, find
 from stepscope.diagnosis.classify import BottleneckKind, StepAverages, verdict
 from stepscope.run import RunStatus, read_run
@@ -19,7 +18,7 @@ from stepscope.store.writer import StoreWriter
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import CREATED, rows, write_run
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice
+from trainer.config_validation import TrainDevice, is_possible
 
 __all__ = ["js"]
 
