@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import streamlit as st
@@ -47,12 +47,6 @@ def pick(
     if isinstance(options, Mapping):
         more["format_func"] = options.__getitem__
     return place.selectbox(label, list(options), key=key, help=about, **more)
-
-
-def segments(label: str, options: Sequence[Any], key: str, **more: Any) -> Any:
-    """Draw a choice as adjacent buttons without a label; return the selected option."""
-    more |= {"default": options[0], "required": True, "label_visibility": "collapsed"}
-    return st.segmented_control(label, options, key=key, **more)
 
 
 def button(

@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 EVERY_S = 2.0
 REST = 20  # Pause in multiples of the duration of a search: at most 5% of a core.
 MAX_CACHED = 16  # Runs whose latest finding is kept.
-AT_REST_S = 3600.0  # After rank 0 has ended: the other ranks may continue until a timeout.
 
 T = TypeVar("T")
 
@@ -33,7 +32,7 @@ def _in_thread(search: Callable[[], None]) -> None:
 @dataclass(slots=True)
 class _Entry(Generic[T]):
     found: T | None = None
-    next: float = 0.0  # On a monotonic clock; infinite once a run is at rest.
+    next: float = 0.0  # On a monotonic clock.
     under_way: bool = False
     logged: bool = False
 
@@ -89,9 +88,7 @@ class RunAnalyzer(Generic[T]):
                 log.warning("%s: %s", run.id, self._problem, exc_info=True)
             entry.logged = True
         now = self._clock()
-        at_rest = not run.status.live and run.heartbeat_age_s > AT_REST_S
         with self._lock:
             entry.found = found
             entry.under_way = False
-            pause_s = max(EVERY_S, REST * (now - began))
-            entry.next = float("inf") if at_rest else now + pause_s
+            entry.next = now + max(EVERY_S, REST * (now - began))

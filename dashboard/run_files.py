@@ -11,7 +11,6 @@ from pathlib import Path
 
 from stepscope.common.files import atomic_write, open_regular_file, read_regular_file, read_tail
 from stepscope.common.formatting import format_bytes, terminal_text
-from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import MAX_BYTES, ProfileSummary, parse
 
@@ -138,23 +137,9 @@ def _plain_files(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def keep_upload(folder: Path, name: str, data: bytes | memoryview) -> str:
-    """Write an upload into the folder; return its new name. Raises ValueError and OSError."""
-    kept = upload_name(name)
-    if not 0 < len(data) <= MAX_FILE_BYTES:
-        raise ValueError(f"The file must have 1 to {MAX_FILE_BYTES:,} bytes, got {len(data):,}.")
+    """Write an upload into the folder under a plain and new name; return it. Raises OSError."""
+    plain = re.sub("[^A-Za-z0-9_.-]+", "-", Path(name).stem).strip(".-")[:100]
+    kept = f"{plain or 'snapshot'}-{secrets.token_hex(3)}.pickle"
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / kept, bytes(data), durable=False)
     return kept
-
-
-def upload_name(name: str) -> str:
-    """Return a plain and new file name for an upload. Raises ValueError.
-
-    >>> upload_name("my snapshot (2).pickle")  # doctest: +ELLIPSIS
-    'my-snapshot-2-....pickle'
-    """
-    stem, dot, ending = name.lower().rpartition(".")
-    if f"{dot}{ending}" not in ENDINGS:
-        raise ValueError(f"name: must end in .pickle or .pkl, got {name[-40:]!r}.")
-    plain = re.sub("[^a-z0-9_.-]+", "-", stem).strip(".-_")[:100] or "snapshot"
-    return f"{plain}-{secrets.token_hex(3)}.{ending}"

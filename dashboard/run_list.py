@@ -52,38 +52,26 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Root:
-    """A folder of runs: the names in it, the newest first, and what has been read of them."""
+    """A folder of runs, and what has been read of them by name, the newest first."""
 
     path: Path
     is_mirror: bool
-    modified: int = -1
-    names: list[str] = field(default_factory=list)
     entries: dict[str, _Entry] = field(default_factory=dict)
 
     def scan(self, *, everything: bool) -> Iterator[_Entry]:
         """Yield the current entries: all, or the newest and those of known live runs."""
-        self._list_names()
-        newest = self.names if everything else self.names[:MAX_LISTED]
-        live = [name for name, entry in self.entries.items() if entry.live]
-        for name in dict.fromkeys([*newest, *live]):
-            entry = self.entries.get(name, _Entry())
+        try:
+            names = sorted(filter(is_run_id, os.listdir(self.path)), reverse=True)
+        except OSError:  # missing or unreadable: there are no runs
+            names = []
+        self.entries = {name: self.entries.get(name, _Entry()) for name in names}
+        for index, (name, entry) in enumerate(self.entries.items()):
+            if not everything and index >= MAX_LISTED and not entry.live:
+                continue
             stamp = self._stamp(name)
             if entry.live or not stamp or stamp != entry.stamp:
                 entry = self.entries[name] = _read(self.path / name, stamp, entry.problem)
             yield entry
-
-    def _list_names(self) -> None:
-        """List the folder after a change, or while its modification time is too recent."""
-        modified = modified_ns(self.path)
-        if modified == self.modified:
-            return
-        try:
-            self.names = sorted(filter(is_run_id, os.listdir(self.path)), reverse=True)
-        except OSError:  # missing or unreadable: there are no runs
-            self.names = []
-        known = self.entries
-        self.entries = {name: known[name] for name in self.names if name in known}
-        self.modified = modified if is_settled(modified) else -1
 
     def _stamp(self, name: str) -> int:
         """Return the modification time of a folder, in which files are replaced or created."""

@@ -6,7 +6,7 @@ import contextlib
 import operator
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -170,44 +170,35 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def matching(rows: Iterable[RunRow], query: str) -> list[RunRow]:
-    """Return the rows with all words and conditions of a query, in any order and case."""
+def search(rows: Sequence[RunRow], query: str) -> tuple[list[RunRow], str | None]:
+    """Return the rows with all words and conditions of a query, in any order and case.
+
+    Also returns which condition no row can satisfy, or None.
+    """
     found = list(rows)
+    problem = None
     for word in query.casefold().split():
         match = _CONDITION.fullmatch(word)
-        if match is None:
-            found = [row for row in found if word.removeprefix("#") in row.words]
-        else:
-            name, compare, value = match.groups()
-            name = name.replace(":_", ":")
-            found = [
-                row
-                for row in found
-                if name in row.named and _compares(row.named[name], compare, value)
-            ]
-    return found
-
-
-def hint(rows: Iterable[RunRow], query: str) -> str | None:
-    """Return which condition of a query no row can satisfy, or None."""
-    listed = list(rows)
-    for word in query.casefold().split():
-        match = _CONDITION.fullmatch(word)
-        if match is None and re.search("[<>=]", word):
-            return f"{word}: a condition is a column, one of <, <=, >, >= and =, and a value."
-        if match is not None and not any(
-            match[1].replace(":_", ":") in row.named for row in listed
-        ):
-            return f"No column of these runs is named {match[1]}."
-    return None
+        if match is not None:
+            name = match[1].replace(":_", ":")
+            if not any(name in row.named for row in rows):
+                problem = f"No column of these runs is named {name}."
+            found = [row for row in found if _compares(row.named.get(name), match[2], match[3])]
+            continue
+        if re.search("[<>=]", word):
+            problem = f"{word}: a condition is a column, one of <, <=, >, >= and =, and a value."
+        found = [row for row in found if word.removeprefix("#") in row.words]
+    return found, problem
 
 
 def _compares(cell: Cell, compare: str, value: str) -> bool:
+    if cell is None:
+        return False
     if isinstance(cell, str) and _DATE.match(cell) and _DATE.match(value):
         return _COMPARE[compare](cell[: len(value)], value)
     try:
-        if cell is None or _COMPARE[compare](float(cell), float(value)):
-            return cell is not None
-        return compare == "=" and value == str(cell).casefold()  # nan
-    except (TypeError, ValueError):  # a text, of which a part is enough
+        if _COMPARE[compare](float(cell), float(value)):
+            return True
+    except ValueError:  # a text, of which a part is enough
         return compare == "=" and value in str(cell).casefold()
+    return compare == "=" and value == str(cell).casefold()  # nan

@@ -77,12 +77,6 @@ class ServerActivity(StrEnum):
     MEMORY_PROBE = "memory probe"
 
 
-PAGES = {  # The page that starts and stops an activity, by default Run.
-    ServerActivity.SWEEP: "Lab",
-    ServerActivity.LESSON: "Learn",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Devices:
     """Devices for training, best first, and why none of them is a GPU (or None)."""
@@ -203,9 +197,7 @@ class Services:
         for active, doing in self._activities():
             # Another probe replaces the one that is running.
             if {active, starting} != {ServerActivity.MEMORY_PROBE}:
-                page = PAGES.get(active, "Run")
-                where = "" if page == PAGES.get(starting, "Run") else f" on the {page} page"
-                return f"{doing} Stop it{where} first, or wait for its end."
+                return f"{doing} Stop it first, or wait for its end."
         if device == "cpu":
             return None
         for run, rank in self._live_ranks():
@@ -230,18 +222,14 @@ class Services:
         return next((run for run in list(self.lessons.values()) if run.running()), None)
 
     def active_id(self) -> str | None:
-        """Return the id of the run that this server trains; stop one whose folder was removed."""
+        """Return the id of the run that this server trains, or None."""
         active = self._active
         if active is None or not active.alive():
             return None
-        try:
-            live = read_run(active.folder).status.live
-        except RunError:
-            live = active.folder.exists()
-            if not live:  # no page could show or stop it, and training needs no folder
-                log.warning("%s: stopped, because its folder was removed", active.folder.name)
-                active.stop(STOP_TIMEOUT_S)
-        return active.folder.name if live else None
+        with contextlib.suppress(RunError):  # about to begin, or its folder was removed
+            if not read_run(active.folder).status.live:
+                return None
+        return active.folder.name
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""

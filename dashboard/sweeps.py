@@ -36,7 +36,7 @@ from stepscope.lab.folder import (
     write_json,
 )
 from stepscope.lab.plan import SweepPlan, write_plan
-from stepscope.run import process_of, user_name
+from stepscope.run import process_of
 from stepscope.run.folder import not_signaled, recorder_of
 from trainer.runners.child_process import PROJECT
 
@@ -46,7 +46,6 @@ LAB_LOG = "lab.log"
 STOP_TIMEOUT_S = 10.0
 STARTING_S = 60.0  # Age up to which a sweep that another process has planned may still begin.
 MAX_LISTED = 100
-ACTIVE_AGE_S = 1.0
 EXAMPLE = "This is a recorded example: read-only."
 
 
@@ -77,8 +76,6 @@ class Sweeps:
         self._lock = threading.Lock()
         self._child: psutil.Popen | None = None  # of the sweep `_child_id`
         self._child_id: str | None = None
-        self._stopped = False
-        self._active: tuple[float, str | None] = (-float("inf"), None)
         self._ended: dict[Path, tuple[int, StoredSweep]] = {}
 
     def list_sweeps(self) -> list[StoredSweep]:
@@ -100,14 +97,10 @@ class Sweeps:
             raise
 
     def active_id(self) -> str | None:
-        """Return the sweep that runs here, at most ACTIVE_AGE_S old: tabs poll twice a second."""
-        read_at, active = self._active
-        if time.monotonic() - read_at >= ACTIVE_AGE_S:
-            host = socket.gethostname()
-            live = (one for one in self.list_sweeps() if one.live)
-            active = next((one.id for one in live if one.json.get("host", host) == host), None)
-            self._active = time.monotonic(), active
-        return active
+        """Return the id of the sweep that runs on this host, or None."""
+        host = socket.gethostname()
+        live = (one for one in self.list_sweeps() if one.live)
+        return next((one.id for one in live if one.json.get("host", host) == host), None)
 
     def start(self, plan: SweepPlan) -> str:
         """Start a sweep; return its id."""
@@ -131,9 +124,8 @@ class Sweeps:
     def stop(self, sweep_id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End a sweep, by force after `timeout_s`; a resumed one repeats the open round."""
         with self._lock:
-            if self._child is not None and self._alive(sweep_id):
-                self._stopped = True
-                self._end(self._child, timeout_s)
+            if self._child is not None and self._is_alive(sweep_id):
+                end_process(self._child, timeout_s)
                 return
             sweep = self._changeable("Stop", sweep_id)
             # Started in a terminal, or by a server that was killed.
@@ -141,14 +133,9 @@ class Sweeps:
             lock = sweep.folder / LOCK
             process = recorder_of(sweep.json, lock)
             if process is not None:
-                self._end(process, timeout_s)
+                end_process(process, timeout_s)
             elif named is not None and sweep.live:
                 raise SweepError(f"Stop: {not_signaled(named, lock)}")
-
-    def _end(self, process: psutil.Process, timeout_s: float) -> None:
-        """End a sweep's process; its trial then ends, too."""
-        end_process(process, timeout_s)
-        self._active = (-float("inf"), None)
 
     def delete(self, sweep_id: str) -> None:
         """Delete the folder of a sweep that no process works on."""
@@ -168,7 +155,7 @@ class Sweeps:
             self._child = None
             self._child_id = None
         if child is not None and child.poll() is None:
-            self._end(child, timeout_s)
+            end_process(child, timeout_s)
 
     def _changeable(self, action: str, sweep_id: str) -> StoredSweep:
         sweep = self.read(sweep_id)
@@ -187,8 +174,7 @@ class Sweeps:
     def _launch(self, folder: Path) -> None:
         """Start the process that measures, in a process group that can be ended as a whole."""
         if self._child is not None and self._child.poll() is None:
-            self._end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
-        self._stopped = False
+            end_process(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
         with open(open_for_append(folder / LAB_LOG), "wb", buffering=0) as output:
             self._child = psutil.Popen(
                 [sys.executable, "-m", "trainer.lab", "--folder", str(folder.resolve())],
@@ -199,9 +185,8 @@ class Sweeps:
                 start_new_session=True,
             )
         self._child_id = folder.name
-        self._active = time.monotonic(), folder.name
 
-    def _alive(self, sweep_id: str) -> bool:
+    def _is_alive(self, sweep_id: str) -> bool:
         child = self._child
         return sweep_id == self._child_id and child is not None and child.poll() is None
 
@@ -211,7 +196,7 @@ class Sweeps:
         except OSError as error:
             raise SweepError(f"{folder.name}: cannot be read ({error.strerror}).") from error
         known = self._ended.get(folder)
-        if known is not None and known[0] == modified and not self._alive(folder.name):
+        if known is not None and known[0] == modified and not self._is_alive(folder.name):
             return known[1]
         try:
             json = read_sweep(folder)
@@ -221,26 +206,23 @@ class Sweeps:
         sweep = StoredSweep(folder, json, content, self._read_only_reason(folder, json))
         if not sweep.live:
             self._ended[folder] = (modified, sweep)
-            self._active = (-float("inf"), None)
         return sweep
 
     def _current(self, folder: Path, content: SweepContent) -> SweepContent:
         """Return the content of a sweep, which is stopped if its process has never begun."""
-        if content.status is not SweepStatus.PENDING or self._alive(folder.name):
+        if content.status is not SweepStatus.PENDING or self._is_alive(folder.name):
             return content
         age = abs(time.time() - content.created)  # of a future time too
         if folder.name != self._child_id and age <= STARTING_S:
             return content
-        reason = STOPPED if self._stopped else _exit_reason(folder)
-        return replace(content, status=SweepStatus.STOPPED, reason=reason)
+        return replace(content, status=SweepStatus.STOPPED, reason=_exit_reason(folder))
 
     def _read_only_reason(self, folder: Path, content: dict[str, Any]) -> str | None:
         if folder.is_relative_to(self._examples):
             return EXAMPLE
-        for name, here in (("host", socket.gethostname()), ("user", user_name())):
-            if content.get(name, here) != here:
-                owner = str(content[name])[:60]
-                return f"This sweep belongs to the {name} {owner}: read-only."
+        host = socket.gethostname()
+        if content.get("host", host) != host:
+            return f"This sweep belongs to the host {str(content['host'])[:60]}: read-only."
         if not is_own_folder(folder):
             return "The folder of this sweep belongs to another user: read-only."
         return None

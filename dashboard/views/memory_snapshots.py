@@ -136,7 +136,7 @@ def _keep(key: str) -> None:
     state[UPLOADS] += 1
     try:
         state[UPLOADED] = keep_upload(services.get().uploads, file.name, file.getbuffer())
-    except (ValueError, OSError) as error:
+    except OSError as error:
         state[ERROR] = f"The file was not kept. {error}"
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.format import button, escape_markdown
-from dashboard.run_rows import MIB, RunRow, disk_use, hint, matching
+from dashboard.run_rows import MIB, RunRow, disk_use, search
 from dashboard.views import parts
 from dashboard.views.live_panel import examples, open_run
 from dashboard.views.parts import connections, number, text
@@ -88,7 +88,7 @@ def table() -> None:
             "started>=2026-11-01, status=failed, group=sweep.",
         )
         columns = _columns(rows)
-    found = matching(rows, query or "")
+    found, problem = search(rows, query or "")
     key = f"runs_table_{st.session_state.get(SELECTION, 0)}_{query}"
     # Ticks are row numbers: while there are any, the rows stay those that were drawn.
     if any(st.session_state.get(key, {}).get("selection", {}).values()):
@@ -113,8 +113,7 @@ def table() -> None:
             _buttons(ticked)
         help_text = "Click a cell to open the run, a column title to sort. Tick runs to edit them."
         if len(found) < len(rows):
-            why = "" if found else hint(rows, query or "")
-            why = f" {escape_markdown(why)}" if why else ""
+            why = f" {escape_markdown(problem)}" if problem and not found else ""
             help_text = f"{len(found):,} of {len(rows):,} runs.{why} {help_text}"
         if server.sources:
             help_text += " The values of a remote run are loaded when it is opened."

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dashboard import services
-from dashboard.services import ServerActivity, Services
+from dashboard.services import Services
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
 from stepscope.run.status import RunOutcome
 from stepscope.session import stop
@@ -84,18 +84,6 @@ def test_the_end_of_a_busy_run_is_written_with_the_servers(
         free.set()
     wait_until(lambda: not any("training" in thread.name for thread in threading.enumerate()))
     assert read_run(folder).status is RunStatus.STOPPED
-
-
-def test_a_run_whose_folder_was_removed_is_stopped(
-    server: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(services, "STOP_TIMEOUT_S", 20.0)
-    folder = server.start(replace(CONFIG, epochs=100_000))
-    wait_until(lambda: read_run(folder).status is RunStatus.RUNNING)
-    folder.rename(server.runs.with_name("removed"))
-    wait_until(lambda: server.busy_reason(ServerActivity.RUN) is None)
-    second = server.start(CONFIG)
-    wait_until(lambda: read_run(second).status is RunStatus.FINISHED)
 
 
 IGNORES_SIGTERM = """

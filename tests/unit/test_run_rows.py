@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dashboard.run_list import RunList
-from dashboard.run_rows import RunRow, hint, matching
+from dashboard.run_rows import RunRow, search
 from stepscope.run import process_identity, write_run_json
 
 
@@ -33,7 +33,7 @@ def test_settings_and_metrics_are_cells(tmp_path: Path) -> None:
     metrics = {"config: lr": 0.1, "final: train/loss": 0.5, "best: train/loss": 0.25}
     assert row.cells.items() >= metrics.items()
     assert (row.duration, row.cells["Best loss"], row.cells["Precision"]) == (60.0, 0.25, None)
-    assert matching([row], "precision=16 precision>1") == []
+    assert search([row], "precision=16 precision>1")[0] == []
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_words_and_conditions_select_rows(tmp_path: Path, query: str, ids: set[s
     precise = {"lr": 0.2, "precision": "fp16", "model": {"depth": 12}, "status": "nested"}
     write(tmp_path, "b", group="sweep", config=precise, note="Careful", final=loss)
     write(tmp_path, "c", status="failed", config={"day": "20231126", "x": "nan"})
-    assert {row.id for row in matching(rows(tmp_path), query)} == ids
+    assert {row.id for row in search(rows(tmp_path), query)[0]} == ids
 
 
 def test_a_condition_that_no_run_can_satisfy_is_explained(tmp_path: Path) -> None:
     write(tmp_path, "a", config={"lr": 0.1})
     found = rows(tmp_path)
-    assert hint(found, "a lr>0.5 config:lr=0.1 duration>1") is None
+    assert search(found, "a lr>0.5 config:lr=0.1 duration>1") == ([], None)
     for query in ("depth>3", "lr!=0.1", "lr>", "=3"):
-        assert query[:2] in str(hint(found, query))
+        assert query[:2] in str(search(found, query)[1])
