@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dashboard.charts.run_view import run_kind
 from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
-from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, halved_batch, is_possible
@@ -26,9 +24,6 @@ def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis |
 
     A job's is that of the rank that ended it. Raises ValueError for an invalid record, OSError.
     """
-    if not os.path.lexists(run.folder / oom_name(run.cause)):
-        # A process that the kernel killed leaves no record.
-        return diagnose_run(run) if run.status is RunStatus.CRASHED else None
     config = run.run_json.get("config")
     allowed: Callable[[str, Any], bool] | None = None
     if devices and config is not None:
@@ -53,11 +48,7 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIss
     Returns None for any other run.
     """
     settings = run.run_json.get("config")
-    if settings is None or run_kind(run) is not RunKind.TRAINER:
-        return None
-    if run.status is not RunStatus.FAILED:
-        return None
-    if _ended_by(run) is None:
+    if settings is None or run_kind(run) is not RunKind.TRAINER or _ended_by(run) is None:
         return None
     try:
         config = RunConfig.from_dict({**settings, "resume_from": ""})

@@ -36,8 +36,7 @@ from stepscope.lab.folder import (
     write_json,
 )
 from stepscope.lab.plan import SweepPlan, write_plan
-from stepscope.run import process_of
-from stepscope.run.folder import not_signaled, recorder_of
+from stepscope.run.folder import recorder_of
 from trainer.runners.child_process import PROJECT
 
 STOPPED = "Stopped before it began."
@@ -129,13 +128,11 @@ class Sweeps:
                 return
             sweep = self._changeable("Stop", sweep_id)
             # Started in a terminal, or by a server that was killed.
-            named = process_of(sweep.json)
-            lock = sweep.folder / LOCK
-            process = recorder_of(sweep.json, lock)
+            process = recorder_of(sweep.json, sweep.folder / LOCK)
             if process is not None:
                 end_process(process, timeout_s)
-            elif named is not None and sweep.live:
-                raise SweepError(f"Stop: {not_signaled(named, lock)}")
+            elif sweep.live:
+                raise SweepError("Stop: its process was not found. Stop it in its terminal.")
 
     def delete(self, sweep_id: str) -> None:
         """Delete the folder of a sweep that no process works on."""
