@@ -13,7 +13,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.format import named_reason, note
-from stepscope.common.config_issue import ConfigError, ConfigIssue
+from stepscope.common.config_issue import ConfigIssue
 from trainer import custom_workload as custom
 from trainer.config import SETTINGS, RunConfig, Workload, limits_of
 from trainer.config_validation import TrainDevice, choice_problem
