@@ -75,8 +75,7 @@ class MachinePoller:
 
     def past(self) -> tuple[PastReading, ...]:
         """Return the last readings, the oldest first."""
-        with self._changed:
-            return tuple(self._past)
+        return tuple(self._past)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Stop the thread; one that is blocked in the driver is left behind after the timeout."""
@@ -130,14 +129,13 @@ class MachinePoller:
         error = None
         try:
             view = self._machine.poll()
+            gpus = {device.info.uuid: device.values for device in view.devices}
+            self._past.append(PastReading(view.ts, gpus))
         except Exception as failure:  # shown on the page; the next reading may succeed
             error = f"The GPUs could not be read: {type(failure).__name__}: {failure}"
             if self._error is None:
                 log.warning("stepscope-machine: reading the GPUs failed", exc_info=True)
         with self._changed:
-            if view is not None and error is None:
-                gpus = {device.info.uuid: device.values for device in view.devices}
-                self._past.append(PastReading(view.ts, gpus))
             self._view = view
             self._error = error
             self._has_read = True

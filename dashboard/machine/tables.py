@@ -33,10 +33,6 @@ VALUES = {  # The metrics of a GPU by group.
         *("gpu/remap_pending", "gpu/remap_failed", "gpu/pcie_replays"),
     ),
 }
-PROPERTIES = {  # The properties of a GPU: label, text, meaning.
-    "temp_slowdown": ("Slowdown temperature", "{:.0f} °C", "The GPU's own threshold."),
-    "pci_bus_id": ("PCI address", "{}", "PCI bus, device and function."),
-}
 TEXTS: dict[Unit, Callable[[float], str]] = {
     Unit.PERCENT: lambda value: f"{value:.0f}%",
     Unit.BYTES: format_bytes,
@@ -148,7 +144,7 @@ def owner(process: GpuProcess, ours: Mapping[int, str]) -> str:
 
 
 def instance_name(instance: DeviceState) -> str:
-    return str(getattr(instance.facts, "mig_profile", None) or instance.info.name)
+    return instance.info.mig_profile or instance.info.name
 
 
 def process_rows(device: DeviceState, ours: Mapping[int, str]) -> list[Row]:
@@ -175,10 +171,6 @@ def value_rows(device: DeviceState, torch_name: str) -> list[Row]:
     """Return all values of a GPU with their meaning, or why they are missing."""
     rows = [_row(group, *_metric(device, key)) for group, keys in VALUES.items() for key in keys]
     facts = device.facts
-    for name, (label, text, meaning) in PROPERTIES.items():
-        value = getattr(facts, name, None)
-        shown = "n/a: not reported by the driver" if value is None else text.format(value)
-        rows.append(_row("Properties", label, shown, meaning))
     if facts is not None and facts.pcie_gen is not None:
         now = _link(facts.pcie_gen, facts.pcie_width)
         pcie = f"{now}, at most {_link(facts.pcie_max_gen, facts.pcie_max_width)}"
@@ -191,7 +183,7 @@ def value_rows(device: DeviceState, torch_name: str) -> list[Row]:
     rows.append(_row("Identity", "UUID", device.info.uuid, "Stable; indices can change."))
     about = "CUDA_VISIBLE_DEVICES hides and renumbers GPUs."
     rows.append(_row("Identity", "Torch's name here", torch_name, about))
-    return sorted(rows, key=lambda row: [*VALUES, "Properties", "Identity"].index(row["Group"]))
+    return sorted(rows, key=lambda row: [*VALUES, "Identity"].index(row["Group"]))
 
 
 def _link(generation: int | None, width: int | None) -> str:

@@ -161,10 +161,8 @@ def _device(device: DeviceState) -> Iterator[str]:
     others = [issue.text for issue in device.health.issues if issue.text not in device.health.text]
     yield f"{INDENT}{MARKS[device.health.level]} {' '.join((device.health.text, *others))}"
     for instance in device.instances:
-        facts = instance.facts
-        profile = facts.mig_profile if facts is not None else None
         memory = _values(instance, LINES[1])
-        name = profile or instance.info.name
+        name = instance.info.mig_profile or instance.info.name
         yield f"{INDENT}MIG {name} · {instance.info.short_uuid} · {memory}"
         yield from _processes(instance, 2 * INDENT)
     yield from _processes(device, INDENT)

@@ -27,13 +27,19 @@ class DeviceInfo:
         """The first part of the UUID, which distinguishes GPUs, such as GPU-c0da5130."""
         return printable("-".join(self.uuid.split("-")[:2]))
 
+    @property
+    def mig_profile(self) -> str | None:
+        """The profile of a MIG instance, such as 1g.10gb, which ends its name; else None."""
+        before, found, after = self.name.rpartition(" MIG ")
+        return after.strip() if found and before else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProperties(DeviceInfo):
     """Properties of a GPU or a MIG instance; None if the driver does not report them.
 
     Watts and °C. `pcie_gen` and `pcie_width` are the current values, which an idle GPU lowers.
-    `parent_uuid` and `mig_profile` ("1g.10gb") are those of an instance.
+    `parent_uuid` is that of an instance.
     """
 
     pci_bus_id: str | None
@@ -45,7 +51,6 @@ class DeviceProperties(DeviceInfo):
     pcie_max_gen: int | None
     pcie_max_width: int | None
     parent_uuid: str | None
-    mig_profile: str | None
 
 
 def properties(handle: Any, info: DeviceInfo) -> DeviceProperties:
@@ -74,7 +79,6 @@ def properties(handle: Any, info: DeviceInfo) -> DeviceProperties:
         pcie_max_gen=call_or_none(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         pcie_max_width=call_or_none(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         parent_uuid=parent_uuid(handle) if info.uuid.startswith("MIG-") else None,
-        mig_profile=profile(info.name),
     )
 
 
@@ -82,12 +86,6 @@ def is_divided(handle: Any) -> bool | None:
     """Return True for a GPU in MIG mode; None if the driver does not report the mode."""
     mode = call_or_none(pynvml.nvmlDeviceGetMigMode, handle)
     return None if mode is None else bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
-def profile(name: str) -> str | None:
-    """Return the MIG profile at the end of an instance's name; None for a whole GPU."""
-    before, found, after = name.rpartition(" MIG ")
-    return after.strip() if found and before else None
 
 
 def parent_uuid(handle: Any) -> str | None:

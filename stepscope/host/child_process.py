@@ -18,7 +18,6 @@ from typing import IO, Any
 
 import psutil
 
-ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
 HOST = "127.0.0.1"
 START_S = 60.0  # the page imports torch
 POLL_S = 0.02
@@ -118,28 +117,24 @@ class ChildProcess:
 
 
 class Child(ChildProcess):
-    """A process that prints a JSON object per line, passed to `_take`. Thread-safe."""
+    """A process with a time limit that prints a JSON object per line, passed to `_take`.
+
+    Thread-safe.
+    """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        limit_s: float,
-        stderr: int | IO[bytes] = subprocess.PIPE,
-        **options: Any,
+        self, command: Sequence[str], *, limit_s: float, stderr: int | IO[bytes], **options: Any
     ) -> None:
+        self._limit_s = limit_s
         self._began = time.monotonic()
         self._ended: ChildOutput | None = None
         self._late = False
-        self._errors = b""
         super().__init__(command, stdout=subprocess.PIPE, stderr=stderr, **options)
-        self._timer = threading.Timer(limit_s, self._end_late)
-        self._readers = [threading.Thread(target=self._read, args=(self._process.stdout,))]
-        if errors := self._process.stderr:
-            self._readers.append(threading.Thread(target=self._read_errors, args=(errors,)))
-        for thread in (self._timer, *self._readers, self._waiter):
-            thread.name, thread.daemon = "stepscope-child", True
-            thread.start()
+        self._reader = threading.Thread(
+            target=self._read, args=(self._process.stdout,), name="stepscope-child", daemon=True
+        )
+        self._reader.start()
+        self._waiter.start()
 
     @property
     def seconds(self) -> float:
@@ -179,35 +174,25 @@ class Child(ChildProcess):
         else:
             kill_group(self._process.pid)
 
-    def _end_late(self) -> None:
-        self._late = True
-        self._end()
-
     def _read(self, stream: IO[bytes]) -> None:
-        with os.fdopen(os.dup(stream.fileno()), "rb") as lines:
-            while line := lines.readline():
+        with stream, open(stream.fileno(), "rb", closefd=False) as lines:
+            for line in lines:
                 with contextlib.suppress(ValueError):  # printed by a library
                     content = json.loads(line)
                     if isinstance(content, dict):
                         self._take(content)
 
-    def _read_errors(self, stream: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while chunk := os.read(stream.fileno(), 8192):
-                self._errors = (self._errors + chunk)[-ERRORS_KEPT:]
-
-    def _error_lines(self) -> list[str]:
-        return self._errors.decode(errors="replace").strip().splitlines()
-
     def _wait(self) -> None:
-        code = self._process.wait()
-        self._timer.cancel()
+        try:
+            code = self._process.wait(self._limit_s)
+        except subprocess.TimeoutExpired:
+            self._late = True
+            self._end()
+            code = self._process.wait()
         kill_group(self._process.pid)  # orphans
-        for reader in self._readers:
-            reader.join(2.0)  # a process of another group may hold the pipe
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        self._reader.join(2.0)  # a process of another group may hold the pipe
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._ended = self._result(code)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import resource
-import select
 import signal
 import threading
 from collections.abc import Callable
@@ -41,21 +39,16 @@ def kill_group() -> None:
     os._exit(1)
 
 
-def limit_process(
-    *, memory: int, cpu_s: int, file_bytes: int, counted: int = resource.RLIMIT_AS
-) -> None:
-    """Limit this process's memory (RLIMIT_AS or RLIMIT_DATA), CPU time and size of files."""
-    limits = ((counted, memory), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, file_bytes))
-    for limit, value in (*limits, (resource.RLIMIT_CORE, 0)):
-        soft, hard = resource.getrlimit(limit)
-        finite = [number for number in (soft, hard, value) if number != resource.RLIM_INFINITY]
-        resource.setrlimit(limit, (min(finite), hard))  # a lower limit stays
+def limit_process(*, memory: int, cpu_s: int, file_bytes: int) -> None:
+    """Limit this process's address space, CPU time and size of files; no core dump."""
+    limits = {
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_FSIZE: file_bytes,
+        resource.RLIMIT_CORE: 0,
+    }
+    for limit, value in limits.items():
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, hard))
     os.nice(NICENESS)
-
-
-def end_with_stdin() -> None:
-    """Let the kernel end this process when stdin closes; hashing may block all its threads."""
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO ends it
-    if select.select([0], [], [], 0)[0]:
-        os._exit(1)

@@ -83,7 +83,6 @@ class _Trial(Child):
     def __init__(self, module: str, job: Mapping[str, Any], log: Path, timeout_s: float) -> None:
         self._answer: dict[str, Any] = {}
         self._log = log
-        self._limit_s = timeout_s
         package = importlib.util.find_spec(module.partition(".")[0])
         assert package is not None
         assert package.origin is not None

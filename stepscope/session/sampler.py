@@ -285,7 +285,7 @@ class BoundarySampler:
         if self.parts.is_due(now):
             split = self.parts.read(self.index)
             if split and self.index is None and self._resident is not None:
-                with contextlib.suppress(Exception):  # the script may have closed our descriptors
+                with contextlib.suppress(Exception):  # the script may have too many open files
                     split["process/rss"] = self._resident()
             self._split = split
 

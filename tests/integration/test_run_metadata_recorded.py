@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from stepscope.run import RunStatus, read_metadata, read_run
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, FinalMetric, GitState
 from stepscope.session.code_state import CodeStateReader
 from stepscope.store.recorder import Recorder
-from tests.support.child_process import is_running
 from tests.support.git_repository import commit, content, git
-from tests.support.waiting import wait_until
 
 SCRIPT = """
 import argparse, os
@@ -120,25 +117,6 @@ def test_no_diff_is_recorded_of_clean_or_large_changes_or_on_request(
     wanted = {"branch": "main", "dirty": case == "large", "diff": False}
     assert described == ([] if case in ("off", "none") else [{"commit": made, **wanted}])
     assert not list(run.iterdir())
-
-
-def test_a_git_that_takes_too_long_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow, child = tmp_path / "git", tmp_path / "child"
-    slow.write_text(
-        f"#!/bin/sh\nsleep 600 &\necho $! > {child}.new\nmv {child}.new {child}\nwait\n"
-    )
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("stepscope.host.git.LIMIT_S", 1.0)
-    described: list[Any] = []
-    reader = CodeStateReader(tmp_path, tmp_path, lambda **found: described.append(found))
-    wait_until(child.exists)
-    reader.close(0.0)
-    wait_until(lambda: "stepscope-code" not in [thread.name for thread in threading.enumerate()])
-    wait_until(lambda: not is_running(int(child.read_text())))
-    assert described == []
 
 
 def test_the_end_of_a_run_has_its_last_and_best_values(tmp_path: Path) -> None:

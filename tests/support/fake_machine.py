@@ -97,7 +97,6 @@ def facts(of: DeviceInfo, **changes: Any) -> DeviceProperties:
         pcie_max_width=16,
         mig=of.mig,
         parent_uuid=None,
-        mig_profile=None,
     )
     return replace(known, **changes)
 
@@ -210,7 +209,7 @@ def instance(parent: DeviceInfo, number: int, profile: str) -> Gpu:
         mig=False,
     )
     sizes = {"gpu/mem_used": 3.0 * GIB, "gpu/mem_total": 10.0 * number * GIB}
-    known = facts(one, parent_uuid=parent.uuid, mig_profile=profile)
+    known = facts(one, parent_uuid=parent.uuid)
     why = {"gpu/util": "not supported on this GPU"}
     who = process(5000 + number, user="bob", yours=False, memory=3 * GIB)
     return Gpu(one, sizes, why, known, (who,))

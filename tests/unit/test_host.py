@@ -42,7 +42,8 @@ def test_process_cpu_is_cpu_time_per_wall_time(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_peak_is_the_highest_sample_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([100, 300, 200, 150, 160])
-    monkeypatch.setattr(usage, "_process_rss", lambda: lambda: next(sizes))
+    now = lambda _: SimpleNamespace(rss=next(sizes))  # noqa: E731
+    monkeypatch.setattr(psutil.Process, "memory_info", now)
     source = HostSampler()
     peaks = [source.process()["process/peak_rss"] for _ in range(3)]
     assert peaks == [100.0, 300.0, 300.0]

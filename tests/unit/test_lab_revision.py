@@ -10,14 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from stepscope.host.environment import environment
 from stepscope.lab.command import UsageError
 from stepscope.lab.revision import RevisionError, check_links, moved, repository, resolve, unpack
 from stepscope.lab.script_plan import parse_variant
 from stepscope.watch.trial import _foreign_module
 from tests.support.git_repository import commit, content, git
-from tests.support.gpu_processes import is_running
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -70,28 +67,6 @@ def test_what_is_no_commit_is_refused(top: Path, revision: str) -> None:
     with pytest.raises(UsageError, match=r"^--variant: rev: '.*Name a commit, branch or tag\.$"):
         parse_variant(f"'rev:{revision}'")
     assert content(top) == before
-
-
-@pytest.mark.parametrize("asked", ["resolve", "environment"])
-def test_a_git_that_waits_is_ended_and_may_not_prompt(
-    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
-    path, child = tmp_path / "git", tmp_path / "child"
-    path.write_text(
-        f"#!/bin/sh\nsleep 600 &\necho $! $GIT_TERMINAL_PROMPT > {child}\ncat <&0\nwait\n"
-    )
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("stepscope.host.git.LIMIT_S", 0.5)
-    monkeypatch.setattr("stepscope.host.git.FETCH_LIMIT_S", 0.5)
-    if asked == "environment":
-        assert environment(None, None, top)["commit"] is None
-    else:
-        with pytest.raises(RevisionError):
-            unpack("first", top, tmp_path / "tree", [])
-    pid, prompt = child.read_text().split()
-    assert prompt == "0"
-    wait_until(lambda: not is_running(int(pid)))
 
 
 def test_a_revision_is_unpacked_with_its_links(top: Path, tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ class MemoryProbeRun(Child):
     def __init__(self, config: RunConfig, *, search: bool = False, seconds: float = 0.0) -> None:
         self.config = config
         self.search = search
-        self._limit_s = SEARCH_LIMIT_S if search else PROBE_LIMIT_S
         self._last: dict[str, Any] = {"progress": "Starting a process"}
         self._folder = tempfile.TemporaryDirectory(
             prefix="stepscope-probe-", ignore_cleanup_errors=True
@@ -53,14 +52,17 @@ class MemoryProbeRun(Child):
             "seconds": seconds,
             "folder": self._folder.name,
         }
-        super().__init__(
-            [sys.executable, "-m", "trainer.memory_estimate"],
-            limit_s=self._limit_s,
-            first_line=json.dumps(job).encode() + b"\n",
-            # A probe that runs out of memory is a result, not an alert.
-            env=os.environ | {"STEPSCOPE_ALERTS": "off"},
-            cwd=PROJECT,
-        )
+        self._log = Path(self._folder.name) / "probe.log"
+        with open(self._log, "wb") as errors:
+            super().__init__(
+                [sys.executable, "-m", "trainer.memory_estimate"],
+                limit_s=SEARCH_LIMIT_S if search else PROBE_LIMIT_S,
+                stderr=errors,
+                first_line=json.dumps(job).encode() + b"\n",
+                # A probe that runs out of memory is a result, not an alert.
+                env=os.environ | {"STEPSCOPE_ALERTS": "off"},
+                cwd=PROJECT,
+            )
 
     def _now(self) -> ChildOutput:
         text = str(self._last.get("progress", ""))[:200]
@@ -71,15 +73,16 @@ class MemoryProbeRun(Child):
         self._last = content
 
     def _result(self, code: int) -> ChildOutput:
+        printed = log_text(self._log)
         self._folder.cleanup()
         answer = self._last.get("answer")
         if isinstance(answer, dict):
             return ChildOutput(ChildState.FINISHED, self.seconds, answer=answer)
         if self._stopping:
             return ChildOutput(ChildState.STOPPED, self.seconds)
-        return ChildOutput(ChildState.FAILED, self.seconds, reason=self._reason(code))
+        return ChildOutput(ChildState.FAILED, self.seconds, reason=self._reason(code, printed))
 
-    def _reason(self, code: int) -> str:
+    def _reason(self, code: int, printed: str) -> str:
         """Return why the process ended without an answer."""
         if self._late:
             return f"It took longer than {self._limit_s:.0f} s and was ended."
@@ -87,7 +90,7 @@ class MemoryProbeRun(Child):
             return "Its process was killed, usually because the host ran out of memory."
         if "reason" in self._last:
             return str(self._last["reason"])
-        last = " ".join(self._error_lines()[-1:])
+        last = " ".join(printed.strip().splitlines()[-1:])
         return f"Its process ended with exit code {code}. {last[:300]}".strip()
 
 
@@ -110,8 +113,8 @@ class LessonRun(Child):
         return self._output(ChildState.RUNNING)
 
     def _read(self, stream: IO[bytes]) -> None:
-        with os.fdopen(os.dup(stream.fileno()), "rb", buffering=0) as output:
-            while chunk := output.read(8192):
+        with stream:
+            while chunk := stream.read(8192):
                 self._text += chunk
 
     def _result(self, code: int) -> ChildOutput:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.host.process_limits import end_with_stdin, limit_process
+from stepscope.host.process_limits import limit_process, set_parent_death_signal
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary
 
@@ -43,7 +43,7 @@ class SnapshotOpening:
         self._process = subprocess.Popen(
             # -P: a file of the working directory must not take the place of a module.
             [sys.executable, "-P", "-m", MODULE, str(path.absolute())],
-            stdin=subprocess.PIPE,  # closed with this process: the child then ends
+            stdin=subprocess.DEVNULL,
             stdout=self._result,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -125,7 +125,7 @@ def _fail(text: str) -> int:
 
 
 if __name__ == "__main__":
-    end_with_stdin()
+    set_parent_death_signal()
     code = main(Path(sys.argv[1]))
     sys.stderr.flush()
     os._exit(code)  # to free ten million objects one by one would take seconds
