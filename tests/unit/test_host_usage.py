@@ -100,11 +100,6 @@ def test_a_process_has_what_its_container_leaves() -> None:
     assert CgroupMemory(used=900).within(5000) == 5000
 
 
-@pytest.mark.parametrize("text", ["", "oom_kill", "oom_kill many", "oom_kill -1", "\x00" * 9])
-def test_what_is_no_counter_is_not_known(tmp_path: Path, text: str) -> None:
-    assert usage._kills(write(tmp_path, memory_events=text)) is None
-
-
 def test_the_own_folder_is_found_also_from_within_a_container(tmp_path: Path) -> None:
     find = own_folder.__wrapped__  # without its cache
     table = tmp_path / "cgroup"
@@ -124,6 +119,9 @@ def test_kills_are_counted_from_the_start(tmp_path: Path, monkeypatch: pytest.Mo
     assert kills_since(first) == 0
     write(folder, memory_events="oom_kill 7\n")
     assert kills_since(first) == 2
+    for text in ("", "oom_kill", "oom_kill many", "oom_kill -1", "\x00" * 9):
+        write(folder, memory_events=text)
+        assert kills_since(first) is None
     assert kills_since(first | {"folder": str(tmp_path.parent)}) is None
     assert kills_since(first | {"folder": f"{folder}/../../x"}) is None
     for hostile in (None, [], {}, {"folder": 3, "count": "x"}, first | {"count": True}):

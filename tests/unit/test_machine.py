@@ -45,15 +45,11 @@ def only(view: MachineState) -> DeviceState:
     return device
 
 
-@pytest.mark.parametrize("count", [1, 16])
-def test_every_gpu_is_seen_with_its_values_facts_and_processes(count: int) -> None:
-    view = machine(FakeSource(gpus(count))).poll()
-    assert json.loads(json.dumps(machine_json(view)))["devices"][0]["values"] == BUSY
-    assert [device.info.nvml_index for device in view.devices] == list(range(count))
-    first = view.devices[0]
-    assert first.values == BUSY
-    assert first.facts == facts(info())
-    assert first.processes == (process(4000),)
+def test_every_gpu_is_seen_with_its_values_facts_and_processes() -> None:
+    view = machine(FakeSource(gpus(2))).poll()
+    first, second = view.devices
+    assert (first.values, first.facts, first.processes) == (BUSY, facts(info()), (process(4000),))
+    assert second.info.nvml_index == 1
     assert (view.reason, view.host.driver, view.host.cuda) == (None, "580.95.05", "13.0")
     assert view.host.memory_total > view.host.memory_used > 0
 
@@ -108,6 +104,21 @@ def test_mig_instances_stand_under_their_parent_with_their_own_memory() -> None:
     gpu.instances.pop()
     assert len(only(looks(found, clock, 5)).instances) == 2, "looked for again every 10 s"
     assert len(only(looks(found, clock, 6)).instances) == 1
+
+
+def test_the_json_has_every_gpu_and_below_it_its_instances() -> None:
+    gpu = divided(1)
+    gpu.processes, gpu.missing = None, {"processes": "permission"}
+    found = json.loads(json.dumps(machine_json(machine(FakeSource([*gpus(1), gpu])).poll())))
+    first, second = found["devices"]
+    assert (first["uuid"], first["index"], first["mig"]) == (info().uuid, 0, False)
+    assert (first["values"], first["health"]["level"]) == (BUSY, "ok")
+    assert first["processes"][0]["pid"] == 4000
+    assert (first["facts"]["temp_slowdown"], first["lost"]) == (92.0, None)
+    assert (second["mig"], second["processes"]) == (True, None)
+    assert second["missing"] == {"processes": "permission", "xid": NOT_WATCHED}
+    assert [one["processes"][0]["user"] for one in second["instances"]] == ["bob", "bob"]
+    assert second["instances"][0]["name"].endswith("MIG 1g.10gb")
 
 
 def test_a_new_source_replaces_the_one_before() -> None:

@@ -153,13 +153,7 @@ def test_devices_are_listed_with_what_is_known(
     assert [info.uuid for info in NvmlSource(clock).devices()] == [B], "a lost one is left out"
 
 
-REFUSED = [
-    (2, NOT_BY_GPU),
-    (3, NOT_BY_GPU),
-    (4, PERMISSION),
-    (13, NOT_BY_DRIVER),
-    (25, NOT_BY_DRIVER),
-]
+REFUSED = [(2, NOT_BY_GPU), (3, NOT_BY_GPU), (4, PERMISSION), (13, NOT_BY_DRIVER)]
 
 
 @pytest.mark.parametrize(("code", "reason"), REFUSED)
@@ -174,7 +168,7 @@ def test_a_refused_call_has_a_reason_for_the_life_of_the_process(
     gpu.errors = {UTIL: code}
     gpu.field_errors = {82: code, 186: 3}
     refused = dict.fromkeys(("gpu/util", "gpu/mem_util", "gpu/temp_mem"), reason)
-    for _ in range(30):
+    for _ in range(3):
         values = source.read(A, *ALL)
         assert values["gpu/power"] == 300.0, "the average, by the older call"
         assert not refused.keys() & values.keys()
