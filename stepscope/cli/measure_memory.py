@@ -11,12 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from stepscope.cli.arguments import add_json, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run.status import RunOutcome, outcome
 from stepscope.watch.memory_probe import (
-    MeasurementDone,
     StepMemoryProbe,
     batch_headroom,
     device_name,
@@ -25,6 +25,7 @@ from stepscope.watch.memory_probe import (
 from stepscope.watch.script import (
     Script,
     ScriptNotFoundError,
+    exit_without_handlers,
     from_file,
     from_module,
     split_options,
@@ -50,27 +51,28 @@ def main(argv: Sequence[str]) -> int:
     results = os.fdopen(os.dup(1), "w", errors="backslashreplace")
     sys.stdout.flush()
     os.dup2(2, 1)
-    ended: RunOutcome | None = None
 
-    def print_report() -> None:
+    def report(ended: RunOutcome | None) -> None:
         print(_report(probe, ended, as_json=options.json), file=results, flush=True)
 
-    probe = StepMemoryProbe(options.steps, print_report)
+    def end() -> NoReturn:
+        report(None)
+        exit_without_handlers(DONE if probe.refused is None else FAILED)
+
+    probe = StepMemoryProbe(options.steps, end)
     probe.start()
     ended = _run(script)
-    if ended is not None and ended.failure != "oom":
+    if ended.failure != "oom":
         text = f"The script ended before its steps were measured. {ended.reason or ''}"
         sys.stderr.write(f"{printable(text.strip())}\n")
-    print_report()
-    return DONE if len(probe.steps) >= options.steps and probe.refused is None else FAILED
+    report(ended)
+    return FAILED
 
 
-def _run(script: Script) -> RunOutcome | None:
+def _run(script: Script) -> RunOutcome:
     """Run the script; return how it ended before its steps were measured."""
     try:
         script.run()
-    except MeasurementDone:
-        return None
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - of the script
         return outcome(error)
     return RunOutcome()

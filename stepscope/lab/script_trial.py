@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import site
 import subprocess
@@ -36,7 +35,7 @@ from stepscope.recorded_run import open_run
 from stepscope.run import RunError, RunInfo, RunStatus, rank_file, read_run, run_folders, runs_root
 from stepscope.run.rank_info import find_rank
 from stepscope.store import StoreError
-from stepscope.watch.trial import TRIAL
+from stepscope.watch.trial import TRIAL, TrialPlan
 
 MAX_FILES = 100_000  # of each folder, about 0.3 s before and after a trial
 NO_UPLOAD = {
@@ -104,13 +103,17 @@ def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path) -> int:
         word.replace(OUT, str(out)).replace(SEED, str(job["seed"]))
         for word in (*script.arguments, *changes.get(ARGUMENTS, []))
     ]
-    limits: dict[str, Any] = {"warmup": job["warmup"], "steps": job["steps"]}
-    limits |= {"probe": "probe" in job, "ranks": script.nproc_per_node or 1}
+    plan = TrialPlan(
+        warmup=job["warmup"],
+        steps=job["steps"],
+        probe="probe" in job,
+        ranks=script.nproc_per_node or 1,
+    )
     cwd, target = script.cwd, script.target
     if REV in changes:
         top, tree = repository(Path(cwd)), folder / "tree"
         unpack(changes[REV], top, tree, script.links)
-        limits |= {"repository": str(top), "tree": str(tree)}
+        plan = msgspec.structs.replace(plan, repository=str(top), tree=str(tree))
         cwd = str(moved(Path(cwd), top, tree))
         if not script.is_module:
             file = moved(Path(script.cwd, target), top, tree)
@@ -125,18 +128,18 @@ def _run(script: ScriptCommand, job: Mapping[str, Any], folder: Path) -> int:
     return subprocess.call(
         [script.python, *watch, *module, target, *words],
         cwd=cwd,
-        env=_environment(job, limits),
+        env=_environment(job, plan),
         stdin=subprocess.DEVNULL,
     )
 
 
-def _environment(job: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, str]:
+def _environment(job: Mapping[str, Any], plan: TrialPlan) -> dict[str, str]:
     """Return the environment of a trial."""
     changes = job["changes"]
     # torch.compile's cache is shared; without this name it is in TMPDIR, a folder of the trial.
     cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     environment = {"TORCHINDUCTOR_CACHE_DIR": cache, **os.environ, **NO_UPLOAD}
-    environment |= {"TMPDIR": job["temporary"], TRIAL: json.dumps(limits)}
+    environment |= {"TMPDIR": job["temporary"], TRIAL: msgspec.json.encode(plan).decode()}
     # The parent process has put the folder of this package first; a variant may have other ones.
     own, *given = os.environ["PYTHONPATH"].split(os.pathsep)
     environment["PYTHONPATH"] = os.pathsep.join(given)

@@ -91,16 +91,6 @@ class ScriptSession(Session):
         """Return True for a Stop, which sends SIGINT without a common step boundary."""
         return self._stopper.without_boundary(command)
 
-    def join_job(self, place: RankContext) -> None:
-        """Join a distributed job of the script, before the first step only. Raises OSError."""
-        if place.sharing > 1:
-            self.share_commands(place.sharing, lead=1)
-            self._stopper.grace_s = JOB_GRACE_S
-        self.world_size = place.world_size
-        self._leads_job = place.local_rank == 0 and place.world_size > 1
-        self.recorder.describe(**place.described())
-        self._waiting = self.recorder.command_waiting
-
     def boundary(self) -> float:
         """Execute the commands of the page between two steps; return their duration in seconds.
 

@@ -1,9 +1,8 @@
 """Measure the memory of a training's first steps, and on a GPU how much larger a batch may be.
 
-`StepMemoryProbe` measures a script: hooks before and after each `step` of torch's optimizers read
-the counters of torch's allocator, or on a CPU the growth of the process's memory since the import
-of torch. They sum the unique storages of parameters, gradients and optimizer states. The script
-ends like by `sys.exit(0)` after the last requested step, or if one cannot be measured.
+`StepMemoryProbe` measures a script: a hook after each `step` of torch's optimizers reads the
+counters of torch's allocator, or on a CPU the growth of the process's memory since the import of
+torch. It sums the unique storages of parameters, gradients and optimizer states.
 `trainer/memory_estimate` measures the built-in workloads with the same readings.
 """
 
@@ -13,7 +12,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -170,28 +168,21 @@ def batch_headroom(steps: Sequence[StepMemory]) -> tuple[float | None, str]:
     )
 
 
-class MeasurementDone(SystemExit):
-    """Raised into the script after its first steps, or if they cannot be measured."""
-
-
 class StepMemoryProbe:
     """Measures the first `wanted` steps, after `start` and the script's import of torch.
 
-    `refused` is the reason why the steps cannot be measured, or None. `ended` is called before
-    `os._exit`, which ends a script that catches SystemExit or trains in another thread.
+    `ended` is called after the last step, or if one cannot be measured; it ends the process.
+    `refused` is the reason why the steps cannot be measured, or None.
     """
 
-    def __init__(self, wanted: int, ended: Callable[[], None]) -> None:
+    def __init__(self, wanted: int, ended: Callable[[], NoReturn]) -> None:
         self.steps: list[StepMemory] = []
         self.refused: str | None = None
         self.has_torch = False
         self._wanted = wanted
         self._ended = ended
-        self._has_raised = False
         self._pid = os.getpid()
         self._base = 0
-        self._parameters = 0
-        self._gradients = 0
 
     def start(self) -> None:
         PostImportHook("torch", self._attach).start()
@@ -200,45 +191,27 @@ class StepMemoryProbe:
         self.has_torch = True
         self._base = used_memory(None).now
         module = import_module("torch.optim.optimizer")
-        module.register_optimizer_step_pre_hook(self._guarded(self._before_step))
-        module.register_optimizer_step_post_hook(self._guarded(self._after_step))
+        module.register_optimizer_step_post_hook(self._after_step)
 
-    def _guarded(self, measure: Callable[[Any], None]) -> Callable[..., None]:
-        """Wrap a hook: its first failure becomes `refused`, and ends the script."""
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if os.getpid() != self._pid:  # a forked child
+            return
+        try:
+            self._measure(optimizer)
+        except Exception as error:  # must not reach the script
+            self.refused = f"The steps cannot be measured: {type(error).__name__}: {error}."
+            log.debug("stepscope: %s", self.refused, exc_info=True)
+        if self.refused is not None or len(self.steps) >= self._wanted:
+            self._ended()
 
-        def hook(optimizer: Any, *_: Any) -> None:
-            if os.getpid() != self._pid:  # a forked child
-                return
-            if not self._is_over:  # else the script caught SystemExit
-                try:
-                    measure(optimizer)
-                except Exception as error:  # must not reach the script
-                    self.refused = f"The steps cannot be measured: {type(error).__name__}: {error}."
-                    log.debug("stepscope: %s", self.refused, exc_info=True)
-            if self._is_over:
-                self._end()
-
-        return hook
-
-    @property
-    def _is_over(self) -> bool:
-        return self.refused is not None or len(self.steps) >= self._wanted
-
-    def _before_step(self, optimizer: Any) -> None:
+    def _measure(self, optimizer: Any) -> None:
+        """Add a step, whose gradients are still allocated."""
         parameters = list(optimizer_parameters([optimizer]))
         index = cuda_index(parameters)
         weights = StorageBytes(index)
         weights.add(parameters)
         held = StorageBytes(index, weights)
         held.add(gradients(parameters))
-        self._parameters = weights.bytes
-        self._gradients = held.bytes
-
-    def _after_step(self, optimizer: Any) -> None:
-        parameters = list(optimizer_parameters([optimizer]))
-        index = cuda_index(parameters)
-        weights = StorageBytes(index)
-        weights.add(parameters)
         state = StorageBytes(index, weights)
         state.add(optimizer_state([optimizer]))
         used = used_memory(index)
@@ -248,23 +221,14 @@ class StepMemoryProbe:
                 cuda_index=index,
                 used=replace(used, now=used.now - base, peak=used.peak - base),
                 free=free_memory(index),
-                parameters=self._parameters,
-                gradients=self._gradients,
+                parameters=weights.bytes,
+                gradients=held.bytes,
                 state=state.bytes,
                 optimizer=id(optimizer),
                 base=base,
             )
         )
         reset_peak(index)
-
-    def _end(self) -> NoReturn:
-        # In another thread SystemExit ends only that thread.
-        if self._has_raised or threading.current_thread() is not threading.main_thread():
-            self._ended()
-            sys.stderr.flush()
-            os._exit(0 if self.refused is None else 1)
-        self._has_raised = True
-        raise MeasurementDone(0)
 
 
 def cuda_index(parameters: list[Any]) -> int | None:

@@ -12,7 +12,6 @@ import io
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,9 @@ class OutputLog:
         self._older = path.with_suffix(f".1{path.suffix}")
         self._failed = failed
         self._limit = limit
-        self._file = self._open()
+        self._file, self._opened = self._open()
         self._size = 0
-        self._waiting: deque[bytes] = deque()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # a signal handler may print during a write
         self._on = True
         os.register_at_fork(after_in_child=self._leave)
 
@@ -55,42 +53,32 @@ class OutputLog:
         def kept(data: Any, /) -> int | None:
             written = write(data)
             if written and self._on:
-                self._waiting.append(bytes(memoryview(data).cast("B")[:written]))
-                self._write_waiting()
+                with self._writing:
+                    self._write(memoryview(data).cast("B")[:written])
             return written
 
         raw.write = kept  # type: ignore[method-assign]
         return None
 
-    def _write_waiting(self) -> None:
-        """Write the pending bytes, unless another thread is writing and so includes them."""
-        # Never blocks, because a signal handler may print during a write of this thread.
-        while self._waiting and self._writing.acquire(blocking=False):
-            try:
-                self._write(b"".join(self._waiting.popleft() for _ in range(len(self._waiting))))
-            finally:
-                self._writing.release()
-
-    def _open(self) -> int:
+    def _open(self) -> tuple[int, os.stat_result]:
+        """Return the descriptor of a new log, and its state, which a file of the script lacks."""
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        self._opened = os.fstat(file)
-        return file
+        return file, os.fstat(file)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, left: memoryview) -> None:
         try:
             # After os.closerange(3, …) a file of the script may have the number. 1 µs.
             if not os.path.samestat(os.fstat(self._file), self._opened):
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            left = memoryview(data)
+            self._size += len(left)
             while left:  # a disk that becomes full writes a part first
                 left = left[os.write(self._file, left) :]
-            self._size += len(data)
             if self._size >= self._limit:
+                self._size = 0
                 os.replace(self._path, self._older)
                 full = self._file
-                self._file = self._open()
+                self._file, self._opened = self._open()
                 os.close(full)
-                self._size = 0
         except OSError as error:
             self._on = False
             self._failed(error)
@@ -98,7 +86,6 @@ class OutputLog:
     def _leave(self) -> None:
         """Detach after a fork, in the child: two processes cannot rotate one file."""
         self._on = False
-        self._writing = threading.Lock()
 
 
 def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:

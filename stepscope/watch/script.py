@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import contextlib
 import io
 import os
 import runpy
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class ScriptNotFoundError(Exception):
@@ -59,6 +60,14 @@ class Script:
         module.__dict__.update(self.main_globals)
         sys.modules["__main__"] = module
         exec(self.code, module.__dict__)
+
+
+def exit_without_handlers(code: int) -> NoReturn:
+    """End the process without handlers of the script, which may save or upload."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the script
+            stream.flush()
+    os._exit(code)
 
 
 def from_file(path: str, arguments: Sequence[str]) -> Script:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,6 @@ class WatchedRun:
     prints: bool = True  # False for all but one rank of a machine.
     outcome: RunOutcome = field(default_factory=RunOutcome)
     given_away: bool = False  # True once the ranks are the processes that the script has started.
-    started: int = 1  # Ranks of this machine that Lightning has started, with this process.
     pid: int = field(default_factory=os.getpid)
 
     def ended_by(self, error: BaseException) -> None:
@@ -85,7 +84,7 @@ def begin(
     `runs` is the folder of all runs, if the user has named one. `place` is the rank context of a
     process that another watched process has started. `words` are valid settings.
     """
-    joins = place is not None
+    is_spawned = place is not None
     try:
         if place is None:
             place = find_place(runs_root(runs), name, os.environ)
@@ -100,7 +99,7 @@ def begin(
         return _unrecorded(f"not watched, no run folder could be made: {error}")
     except Exception as error:  # noqa: BLE001 - no error of Stepscope may end the script
         return _unrecorded(f"not watched: {type(error).__name__}: {error}")
-    if not joins:
+    if not is_spawned:
         announce(place, runs)
     try:
         keep_output(
@@ -134,59 +133,18 @@ def _unrecorded(why: str) -> WatchedRun:
     return run
 
 
-SPAWN = "torch.multiprocessing.spawn"
-LAUNCHERS = tuple(
-    f"{package}.strategies.launchers.subprocess_script"
-    for package in ("lightning.fabric", "lightning_fabric")
-)
 PARENTS_LOG = "output.parent.log"
 """Output of the script's process, if the ranks are the processes that it spawned."""
 
 
 def follow(run: WatchedRun) -> None:
-    """Record the ranks that the script starts into the folder of this run."""
-    if run.session is None:
-        return
-    wraps: list[tuple[str, str, Callable[..., Any]]]
-    wraps = [(SPAWN, "start_processes", _start_processes)]
-    wraps += [(name, "_basic_subprocess_cmd", _rank_command) for name in LAUNCHERS]
-    for name, function, instead in wraps:
-        PostImportHook(name, partial(_follow, function, run, instead)).start()
+    """Record the ranks that `torch.multiprocessing.spawn` starts into the folder of this run."""
 
+    def wrap(module: ModuleType) -> None:
+        module.start_processes = partial(_start_processes, module.start_processes, run)  # type: ignore[attr-defined]
 
-def _follow(name: str, run: WatchedRun, instead: Callable[..., Any], module: ModuleType) -> None:
-    original = getattr(module, name, None)
-    if original is None:
-        log.warning("stepscope: %s has no %s: its processes are not recorded", module, name)
-    else:
-        setattr(module, name, partial(instead, original, run))
-
-
-def _rank_command(original: Callable[[], Sequence[str]], run: WatchedRun) -> Sequence[str]:
-    """Return Lightning's command of a further rank of this machine, which is watched."""
-    words, session = list(original()), run.session
-    # The rank of a process of another node is unknown before its start.
-    if session is None or os.getpid() != run.pid or os.environ.get("NODE_RANK", "0") != "0":
-        return words
-    run.started += 1
-    try:
-        _join(session, run.started)
-    except Exception as error:  # noqa: BLE001 - the script must still start the rank
-        log.warning("stepscope: a rank that Lightning starts is not recorded: %s", error)
-        return words
-    join = ["-m", "stepscope.watch", "--rank-of", str(session.recorder.folder)]
-    if run.words:
-        join += ["--with", run.words]
-    return [words[0], *join, *words[1:]]
-
-
-def _join(session: ScriptSession, started: int) -> None:
-    """Make this process rank 0 of its job, once all ranks of this machine are `started`."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if started == world_size:  # all ranks run on this machine
-        session.join_job(RankContext(session.recorder.folder, 0, 0, 0, world_size, started))
-    else:
-        session.recorder.describe(rank=0, local_rank=0, world_size=world_size)
+    if run.session is not None:
+        PostImportHook("torch.multiprocessing.spawn", wrap).start()
 
 
 def _start_processes(

@@ -123,11 +123,7 @@ try:
         loss = model(torch.randn(batch, 512)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        try:
-            optimizer.step()
-        except BaseException:
-            if ending != "catch":
-                raise
+        optimizer.step()
         steps += 1
 finally:
     print("cleaned up", file=sys.stderr)
@@ -153,20 +149,18 @@ def test_a_script_is_measured_and_ended(script: str) -> None:
     assert 0.5 * 256 * 2**20 < found["parts"]["activations_and_the_rest"] < 3 * 256 * 2**20
     assert found["batch_factor"] is None, "only the allocator of a GPU gives one"
     assert str(["8192", "well", "--steps", "9"]) in done.stderr
-    assert "cleaned up" in done.stderr
+    assert "cleaned up" not in done.stderr, "it may save or upload"
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "steps", "fits"),
-    [("raise", 1, 1, None), ("exhaust", 1, 1, False), ("catch", 0, 3, True)],
+    ("ending", "fits"),
+    [("raise", None), ("exhaust", False)],
 )
-def test_a_script_that_fails_or_catches(
-    script: str, ending: str, code: int, steps: int, fits: bool | None
-) -> None:
+def test_a_script_that_fails(script: str, ending: str, fits: bool | None) -> None:
     done = run([*COMMAND, "--json", script, "4", ending])
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
-    assert (found["steps"], found["fits"]) == (steps, fits)
+    assert (found["steps"], found["fits"]) == (1, fits)
     assert ("ValueError: no more" in done.stderr) == (ending == "raise")
 
 

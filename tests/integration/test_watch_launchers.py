@@ -71,23 +71,22 @@ def test_accelerates_launcher(tmp_path: Path) -> None:
     the_run(tmp_path)
 
 
-def test_a_framework_under_torchrun(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    ended(begin(tmp_path, [*TORCHRUN, "huggingface"]))
+@pytest.mark.parametrize(
+    ("package", "script"), [("transformers", "huggingface"), ("lightning", "lightning")]
+)
+def test_a_framework_under_torchrun(tmp_path: Path, package: str, script: str) -> None:
+    pytest.importorskip(package)
+    ended(begin(tmp_path, [*TORCHRUN, script]))
     the_run(tmp_path)
 
 
-@pytest.mark.parametrize("how", ["lightning", "spawn", "spawn-init"])
+@pytest.mark.parametrize("how", ["spawn", "spawn-init"])
 def test_processes_that_the_script_starts(tmp_path: Path, how: str) -> None:
-    """Lightning's own launcher; spawned ranks in place of the script; `init` in each of them."""
-    if how == "lightning":
-        pytest.importorskip("lightning")
-    more = [] if how == "lightning" else [str(STEPS), str(free_port())]
+    """Spawned ranks in place of the script, and `init` in each of them."""
     watch = [sys.executable] if how == "spawn-init" else [*PYTHON, "stepscope.watch"]
-    process = begin(tmp_path, [*watch, "launched.py", how, *more])
+    process = begin(tmp_path, [*watch, "launched.py", how, str(STEPS), str(free_port())])
     ended(process)
-    ranks = the_run(tmp_path)
-    assert (process.pid in [rank["pid"] for rank in ranks]) == (how == "lightning")
+    assert process.pid not in [rank["pid"] for rank in the_run(tmp_path)]
 
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from stepscope.watch.trial import TrialLimit
+from stepscope.watch.trial import TrialLimit, TrialPlan
 from stepscope.watch.watched_run import WatchedRun
 
 
@@ -37,7 +37,7 @@ class TrialSession:
     def limit(self, **changes: Any) -> TrialLimit:
         """Limit the run to two steps after one of warm-up, or as changed."""
         values: dict[str, Any] = {"warmup": 1, "steps": 2}
-        return TrialLimit(self.run, **(values | changes))
+        return TrialLimit(self.run, TrialPlan(**(values | changes)))
 
     def boundary(self, limit: TrialLimit, step: int = 4) -> None:
         """Reach the boundary after `step`; 4 ends a trial of two steps."""
