@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import report, say
+from stepscope.lab.folder import SWEEP_JSON
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHED = "patched"
@@ -327,13 +328,12 @@ def measure(script: Script, own: Path, options: argparse.Namespace) -> dict[str,
     call = [script.file, *script.arguments, *given]
     sweep_folder, began = own / "tune", time.monotonic()
     shutil.rmtree(sweep_folder, ignore_errors=True)
-    files = ["--folder", str(sweep_folder), "--json", str(own / "tune.json")]
-    budget = ["--minutes", f"{options.minutes:g}"]
-    code = stepscope("tune", [*budget, *files, *call], folder, own / "tune.log")
+    budget = ["--minutes", f"{options.minutes:g}", "--folder", str(sweep_folder)]
+    code = stepscope("tune", [*budget, *call], folder, own / "tune.log")
     took = time.monotonic() - began
-    if not (own / "tune.json").is_file():
+    if not (sweep_folder / SWEEP_JSON).is_file():
         raise BenchmarkError(f"tune: exit code {code}: {last_line(own / 'tune.log')}")
-    sweep = json.loads((own / "tune.json").read_text("utf-8"))
+    sweep = json.loads((sweep_folder / SWEEP_JSON).read_text("utf-8"))
     found: dict[str, Any] = {"seconds": took, "status": sweep["status"], "reason": sweep["reason"]}
     found["variants"] = {variant["name"]: variant["text"] for variant in sweep["variants"]}
     found["tune"] = chosen(sweep["best"]) if sweep["best"] else None
@@ -365,13 +365,12 @@ def last_line(log: Path) -> str:
 def compared(call: Sequence[str], folder: Path, own: Path, max_rounds: int) -> dict[str, Any]:
     """Return the patch's factor against the original, and the change of peak memory."""
     shutil.rmtree(own / "lab", ignore_errors=True)
-    files = ["--folder", str(own / "lab"), "--json", str(own / "lab.json")]
-    rounds = ["--no-combination", "--max-rounds", str(max_rounds)]
-    words = ["--variant", f"rev:{PATCHED}", *rounds, *files, *call]
+    rounds = ["--no-combination", "--max-rounds", str(max_rounds), "--folder", str(own / "lab")]
+    words = ["--variant", f"rev:{PATCHED}", *rounds, *call]
     code = stepscope("lab", words, folder, own / "lab.log")
     if code:
         return {"lab": f"exit code {code}: {last_line(own / 'lab.log')}"}
-    sweep = json.loads((own / "lab.json").read_text("utf-8"))
+    sweep = json.loads((own / "lab" / SWEEP_JSON).read_text("utf-8"))
     (variant,) = sweep["variants"]
     patched: dict[str, Any] = {"text": variant["text"]}
     if variant["effect"] is not None:

@@ -80,18 +80,6 @@ class Progress(Struct, frozen=True):
     seconds_left: float | None = None
 
 
-class RoundTrial(Struct, frozen=True):
-    """The device during one trial: why it was throttled."""
-
-    throttle: str | None = None
-
-
-class Round(Struct, frozen=True):
-    """The trials of one round by the variant's name."""
-
-    trials: dict[str, RoundTrial] = field(default_factory=dict)
-
-
 class Plan(Struct, frozen=True):
     """The plan of the sweep."""
 
@@ -114,7 +102,7 @@ class SweepContent(Struct, frozen=True):
     variants: Annotated[tuple[VariantResult, ...], Meta(max_length=200)] = ()
     best: Best | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    rounds: tuple[Round, ...] = ()
+    throttled: str | None = None
     plan: Plan = Plan()
     machine: dict[str, Any] = field(default_factory=dict)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from dashboard.controls.sidebar_groups import PLACES as SIDEBAR_PLACES
@@ -70,16 +69,3 @@ def workload_and_device(sweep: SweepContent) -> str:
     device = "CPU" if on_cpu else "GPU"
     name = SETTINGS["workload"].choices.get(sweep.workload, sweep.workload)
     return f"{name} on {device}"
-
-
-def throttle_words(sweep: SweepContent) -> str | None:
-    """Return the reasons of throttling with their numbers of rounds; None without any."""
-    found: Counter[str] = Counter()
-    for one in sweep.rounds:
-        found.update({trial.throttle for trial in one.trials.values() if trial.throttle})
-    if not found:
-        return None
-    parts = [
-        f"{reason} in {count} of {len(sweep.rounds)}" for reason, count in sorted(found.items())
-    ]
-    return f"The device was throttled, in rounds: {'; '.join(parts)}."

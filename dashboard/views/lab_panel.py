@@ -14,7 +14,7 @@ import streamlit as st
 
 from dashboard.charts.lab import effects_figure, listed, reasons, rows
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_labels import throttle_words, workload_and_device
+from dashboard.controls.lab_labels import workload_and_device
 from dashboard.controls.run_picker import distinct
 from dashboard.format import button, escape_markdown, pick
 from dashboard.services import ServerActivity, Services
@@ -27,7 +27,6 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.secrets import without_secrets
 from stepscope.compare.reports import sweep_report
 from stepscope.lab.folder import SweepError
-from stepscope.lab.report import to_csv
 from stepscope.lab.verdict_text import VariantVerdict
 from stepscope.run import RunError
 from trainer.config import RunConfig
@@ -239,13 +238,9 @@ def _actions(server: Services, sweep: StoredSweep) -> None:
 
 
 def _downloads(sweep: StoredSweep) -> None:
-    as_json = functools.partial(json.dumps, indent=1)
-    for name, ending, mime, make, about in (
-        ("CSV", "csv", "text/csv", to_csv, "The table, one row per setting."),
-        ("JSON", "json", "application/json", as_json, "The complete sweep.json with every trial."),
-    ):
-        made = functools.partial(make, sweep.json)
-        download(name, made, f"{sweep.id}.{ending}", f"lab_download_{ending}", about, mime=mime)
+    made = functools.partial(json.dumps, sweep.json, indent=1)
+    about = "The complete sweep.json with every trial."
+    download("JSON", made, f"{sweep.id}.json", "lab_download_json", about, mime="application/json")
     report_button(functools.partial(sweep_report, sweep.json), sweep.id, "lab_download_html")
 
 
@@ -270,9 +265,8 @@ def _results(sweep: SweepContent) -> None:
             plot(figure, "lab_effects")
         elif sweep.status.live:
             st.caption("Effects appear after the first rounds.")
-    throttled = throttle_words(sweep)
-    if throttled is not None:
-        st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
+    if sweep.throttled is not None:
+        st.warning(escape_markdown(sweep.throttled), icon=":material/device_thermostat:")
     if sweep.variants:
         with st.container(key="lab_table"):
             variants = listed(sweep)

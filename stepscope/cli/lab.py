@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from stepscope.cli.app_process import become_program
 from stepscope.cli.arguments import add_gate
@@ -59,7 +58,6 @@ def main(argv: Sequence[str]) -> int:
 def _lab(
     options: argparse.Namespace, words: Sequence[str], argv: Sequence[str], process: TrialProcess
 ) -> int:
-    command.check_outputs(options)
     load_scipy()
     gates = _gates(options.gate)
     plan = _plan(options, words)
@@ -71,14 +69,13 @@ def _lab(
             print_error(
                 f"{variant.name}: {shlex.join([plan.script.target, *without_secrets(words)])}"
             )
-    sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
+    sweep = SweepRunner(folder, plan, process, command.print_progress).run()
     write_patch(folder, plan, sweep)
     resume = resume_command("lab", options, folder, argv)
-    code = command.close(options, sweep, resume, gates=bool(gates))
+    code = command.close(sweep, resume, gates=bool(gates))
     if not gates or code != command.FINISHED:
         return code
-    out = sys.stderr if options.json == "-" else sys.stdout
-    return _report_gates(folder, plan, sweep, gates, out)
+    return _report_gates(folder, plan, sweep, gates)
 
 
 def resume_command(
@@ -137,9 +134,9 @@ def _gates(texts: Sequence[str]) -> list[Gate]:
 
 
 def _report_gates(
-    folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequence[Gate], out: TextIO
+    folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequence[Gate]
 ) -> int:
-    """Write the results of the gates as Markdown to `out`; return the exit code."""
+    """Print the results of the gates as Markdown; return the exit code."""
     failed = [
         f"{variant['name']}: {variant['reason']}"
         for variant in sweep["variants"]
@@ -156,7 +153,7 @@ def _report_gates(
     results = gate.check_gates(plan, trials, gates)
     verdict = gate.worst(results)
     code = gate.EXIT_CODES[verdict]
-    out.write(f"\n{gate.markdown(results)}\nResult: **{verdict}** (exit code {code}).\n")
+    print(f"\n{gate.markdown(results)}\nResult: **{verdict}** (exit code {code}).")
     return code
 
 

@@ -46,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
 def _tune(
     options: argparse.Namespace, words: Sequence[str], argv: Sequence[str], process: TrialProcess
 ) -> int:
-    command.check_outputs(options)
     if options.apply and os.path.lexists(options.apply):
         raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
     if options.apply and not os.path.isdir(os.path.dirname(options.apply) or "."):
@@ -55,7 +54,7 @@ def _tune(
     plan = _plan(options, words)
     folder = process.folder = folder_of(options, plan)
     print_error(f"{folder}: {len(plan.variants)} settings in at most {plan.minutes:g} minutes.")
-    sweep = SweepRunner(folder, plan, process, command.shown(options)).run()
+    sweep = SweepRunner(folder, plan, process, command.print_progress).run()
     patch = write_patch(folder, plan, sweep)
     if options.apply and patch.diff:
         with open(options.apply, "x", encoding="utf-8", newline="") as file:
@@ -63,7 +62,7 @@ def _tune(
     elif options.apply:
         print_error(f"--apply: {options.apply} was not written: the patch changes no line.")
     resume = resume_command("tune", options, folder, argv)
-    return command.close(options, sweep, resume, result_lines(sweep, patch))
+    return command.close(sweep, resume, result_lines(sweep, patch))
 
 
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:

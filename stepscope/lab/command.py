@@ -1,18 +1,17 @@
-"""What the commands of all sweeps share: exit codes, result files, progress, the last lines."""
+"""What the commands of all sweeps share: exit codes, options, progress, the last lines."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_duration, printable
-from stepscope.lab.folder import INTERRUPTED, SweepError, write_json
+from stepscope.lab.folder import INTERRUPTED, SweepError
 from stepscope.lab.plan import SweepPlan, estimate
 from stepscope.lab.report import closing, progress_line, table
 from stepscope.lab.revision import RevisionError
@@ -41,8 +40,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
     add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
     add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
-    add("--folder", metavar="DIR", help="new folder for the sweep, or one to resume")
-    add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
+    add("--folder", metavar="DIR", help="folder for the results, new or to resume")
 
 
 def numbers(options: argparse.Namespace) -> dict[str, Any]:
@@ -67,15 +65,6 @@ def exit_code(sweep: Callable[[TrialProcess], int], module: str) -> int:
         return FAILED
 
 
-def check_outputs(options: argparse.Namespace) -> None:
-    """Raise UsageError if `--json` names no file that can be written."""
-    if options.json in (None, "-"):
-        return
-    path = Path(options.json)
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--json: must be a file in an existing folder, got {options.json!r}.")
-
-
 def print_estimate(folder: Path, plan: SweepPlan) -> None:
     """Print the folder and the expected duration of a sweep."""
     shortest, longest = map(format_duration, estimate(plan))
@@ -86,35 +75,19 @@ def print_estimate(folder: Path, plan: SweepPlan) -> None:
     )
 
 
-def shown(options: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
-    """Return the function that prints the progress and writes `--json` after each trial."""
-
-    def show(sweep: dict[str, Any]) -> None:
-        print_error(progress_line(sweep))
-        if options.json not in (None, "-"):
-            write_json(Path(options.json), sweep)
-
-    return show
+def print_progress(sweep: Mapping[str, Any]) -> None:
+    print_error(progress_line(sweep))
 
 
 def close(
-    options: argparse.Namespace,
-    sweep: dict[str, Any],
-    resume: str,
-    lines: Sequence[str] = (),
-    *,
-    gates: bool = False,
+    sweep: Mapping[str, Any], resume: str, lines: Sequence[str] = (), *, gates: bool = False
 ) -> int:
-    """Print and write the results; return the exit code. `resume` is the command for the rest.
+    """Print the results; return the exit code. `resume` is the command for the rest.
 
-    `lines` replace the table, which is on stderr if stdout has JSON or, with `gates`, Markdown.
+    `lines` replace the table, which is on stderr if stdout has Markdown of `gates`.
     """
-    if options.json == "-":
-        sys.stdout.write(f"{json.dumps(sweep, indent=1)}\n")
-    elif options.json:
-        write_json(Path(options.json), sweep)
     lines = lines or [*table(sweep), "", *closing(sweep)]
-    out = sys.stderr if options.json == "-" or gates else sys.stdout
+    out = sys.stderr if gates else sys.stdout
     out.write("\n".join(lines) + "\n")
     if sweep["status"] == "stopped":
         print_error(f"To resume: {resume}")

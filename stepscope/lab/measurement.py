@@ -85,7 +85,7 @@ def measured(folder: Path, warmup: int, ranks: int = 1) -> dict[str, Any]:
     """Return the metrics of the run in `folder` without its first `warmup` steps.
 
     Of several ranks: the total rate, the largest memory, mean times, and the energy of all GPUs.
-    The loss and the GPU's clock and power are those of rank 0. Missing values are None. Raises
+    The loss and the throttle reasons are those of rank 0. Missing values are None. Raises
     RunTooShortError, RunError and StoreError.
     """
     runs = [open_run(folder, rank=rank) for rank in range(ranks)]
@@ -190,8 +190,6 @@ def _device(
     words = {word for mask in masks for word in throttle_words(int(mask))}
     watts = [power for gpu in gpus if (power := _power(run, gpu, steps)) is not None]
     return {
-        "sm_clock": _reduced(np.mean, _during(run, "gpu/sm_clock", gpus[0], steps)[1]),
-        "power": _reduced(np.mean, _during(run, "gpu/power", gpus[0], steps)[1]),
         "throttle": ", ".join(sorted(words)) or None,
         "energy_per_sample": sum(watts) * seconds_per_sample if len(watts) == len(gpus) else None,
     }

@@ -1,9 +1,7 @@
-"""A sweep as a table in a terminal and as CSV; texts of a foreign folder are escaped."""
+"""A sweep as a table in a terminal; texts of a foreign folder are escaped."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -115,27 +113,5 @@ def closing(sweep: Mapping[str, Any]) -> list[str]:
     if best is not None:
         lines.append(f"Best combination: {best}")
     lines += [f"Not in it: {name}: {reason}." for name, reason in sweep["left_out"].items()]
-    if sweep["reason"]:
-        lines.append(sweep["reason"])
+    lines += [text for text in (sweep["throttled"], sweep["reason"]) if text]
     return [printable(line) for line in lines]
-
-
-COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-def to_csv(sweep: Mapping[str, Any]) -> str:
-    """Return a row for the baseline and each variant; text like a formula gets an apostrophe."""
-    metrics = list(sweep["baseline"]["metrics"])
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS, *metrics, "loss_verdict"])
-    for variant in (sweep["baseline"], *ordered(sweep)):
-        cells = [variant.get(column) for column in COLUMNS]
-        cells += [variant["metrics"].get(metric) for metric in metrics]
-        cells.append(variant.get("loss", {}).get("verdict"))
-        writer.writerow(
-            f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
-            for cell in cells
-        )
-    return out.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,6 @@ from stepscope.lab.folder import METRICS, Trial
 from stepscope.lab.plan import SweepPlan, Variant
 from stepscope.lab.sweep_state import (
     BASELINE,
-    CALIBRATE,
     CONFIRM,
     VARIANTS,
     SweepPhase,
@@ -23,11 +23,6 @@ from stepscope.lab.sweep_state import (
     confirming_trials,
 )
 from stepscope.lab.verdict_text import impossible, verdict_json
-
-_OF_A_ROUND = (
-    *("samples_per_sec", "step_time", "loss", "sm_clock", "power", "throttle"),
-    "energy_per_sample",
-)
 
 
 def content(
@@ -54,7 +49,7 @@ def content(
         ],
         "left_out": state.left_out,
         "best": _best(trials, state, over=over),
-        "rounds": _rounds(trials),
+        "throttled": _throttled(trials),
     }
 
 
@@ -130,27 +125,11 @@ def _best(trials: Sequence[Trial], state: SweepState, *, over: bool) -> dict[str
     }
 
 
-def _rounds(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    found: dict[tuple[str, int], list[Trial]] = {}
-    for one in trials:
-        if one.contest != CALIBRATE:
-            found.setdefault((one.contest, one.round), []).append(one)
-    return [
-        {
-            "round": number,
-            "contest": contest,
-            "order": list(dict.fromkeys(one.name for one in taken)),
-            "trials": {
-                one.name: {
-                    **{name: one.metrics.get(name) for name in _OF_A_ROUND},
-                    "seconds": one.seconds,
-                    "reason": one.reason,
-                }
-                for one in taken
-            },
-        }
-        for (contest, number), taken in found.items()
-    ]
+def _throttled(trials: Sequence[Trial]) -> str | None:
+    """Return why and how often the device was throttled, as a sentence; None without it."""
+    found = Counter(one.metrics["throttle"] for one in trials if one.metrics.get("throttle"))
+    parts = [f"{reason} in {count} of {len(trials)} trials" for reason, count in found.items()]
+    return f"The device was throttled: {'; '.join(parts)}." if parts else None
 
 
 def finite(value: Any) -> Any:

@@ -149,8 +149,7 @@ def test_a_finished_sweep_has_chart_table_and_best_settings_to_apply(
     lab: OpenPage, server: Services
 ) -> None:
     best = BEST | {"changes": {"precision": "bf16", "optimizer_impl": "for-loop"}}
-    rounds = [{"round": 1, "trials": {"baseline": {"throttle": "power cap", "sm_clock": 1410}}}]
-    store(server.runs, sweep(best=best, rounds=rounds))
+    store(server.runs, sweep(best=best, throttled="power cap in 3 of 40 trials."))
     app = lab()
     [table] = app.dataframe
     assert list(table.value.columns)[:3] == ["Setting", "Verdict", "Loss verdict"]

@@ -230,11 +230,10 @@ def test_the_commands_of_training_ignore_the_folders_modules(
         "optimizer_impl=foreach",
         "--device",
         "cpu",
-        "--json",
-        "-",
     )
     lab += ("--steps", "2", "--warmup", "1", "--max-rounds", "1", "--no-combination")
     done = installed.run(hostile, *lab)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == "finished"
+    [result] = hostile.glob("runs/lab/*/sweep.json")
+    assert json.loads(result.read_text())["status"] == "finished"
     assert [path.name for path in (hostile / "runs").iterdir()] == ["lab"]

@@ -152,20 +152,12 @@ def trials_of(pid: int) -> list[psutil.Process]:
 
 
 def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    words = [
-        *SWEEP,
-        "--variants",
-        "pin_memory,set_to_none=false",
-        "--max-rounds",
-        "1",
-        "--json",
-        str(out),
-    ]
+    words = [*SWEEP, "--variants", "pin_memory,set_to_none=false", "--max-rounds", "1"]
     process = lab(tmp_path, *words)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    found = json.loads(out.read_text())
+    [folder] = (tmp_path / "lab").iterdir()
+    found = read_sweep(folder)
     assert found["baseline"]["name"] == "baseline"
     assert {one["name"]: one["verdict"] for one in found["variants"]} == {
         "pin_memory": "impossible",
@@ -176,8 +168,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     assert found["variants"][1]["rounds"] == 1
     assert "set_to_none" in stdout
     assert "set_to_none" in stderr
-    folder = next((tmp_path / "lab").iterdir())
-    assert read_sweep(folder)["status"] == "finished"
+    assert found["status"] == "finished"
 
 
 def test_kill_9_leaves_no_trial_and_a_sweep_that_goes_on(tmp_path: Path) -> None:

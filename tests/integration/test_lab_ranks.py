@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.lab.folder import read_sweep
 from stepscope.lab.script_plan import script_command
 from stepscope.lab.trial_process import TrialProcess
 from tests.support.git_repository import content
@@ -41,11 +41,11 @@ def command(sweep: Path, *options: str) -> list[str]:
 
 
 def test_a_slow_rank_is_found_and_the_folder_stays_as_it_was(folder: Path, tmp_path: Path) -> None:
-    before, out = content(folder), tmp_path / "out.json"
-    words = command(tmp_path / "sweep", "--gate", "step_time:+3%", "--json", str(out))
+    before = content(folder)
+    words = command(tmp_path / "sweep", "--gate", "step_time:+3%")
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 4, done.stderr
-    found = json.loads(out.read_text())
+    found = read_sweep(tmp_path / "sweep")
     assert found["plan"]["script"]["nproc_per_node"] == 2
     base, [slow] = found["baseline"], found["variants"]
     assert slow["metrics"]["step_time"] >= 0.2 > base["metrics"]["step_time"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.lab.folder import TRIALS_FILE
+from stepscope.lab.folder import TRIALS_FILE, read_sweep
 from stepscope.lab.script_plan import script_command
 from stepscope.lab.trial_process import TrialProcess
 from tests.support.git_repository import commit, content
@@ -105,9 +104,9 @@ def test_nothing_that_a_script_starts_or_creates_outlives_its_trial(
 def test_a_killed_sweep_leaves_the_folder_as_it_was_and_resumes(
     folder: Path, tmp_path: Path
 ) -> None:
-    sweep, out = tmp_path / "sweep", tmp_path / "out.json"
+    sweep = tmp_path / "sweep"
     words = ["--variant", "slow: --pause 0.01", "--steps", "30", "--warmup", "5"]
-    words += ["--max-rounds", "1", "--folder", str(sweep), "--json", str(out)]
+    words += ["--max-rounds", "1", "--folder", str(sweep)]
     command = [sys.executable, "-m", "stepscope.cli", "lab", *words, "train.py", "--out", "{out}"]
     before = content(folder)
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
@@ -118,7 +117,7 @@ def test_a_killed_sweep_leaves_the_folder_as_it_was_and_resumes(
     assert content(folder) == before
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
+    found = read_sweep(sweep)
     assert (found["status"], found["variants"][0]["rounds"]) == ("finished", 1)
     base, [slow] = found["baseline"]["metrics"], found["variants"]
     assert slow["metrics"]["step_time"] > base["step_time"]

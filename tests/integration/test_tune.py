@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.lab.folder import TRIALS_FILE
+from stepscope.lab.folder import SWEEP_JSON, TRIALS_FILE
 from tests.support.git_repository import content
 from tests.support.waiting import wait_until
 from tests.support.watched_scripts import ROOT, SCRIPTS
@@ -54,11 +54,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -> None:
     before, sweep, faster = content(mine), tmp_path / "sweep", tmp_path / "faster.py"
-    settings = ["--settings", "channels_last,set_to_none,num_workers=4", "--json", "-"]
+    settings = ["--settings", "channels_last,set_to_none,num_workers=4"]
     command = [*TUNE, *SHORT, *settings, "--folder", str(sweep), "--apply", str(faster)]
     done = subprocess.run([*command, "train.py"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads((sweep / SWEEP_JSON).read_text())
     assert found["best"]["variants"] == ["num_workers=4"]
     assert found["best"]["low"] > 0.3
     assert [variant["verdict"] for variant in found["variants"]] == [

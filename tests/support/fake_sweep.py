@@ -78,7 +78,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
         "variants": deepcopy(VARIANTS),  # tests change them
         "best": None,
         "left_out": {},
-        "rounds": [],
+        "throttled": None,
         "machine": {"device": "CPU", "cpu": "Some CPU", "torch": "2.13.0"},
     } | others
 

@@ -116,7 +116,6 @@ def test_a_file_of_another_version_is_drawn(broken: dict[str, Any]) -> None:
         {"variants": [None]},
         {"updated": "never"},
         {"left_out": {"a": 3}},
-        {"rounds": [{"trials": []}]},
         {"workload": None},
     ],
 )

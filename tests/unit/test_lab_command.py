@@ -70,7 +70,7 @@ def test_wrong_usage_is_a_sentence(
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
     for words, said in (
-        ("--workload linear --json /nowhere/out.json", "--json: must be a file in an existing"),
+        ("--workload nothing", "--workload: must be "),
         ("--folder /nowhere", "has no plan.json"),
     ):
         assert main(words.split()) == USAGE

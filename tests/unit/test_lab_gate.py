@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -148,9 +147,7 @@ def test_a_metric_without_values_is_an_error(
     made = plan("new: --new")
     monkeypatch.setattr(lab, "read_trials", lambda _: sweep(made, 0.0, 1))
     found = {
-        metric: lab._report_gates(
-            tmp_path, made, {"variants": []}, [Gate(metric, 0.05)], sys.stdout
-        )
+        metric: lab._report_gates(tmp_path, made, {"variants": []}, [Gate(metric, 0.05)])
         for metric in ("energy", "step_time")
     }
     assert found == {"energy": 1, "step_time": 0}

@@ -53,7 +53,6 @@ def test_the_figures_of_a_job_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert found["samples_per_sec"] == pytest.approx(48 / 0.15)
     assert found["peak_allocated"] == 2e9
     assert found["loss"] == 2.0
-    assert found["power"] == pytest.approx(60.0), "the GPU of rank 0"
     assert found["energy_per_sample"] == pytest.approx(160 * 0.15 / 48, rel=0.02)
 
 

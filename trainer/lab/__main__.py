@@ -13,11 +13,10 @@ from pathlib import Path
 from stepscope.lab.command import (
     FINISHED,
     UsageError,
-    check_outputs,
     close,
     exit_code,
     print_estimate,
-    shown,
+    print_progress,
 )
 from stepscope.lab.folder import (
     PLAN_JSON,
@@ -42,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, process: TrialProcess) -> int:
-    check_outputs(options)
     if is_file(options.workload):
         choose(options.workload)
     # Imported here because importing torch takes seconds, in which Ctrl-C must work.
@@ -60,9 +58,9 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     refused = refused or user_problem(config) or speed_problem(config.device)
     if refused is not None:
         raise SweepError(f"The baseline cannot run here: {refused}")
-    sweep = SweepRunner(folder, plan, process, shown(options)).run()
+    sweep = SweepRunner(folder, plan, process, print_progress).run()
     custom = f" --workload {shlex.quote(options.workload)}" if is_file(options.workload) else ""
-    return close(options, sweep, f"stepscope lab --folder {shlex.quote(str(folder))}{custom}")
+    return close(sweep, f"stepscope lab --folder {shlex.quote(str(folder))}{custom}")
 
 
 def _folder_and_plan(

@@ -25,7 +25,7 @@ from trainer.lab.presets import PRESETS
 
 EXAMPLES = """\
 examples:
-  stepscope lab --workload digits_cnn --variants channels_last=false,precision=bf16 --json a.json
+  stepscope lab --workload digits_cnn --variants channels_last=false,precision=bf16
   stepscope lab --workload digits_cnn --preset tutorials --max-rounds 8
   stepscope lab --workload digits_mlp --variants num_workers=2+prefetch_factor=4
   stepscope lab --folder runs/lab/NAME        resumes a stopped sweep
