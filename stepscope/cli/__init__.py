@@ -21,6 +21,7 @@ from stepscope.run import RunError, runs_root
 
 BROKEN_PIPE = 141  # exit code of a command ended by SIGPIPE, as in `stepscope runs | head -1`
 INTERRUPTED = 130
+DRIVER_TIMEOUT_S = 15.0
 T = TypeVar("T")
 
 COMMANDS = {
@@ -80,11 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CommandError, RunError) as error:
         print(*map(printable, str(error).split("\n")), sep="\n", file=sys.stderr)
         return error.code if isinstance(error, CommandError) else 2
-    except FileNotFoundError as error:
-        if error.filename is not None:  # as os.getcwd raises it
-            raise
-        print("The current folder was deleted. Change to another folder.", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -119,8 +115,8 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     return root
 
 
-def call_driver(function: Callable[[], T], timeout_s: float) -> T:
-    """Call a function in a daemon thread: a driver may block. Raises TimeoutError."""
+def call_driver(function: Callable[[], T]) -> T:
+    """Call a function in a daemon thread: a driver may block. Raises CommandError after 15 s."""
     answer: Future[T] = Future()
 
     def call() -> None:
@@ -130,4 +126,8 @@ def call_driver(function: Callable[[], T], timeout_s: float) -> T:
             answer.set_exception(error)
 
     threading.Thread(target=call, name="stepscope-driver", daemon=True).start()
-    return answer.result(timeout_s)
+    try:
+        return answer.result(DRIVER_TIMEOUT_S)
+    except TimeoutError:
+        text = f"The NVIDIA driver did not answer within {DRIVER_TIMEOUT_S:g} s."
+        raise CommandError(text) from None

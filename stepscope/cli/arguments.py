@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,15 +30,18 @@ def cannot_write(output: Path, error: OSError) -> CommandError:
     return CommandError(text)
 
 
-def add_gate(parser: argparse.ArgumentParser) -> None:
-    """Add `--gate`, which may be repeated."""
-    parser.add_argument(
-        "--gate",
-        action="append",
-        default=[],
-        metavar="METRIC:+P%",
-        help="exit code 4 if METRIC (step_time, peak_memory, energy) rises by more than P%%",
+def script_parser(name: str, about: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser for the options that precede a script."""
+    found = argparse.ArgumentParser(
+        prog=f"stepscope {name}",
+        usage=f"stepscope {name} [options] (script.py | -m module) [arguments]",
+        description=about,
+        epilog="\n  ".join(("examples:", *examples)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    found.add_argument("-m", dest="module", action="store_true", help="run a module")
+    return found
 
 
 def number_type(low: float, high: float, kind: Callable[[str], T]) -> Callable[[str], T]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stepscope.cli import CommandError
-from stepscope.cli.arguments import add_gate, add_json
+from stepscope.cli.arguments import add_json
 from stepscope.cli.named_runs import named_runs
 from stepscope.common.formatting import printable
 from stepscope.compare.comparison import (
@@ -23,8 +23,9 @@ from stepscope.compare.comparison import (
     kind_of,
 )
 from stepscope.compare.figures import read_figures
+from stepscope.lab.command import add_gate
 from stepscope.lab.folder import SweepError
-from stepscope.lab.gate import EXIT_CODES, markdown, parse_gate, worst
+from stepscope.lab.gate import EXIT_CODES, markdown, worst
 from stepscope.lab.verdict_text import signed
 
 EXAMPLES = (
@@ -51,7 +52,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, root: Path) -> int:
     """Print the comparison; return the exit code. Raises RunError for an unknown run."""
     try:
-        gates = [parse_gate(text) for text in options.gate]
         figures = [read_figures(one) for one in named_runs((*options.base, *options.to), root)]
         found = compare_runs(figures)
         if found.obstacles and not options.force:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
             raise ValueError(f"The runs are not comparable. Use --force to compare.\n{reasons}")
         base, new = figures[: len(options.base)], figures[len(options.base) :]
         rows = compare_sides(base, new)
-        results = check_runs(base, new, gates)
+        results = check_runs(base, new, options.gate)
     except (ValueError, SweepError) as error:
         raise CommandError(str(error), 2) from error
     verdict = worst(results) if results else None

@@ -33,7 +33,6 @@ EXAMPLES = (
     "stepscope devices --json | jq '.devices[].health'",
 )
 FIRST_WAIT_S = 0.3  # Pause between the first two samples, which give process loads and activity.
-SILENT_S = 15.0  # Timeout of a driver call.
 MIN_COLUMNS = 40
 MAX_COMMAND = 100  # characters
 CLEAR = "\x1b[H\x1b[2J"
@@ -69,14 +68,8 @@ LINES = (
     },
 )
 """The metrics of each line with their labels."""
-OPTIONAL = frozenset(key for line in LINES for key in line) - {
-    "gpu/util",
-    "gpu/mem_used",
-    "gpu/temp",
-    "gpu/power",
-    "gpu/sm_clock",
-}
-"""Metrics that are left out if they are missing; the others are n/a with the reason."""
+ALWAYS = frozenset(("gpu/util", "gpu/mem_used", "gpu/temp", "gpu/power", "gpu/sm_clock"))
+"""Metrics that are n/a with the reason if they are missing; the others are left out."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +86,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Show the devices; return the exit code. Ctrl-C raises KeyboardInterrupt."""
-    return show(MachineMonitor(open_source), watch_s=options.watch, as_json=options.json)
+    """Show the devices. Ctrl-C raises KeyboardInterrupt, a silent driver CommandError."""
+    show(MachineMonitor(open_source), watch_s=options.watch, as_json=options.json)
+    return 0
 
 
 def show(
@@ -103,26 +97,22 @@ def show(
     watch_s: float | None = None,
     as_json: bool = False,
     sleep: Callable[[float], None] = time.sleep,
-) -> int:
-    """Print the devices once, or every `watch_s` seconds; return 1 if the driver is silent."""
-    try:
-        call_driver(machine.poll, SILENT_S)
-        sleep(FIRST_WAIT_S)
-        while True:
-            view = call_driver(machine.poll, SILENT_S)
-            if as_json:
-                indent = 1 if watch_s is None else None
-                print(json.dumps(machine_json(view), indent=indent), flush=True)
-            else:
-                clear = CLEAR if watch_s is not None and sys.stdout.isatty() else ""
-                columns = shutil.get_terminal_size().columns
-                print(clear + "\n".join(table(view, columns)), flush=True)
-            if watch_s is None:
-                return 0
-            sleep(watch_s)
-    except TimeoutError:
-        print(f"The NVIDIA driver did not answer within {SILENT_S:g} s.", file=sys.stderr)
-        return 1
+) -> None:
+    """Print the devices once, or every `watch_s` seconds."""
+    call_driver(machine.poll)
+    sleep(FIRST_WAIT_S)
+    while True:
+        view = call_driver(machine.poll)
+        if as_json:
+            indent = 1 if watch_s is None else None
+            print(json.dumps(machine_json(view), indent=indent), flush=True)
+        else:
+            clear = CLEAR if watch_s is not None and sys.stdout.isatty() else ""
+            columns = shutil.get_terminal_size().columns
+            print(clear + "\n".join(table(view, columns)), flush=True)
+        if watch_s is None:
+            return
+        sleep(watch_s)
 
 
 def table(view: MachineState, columns: int) -> Iterator[str]:
@@ -175,7 +165,7 @@ def _values(device: DeviceState, line: dict[str, str]) -> str:
         value = device.values.get(key)
         if value is not None:
             parts.append(f"{label} {_value(value, BY_KEY[key].unit)}")
-        elif key not in OPTIONAL:
+        elif key in ALWAYS:
             parts.append(f"{label} n/a ({device.missing.get(key, 'no answer yet')})")
     return " · ".join(parts)
 

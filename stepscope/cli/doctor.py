@@ -23,19 +23,18 @@ from typing import Any
 
 from stepscope import __version__
 from stepscope.alerts.settings import load
-from stepscope.cli import call_driver
+from stepscope.cli import CommandError, call_driver
 from stepscope.cli.app_process import PAGE, missing
 from stepscope.cli.arguments import add_json
 from stepscope.common.formatting import format_bytes
-from stepscope.gpu.device_info import DeviceInfo
-from stepscope.gpu.nvml_queries import SamplingTier
+from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.host.environment import SUPPORTED, installed_torch, unsupported
 from stepscope.run import RunStatus
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.recorder import Recorder
 
-NVML_TIMEOUT_S = 15.0
 BETWEEN_S = 0.15  # Between samples: rates need two, and a sleeping GPU may not answer the first.
 TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk can take a minute
 MIN_FREE_BYTES = 2**30
@@ -147,45 +146,45 @@ def check_run_folder(root: Path) -> CheckResult:
 
 def check_gpus(open_nvml: Callable[[], DeviceSource], *, has_cuda: bool) -> list[CheckResult]:
     """Return the status of the driver, then of each GPU; `has_cuda`: torch found a GPU."""
+    machine = MachineMonitor(open_nvml)
 
-    def read(source: DeviceSource) -> list[CheckResult]:
-        return [_check_gpu(source, info) for info in source.devices()]
+    def read() -> MachineState:
+        machine.poll()
+        time.sleep(BETWEEN_S)
+        return machine.poll()
 
-    what, will_retry = "NVIDIA driver", False
+    what = "NVIDIA driver"
     try:
-        source = call_driver(open_nvml, NVML_TIMEOUT_S)
-        gpus = call_driver(lambda: read(source), NVML_TIMEOUT_S)
-        if source.reason is None:
-            driver = source.devices()[0].driver_version
-            return [CheckResult(OK, what, f"driver {driver}, {_count(len(gpus))}"), *gpus]
-        reason, will_retry = source.reason, math.isfinite(source.retry_at)
-    except TimeoutError:
-        reason = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
+        view = call_driver(read)
+        reason = view.reason
+        if reason is None:
+            detail = f"driver {view.host.driver}, {_count(len(view.devices))}"
+            return [CheckResult(OK, what, detail), *map(_check_gpu, view.devices)]
+    except CommandError as error:
+        reason = str(error)
     except Exception as error:  # noqa: BLE001 - the other checks still apply
         reason = f"NVML failed: {type(error).__name__}: {str(error)[:100]}."
     if Path("/dev/nvidiactl").exists():
         reason += " But /dev/nvidiactl exists"
     elif has_cuda:
         reason += " Yet torch sees a GPU"
-    elif will_retry:
+    elif machine.source is not None and math.isfinite(machine.source.retry_at):
         return [CheckResult(MISSING, what, reason, "GPU values are missing.")]
     remedy = "Check that nvidia-smi works; utilization, power and temperature are missing."
     return [CheckResult(BROKEN, what, reason, remedy)]
 
 
-def _check_gpu(source: DeviceSource, info: DeviceInfo) -> CheckResult:
-    source.read(info.uuid, *SamplingTier)
-    time.sleep(BETWEEN_S)
-    values = source.read(info.uuid, *SamplingTier)
-    reasons = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
-    what, lost = f"GPU {info.nvml_index}", source.lost(info.uuid)
-    if lost is not None:
+def _check_gpu(device: DeviceState) -> CheckResult:
+    info, values = device.info, device.values
+    what = f"GPU {info.nvml_index}"
+    if device.lost is not None:
         remedy = "Look for 'Xid' in dmesg; the GPU may need a reset."
-        return CheckResult(BROKEN, what, f"{info.name}, {info.uuid}: {lost}", remedy)
+        return CheckResult(BROKEN, what, f"{info.name}, {info.uuid}: {device.lost}", remedy)
     size = format_bytes(info.memory_total)
     detail = f"{info.name}, {size}, {info.uuid}, {len(values)} metrics"
     if info.mig:
         detail += "; MIG is on, so its utilization is not given"
+    reasons = {key: reason for key, reason in device.missing.items() if key != "xid"}
     if reasons:
         texts = (f"{key} ({reason})" for key, reason in reasons.items())
         detail += f"; without {', '.join(texts)}"
@@ -252,12 +251,9 @@ def _check_cuda(torch: dict[str, Any], gpus: int) -> CheckResult:
 def check_alerts() -> CheckResult:
     """Return the status of alerts.toml."""
     settings = load()
-    if settings.path is None:
-        return CheckResult(OK, "alerts", "switched off by STEPSCOPE_ALERTS")
     if settings.problem is not None:
         return CheckResult(BROKEN, "alerts", settings.problem)
-    where = settings.path if settings.path.exists() else f"no file {settings.path}, default rules"
-    return CheckResult(OK, "alerts", str(where))
+    return CheckResult(OK, "alerts", str(settings.path or "switched off by STEPSCOPE_ALERTS"))
 
 
 def _count(gpus: int) -> str:

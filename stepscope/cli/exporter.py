@@ -54,9 +54,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
         place = f"{options.address} port {options.port}"
         text = f"--address, --port: cannot listen ({error.strerror}), got {place}."
         raise CommandError(text) from error
-    host, port = server.server_address[:2]
-    shown = f"[{host!s}]" if ":" in str(host) else str(host)
-    print(f"Metrics of the GPUs and of {root}: http://{shown}:{port}/metrics", flush=True)
+    address = f"http://{options.address}:{server.server_address[1]}/metrics"
+    print(f"Metrics of the GPUs and of {root}: {address}", flush=True)
     with server:
         server.serve_forever()
     return 0

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from stepscope.cli import CommandError
-from stepscope.cli.app_process import APP
 from stepscope.cli.arguments import number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import check_readable, is_run_id, retention, run_folders
@@ -48,8 +47,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Delete runs of `root`; return 1 if one cannot be deleted. Raises CommandError."""
     if options.keep_days is None and options.max_size is None:
         raise CommandError("gc: needs --keep-days or --max-size, got neither. Add one.", 2)
-    if root.resolve() == (APP / "examples").resolve():
-        raise CommandError(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", 2)
     if not os.path.lexists(root):
         raise CommandError(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", 2)
     check_readable(root)

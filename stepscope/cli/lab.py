@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.app_process import become_program
-from stepscope.cli.arguments import add_gate
-from stepscope.common.secrets import without_secrets
+from stepscope.cli.arguments import script_parser
 from stepscope.lab import command, gate
 from stepscope.lab.command import UsageError, print_error
 from stepscope.lab.folder import PLAN_JSON, SCHEMA, new_sweep_folder, read_plan, read_trials
@@ -21,7 +20,6 @@ from stepscope.lab.patch import write_patch
 from stepscope.lab.plan import write_plan
 from stepscope.lab.revision import check_links, repository
 from stepscope.lab.script_plan import (
-    ARGUMENTS,
     REV,
     ScriptCommand,
     ScriptPlan,
@@ -51,39 +49,25 @@ def main(argv: Sequence[str]) -> int:
     if not SCRIPT_OPTIONS.intersection(word.partition("=")[0] for word in argv):
         return become_program("trainer.lab", argv)
     options, words = split_options(script_sweep_parser(), argv)
-    sweep = partial(_lab, options, words, argv)
-    return command.exit_code(sweep, "stepscope.lab.script_trial")
+    return command.exit_code(partial(_lab, options, words), "stepscope.lab.script_trial")
 
 
-def _lab(
-    options: argparse.Namespace, words: Sequence[str], argv: Sequence[str], process: TrialProcess
-) -> int:
+def _lab(options: argparse.Namespace, words: Sequence[str], process: TrialProcess) -> int:
     load_scipy()
-    gates = _gates(options.gate)
     plan = _plan(options, words)
     folder = process.folder = folder_of(options, plan)
     command.print_estimate(folder, plan)
-    for variant in plan.variants:
-        if ARGUMENTS in variant.changes:
-            words = [*plan.script.arguments, *variant.changes[ARGUMENTS]]
-            print_error(
-                f"{variant.name}: {shlex.join([plan.script.target, *without_secrets(words)])}"
-            )
     sweep = SweepRunner(folder, plan, process, command.print_progress).run()
     write_patch(folder, plan, sweep)
-    resume = resume_command("lab", options, folder, argv)
-    code = command.close(sweep, resume, gates=bool(gates))
-    if not gates or code != command.FINISHED:
+    code = command.close(sweep, resume_text(folder), gates=bool(options.gate))
+    if not options.gate or code != command.FINISHED:
         return code
-    return _report_gates(folder, plan, sweep, gates)
+    return _report_gates(folder, plan, sweep, options.gate)
 
 
-def resume_command(
-    name: str, options: argparse.Namespace, folder: Path, argv: Sequence[str]
-) -> str:
-    """Return the command that resumes the sweep of a folder."""
-    given = () if options.folder else ("--folder", str(folder))
-    return shlex.join(["stepscope", name, *given, *argv])
+def resume_text(folder: Path) -> str:
+    """Return how to resume the sweep of a script."""
+    return f"give the same command with --folder {shlex.quote(str(folder))}"
 
 
 def command_of(
@@ -99,14 +83,6 @@ def command_of(
     )
 
 
-def numbers_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the numbers of a plan over a script. Raises UsageError."""
-    chosen = command.numbers(options)
-    if chosen.get("steps") == 1:
-        raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
-    return chosen
-
-
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
     if not options.variant:
         raise UsageError("--variant is missing. Give at least one change to measure.")
@@ -115,22 +91,14 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
         if not any(REV in variant.changes for variant in variants):
             raise UsageError("--link: requires a revision. Add --variant rev:REVISION.")
         check_links(options.link, repository(Path.cwd()))
-    chosen = numbers_of(options)
-    if options.gate:  # an end at the first significant look would bias the interval
-        chosen |= {"find_best": False, "looks": (chosen.get("max_rounds", MAX_ROUNDS),)}
-        if chosen["looks"][0] < 2:
-            raise UsageError(
-                f"--max-rounds: must be at least 2 with --gate, got {chosen['max_rounds']}. An "
-                "interval needs two rounds."
-            )
+    chosen = command.numbers(options)
+    if options.gate:
+        rounds = chosen.get("max_rounds", MAX_ROUNDS)
+        if rounds < 2:
+            raise UsageError(f"--max-rounds: must be at least 2 with --gate, got {rounds}.")
+        # An end at the first significant look would bias the interval.
+        chosen |= {"find_best": False, "looks": (rounds,)}
     return ScriptPlan(script=command_of(options, words, options.link), variants=variants, **chosen)
-
-
-def _gates(texts: Sequence[str]) -> list[Gate]:
-    try:
-        return [gate.parse_gate(text) for text in texts]
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _report_gates(
@@ -174,17 +142,9 @@ def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
     return folder
 
 
-def script_parser(name: str, about: str, examples: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser for the options that precede a script."""
-    found = argparse.ArgumentParser(
-        prog=f"stepscope {name}",
-        usage=f"stepscope {name} [options] (script.py | -m module) [arguments]",
-        description=about,
-        epilog="\n  ".join(("examples:", *examples)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    found.add_argument("-m", dest="module", action="store_true", help="run a module")
+def trial_parser(name: str, about: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser for the options of trials, which precede a script."""
+    found = script_parser(name, about, examples)
     found.add_argument(
         "--nproc-per-node",
         type=int,
@@ -197,7 +157,7 @@ def script_parser(name: str, about: str, examples: Sequence[str]) -> argparse.Ar
 def script_sweep_parser() -> argparse.ArgumentParser:
     """Return the parser of the options before a script."""
     about = "Measure which changes make a script faster on this machine."
-    found = script_parser("lab", about, EXAMPLES)
+    found = trial_parser("lab", about, EXAMPLES)
     found.add_argument(
         "--variant",
         action="append",
@@ -212,6 +172,6 @@ def script_sweep_parser() -> argparse.ArgumentParser:
         help="a path of the repository, such as ignored data, that revisions share; may be "
         "repeated",
     )
-    add_gate(found)
+    command.add_gate(found)
     command.add_numbers(found)
     return found

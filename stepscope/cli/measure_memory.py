@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from stepscope.cli.arguments import add_json, number_type
+from stepscope.cli.arguments import add_json, number_type, script_parser
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run.status import RunOutcome, outcome
 from stepscope.watch.memory_probe import (
@@ -85,7 +85,8 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
         fits = False
         factor, text = None, f"Does not fit: {ended.reason}"
     elif probe.refused is not None or not probe.steps:
-        factor, text = None, probe.refused or _no_step_text(probe)
+        no_step = "its optimizer made no step" if probe.has_torch else "it did not import torch"
+        factor, text = None, probe.refused or f"The script cannot be measured: {no_step}."
     else:
         factor, text = batch_headroom(probe.steps)
     largest = largest_step(probe.steps) if probe.steps else None
@@ -126,22 +127,12 @@ def _report(probe: StepMemoryProbe, ended: RunOutcome | None, *, as_json: bool) 
     )
 
 
-def _no_step_text(probe: StepMemoryProbe) -> str:
-    if not probe.has_torch:
-        return "No step seen: the script did not import torch."
-    return "No step seen: no torch optimizer stepped in this process."
-
-
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="stepscope measure-memory",
-        usage="%(prog)s [--steps N] [--json] (script.py | -m module) [arguments]",
-        description="Run a script's first optimizer steps, stop it, and report their memory "
-        "use and how much larger a batch would fit.",
-        epilog="\n  ".join(("examples:", *EXAMPLES)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    about = (
+        "Run a script's first optimizer steps, end it, and report their memory and how much larger "
+        "the batch can be. Option --workload NAME first: measure a built-in workload."
     )
+    parser = script_parser("measure-memory", about, EXAMPLES)
     parser.add_argument(
         "--steps",
         type=number_type(2, 100, int),
@@ -150,7 +141,4 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help=f"steps to measure ({STEPS})",
     )
     add_json(parser, "print one JSON object")
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="run a module, like python -m"
-    )
     return split_options(parser, argv)

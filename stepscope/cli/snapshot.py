@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from stepscope.cli import CommandError
-from stepscope.cli.arguments import add_json, number_type
+from stepscope.cli.arguments import number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
@@ -25,7 +22,6 @@ from stepscope.memory.snapshots.summary import (
 EXAMPLES = (
     "stepscope snapshot runs/RUN/snapshot-step-120.pickle",
     "stepscope snapshot before.pickle after.pickle --top 5",
-    "stepscope snapshot FILE --json | jq '.stacks[0]'",
 )
 TOP = 15
 
@@ -47,7 +43,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"how many allocations or changes to list (default: {TOP})",
     )
-    add_json(parser, "print only a JSON object")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
@@ -56,9 +51,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
     changes = None
     if options.other is not None:
         changes = difference(summary, _open(options.other))
-    if options.json:
-        print(json.dumps(as_json(options.file.name, summary, changes, options.top), indent=1))
-        return 0
     if changes is None:
         lines = _summary_lines(options.file.name, summary, options.top)
     else:
@@ -78,18 +70,6 @@ def _open(path: Path) -> SnapshotSummary:
     except OSError as error:
         text = f"FILE: cannot be read ({error.strerror or error}), got {error.filename or path}."
         raise CommandError(text) from error
-
-
-def as_json(
-    name: str, summary: SnapshotSummary, changes: SnapshotDiff | None, top: int
-) -> dict[str, Any]:
-    """Return the printed values as JSON, with whole stacks; sizes in bytes."""
-    content = asdict(summary) | {"name": name, "difference": None}
-    content["stacks"] = content["stacks"][:top]
-    if changes is not None:
-        content["difference"] = difference_json = asdict(changes)
-        difference_json["changes"] = difference_json["changes"][:top]
-    return content
 
 
 def _summary_lines(name: str, summary: SnapshotSummary, top: int) -> Iterator[str]:

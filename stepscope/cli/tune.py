@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from stepscope.cli.lab import (
-    command_of,
-    folder_of,
-    numbers_of,
-    resume_command,
-    script_parser,
-)
+from stepscope.cli.arguments import number_type
+from stepscope.cli.lab import command_of, folder_of, resume_text, trial_parser
 from stepscope.common.formatting import printable
 from stepscope.host.environment import granted_cores
 from stepscope.lab import command
@@ -28,7 +24,6 @@ from stepscope.lab.verdict_text import is_recommended, signed
 from stepscope.settings import SettingError, parse
 from stepscope.watch.script import split_options
 
-MAX_MINUTES = 10_000
 EXAMPLES = (
     "stepscope tune train.py --epochs 90",
     "stepscope tune --minutes 10 --apply faster.py train.py --output {out}",
@@ -39,38 +34,28 @@ EXAMPLES = (
 def main(argv: Sequence[str]) -> int:
     """Tune the script named in `argv`; return the exit code."""
     options, words = split_options(_parser(), argv)
-    sweep = partial(_tune, options, words, argv)
-    return command.exit_code(sweep, "stepscope.lab.script_trial")
+    return command.exit_code(partial(_tune, options, words), "stepscope.lab.script_trial")
 
 
-def _tune(
-    options: argparse.Namespace, words: Sequence[str], argv: Sequence[str], process: TrialProcess
-) -> int:
-    if options.apply and os.path.lexists(options.apply):
-        raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
-    if options.apply and not os.path.isdir(os.path.dirname(options.apply) or "."):
-        raise UsageError(f"--apply: the folder of {options.apply} is missing. Create it first.")
+def _tune(options: argparse.Namespace, words: Sequence[str], process: TrialProcess) -> int:
+    apply = options.apply
+    if apply is not None and (os.path.lexists(apply) or not apply.parent.is_dir()):
+        raise UsageError(f"--apply: must be a new file in an existing folder, got {apply}.")
     load_scipy()
     plan = _plan(options, words)
     folder = process.folder = folder_of(options, plan)
     print_error(f"{folder}: {len(plan.variants)} settings in at most {plan.minutes:g} minutes.")
     sweep = SweepRunner(folder, plan, process, command.print_progress).run()
     patch = write_patch(folder, plan, sweep)
-    if options.apply and patch.diff:
-        with open(options.apply, "x", encoding="utf-8", newline="") as file:
+    if apply is not None and patch.diff:
+        with open(apply, "x", encoding="utf-8", newline="") as file:
             file.write(patch.text)
-    elif options.apply:
-        print_error(f"--apply: {options.apply} was not written: the patch changes no line.")
-    resume = resume_command("tune", options, folder, argv)
-    return command.close(sweep, resume, result_lines(sweep, patch))
+    elif apply is not None:
+        print_error(f"--apply: {apply} was not written: the patch changes no line.")
+    return command.close(sweep, resume_text(folder), result_lines(sweep, patch))
 
 
 def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
-    given = numbers_of(options)
-    if not 0 < options.minutes <= MAX_MINUTES:
-        raise UsageError(
-            f"--minutes: must be above 0 and at most {MAX_MINUTES}, got {options.minutes:g}."
-        )
     script = command_of(options, words)
     cores = granted_cores() // (script.nproc_per_node or 1)
     texts = tuning_candidates(max(1, cores))
@@ -83,54 +68,61 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
     if empty:
         raise UsageError("--settings: has no setting between two commas. Remove one comma.")
     variants = tuple(map(parse_variant, texts))
-    return TunePlan(script=script, minutes=options.minutes, variants=variants, **given)
+    return TunePlan(
+        script=script, minutes=options.minutes, variants=variants, **command.numbers(options)
+    )
 
 
 def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
     """Return the gain and the patch, then what did not help or was not measured."""
-    best, finished = sweep["best"], sweep["status"] == "finished"
-    used: Set[str] = frozenset()
-    if not finished:
-        lines = [str(sweep["reason"])]
-        if not any(variant["rounds"] for variant in sweep["variants"]):
-            return [printable(line) for line in lines]
-    elif best is None:
-        is_open = any(variant["verdict"] == "undecided" for variant in sweep["variants"])
-        text = "No setting was shown to be faster yet" if is_open else "No setting pays here"
-        if any(variant["verdict"] == "faster" for variant in sweep["variants"]):
-            text = "No faster setting keeps the loss"
-        lines = [f"{text}: {_waits_for(sweep['baseline']['metrics'])}."]
-    elif not is_recommended(best):
-        used = set(best["variants"])
-        names, loss = " + ".join(best["variants"]), best["loss"]["text"]
-        lines = [f"Not confirmed: {names}: {best['text']}; {loss}."]
-    else:
-        used, lines = set(best["variants"]), _gain(best, patch)
-    left_out = sweep["left_out"]
-    refused = [
-        variant for variant in sweep["variants"] if variant["verdict"] in ("failed", "impossible")
-    ]
+    finished, best = sweep["status"] == "finished", sweep["best"]
+    variants = sweep["variants"]
+    if not finished and not any(variant["rounds"] for variant in variants):
+        return [printable(str(sweep["reason"]))]
+    used: list[str] = best["variants"] if finished and best is not None else []
+    refused = [variant for variant in variants if variant["verdict"] in ("failed", "impossible")]
     others = [
-        variant
-        for variant in sweep["variants"]
-        if variant not in refused and variant["name"] not in used
+        variant for variant in variants if variant not in refused and variant["name"] not in used
     ]
-    lines += ["", "Did not help:" if finished else "Measured so far:"] * bool(others)
-    for variant in others:
-        reasons = [one for one in (variant["reason"], left_out.get(variant["name"])) if one]
-        lines.append(
-            f"  {variant['name']}: {variant['text']}" + f" ({' '.join(reasons)})" * bool(reasons)
-        )
-    lines += ["", "Not measured:"] * bool(refused)
-    for variant in refused:
-        reason = str(variant["reason"])
-        if variant["verdict"] == "impossible":  # it begins with the setting
-            reason = reason.partition(": ")[2]
-        lines.append(f"  {variant['name']}: {reason}")
+    lines = _headline(sweep, patch)
+    if others:
+        lines += ["", "Did not help:" if finished else "Measured so far:"]
+        lines += [_other_line(variant, sweep["left_out"]) for variant in others]
+    if refused:
+        lines += ["", "Not measured:", *map(_refused_line, refused)]
     # Only a process that uses a GPU has allocated memory there.
     if finished and sweep["baseline"]["metrics"]["peak_allocated"] and "bf16" not in used:
         lines += _by_hand("Not tried", FP16)
     return ["\t".join(map(printable, line.split("\t"))) for line in lines]
+
+
+def _headline(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
+    """Return the result in a sentence, and the patch of a faster combination."""
+    best, verdicts = sweep["best"], {variant["verdict"] for variant in sweep["variants"]}
+    if sweep["status"] != "finished":
+        return [str(sweep["reason"])]
+    if best is not None and is_recommended(best):
+        return _gain(best, patch)
+    if best is not None:
+        names = " + ".join(best["variants"])
+        return [f"Not confirmed: {names}: {best['text']}; {best['loss']['text']}."]
+    if "faster" in verdicts:
+        return ["No faster setting keeps the loss."]
+    is_open = "undecided" in verdicts
+    return ["No setting was shown to be faster yet." if is_open else "No setting pays here."]
+
+
+def _other_line(variant: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+    reasons = [text for text in (variant["reason"], left_out.get(variant["name"])) if text]
+    why = f" ({' '.join(reasons)})" if reasons else ""
+    return f"  {variant['name']}: {variant['text']}{why}"
+
+
+def _refused_line(variant: Mapping[str, Any]) -> str:
+    reason = str(variant["reason"])
+    if variant["verdict"] == "impossible":  # the reason begins with the setting
+        reason = reason.partition(": ")[2]
+    return f"  {variant['name']}: {reason}"
 
 
 def _gain(best: Mapping[str, Any], patch: Patch) -> list[str]:
@@ -157,26 +149,21 @@ def _by_hand(title: str, change: ManualChange) -> list[str]:
     return ["", f"{title}, {change.setting}, {change.where}:", *(f"    {x}" for x in change.lines)]
 
 
-def _waits_for(metrics: Mapping[str, Any]) -> str:
-    """Return what most of a step of the baseline is."""
-    step = metrics["step_time"]
-    if not step:
-        return "the baseline was not measured"
-    names = {"data_wait": "data", "h2d": "copies to the GPU", "gpu_time": "the GPU"}
-    shares = {text: (metrics[name] or 0.0) / step for name, text in names.items()}
-    text = max(shares, key=lambda one: shares[one])
-    if shares[text] < 0.3:
-        return f"the step computes; it waits for data {shares['data']:.0%} of the time"
-    return f"the step waits for {text} ({min(1.0, shares[text]):.0%} of the time)"
-
-
 def _parser() -> argparse.ArgumentParser:
     about = "Find the settings that make a script faster on this machine."
-    found = script_parser("tune", about, EXAMPLES)
-    found.add_argument("--minutes", metavar="N", type=float, default=20.0, help="time budget (20)")
+    found = trial_parser("tune", about, EXAMPLES)
+    found.add_argument(
+        "--minutes",
+        metavar="N",
+        type=number_type(0.1, 10_000, float),
+        default=20.0,
+        help="time budget (20)",
+    )
     found.add_argument(
         "--settings", metavar="LIST", help='only these, as "tf32,num_workers=2 pin_memory"'
     )
-    found.add_argument("--apply", metavar="FILE", help="write the patched script to a new file")
+    found.add_argument(
+        "--apply", metavar="FILE", type=Path, help="write the patched script to a new file"
+    )
     command.add_common(found)
     return found

@@ -12,6 +12,7 @@ from typing import Any
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_duration, printable
 from stepscope.lab.folder import INTERRUPTED, SweepError
+from stepscope.lab.gate import Gate, parse_gate
 from stepscope.lab.plan import SweepPlan, estimate
 from stepscope.lab.report import closing, progress_line, table
 from stepscope.lab.revision import RevisionError
@@ -43,10 +44,31 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--folder", metavar="DIR", help="folder for the results, new or to resume")
 
 
+def add_gate(parser: argparse.ArgumentParser) -> None:
+    """Add `--gate`, which may be repeated."""
+    parser.add_argument(
+        "--gate",
+        action="append",
+        default=[],
+        type=_gate,
+        metavar="METRIC:+P%",
+        help="exit code 4 if METRIC (step_time, peak_memory, energy) rises by more than P%%",
+    )
+
+
+def _gate(text: str) -> Gate:
+    try:
+        return parse_gate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def numbers(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a plan that the options of `add_numbers` set."""
     given = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
     given = {name: value for name, value in given.items() if value is not None}
+    if given.get("steps") == 1:
+        raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
     return given | {"find_best": not options.no_combination}
 
 

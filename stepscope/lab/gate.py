@@ -70,7 +70,7 @@ def parse_gate(text: str) -> Gate:
     found = _GATE.fullmatch(text.strip())
     if found is None or found[1] not in METRICS:
         raise ValueError(
-            f"--gate: must be METRIC:+PERCENT% with {', '.join(METRICS)}, got {text[:80]!r}. "
+            f"must be METRIC:+PERCENT% with {', '.join(METRICS)}, got {text[:80]!r}. "
             "Use step_time:+3%."
         )
     return Gate(found[1], float(found[2]) / 100)

@@ -96,7 +96,6 @@ def test_equal_runs_have_no_interval(capsys: pytest.CaptureFixture[str]) -> None
     [
         ["base0", "--to", "base0"],
         ["base0", "--to", "unknown"],
-        ["base0", "--to", "slow0", "--gate", "loss:+1%"],
         ["base0", "--to", "slow0", "--gate", "energy:+1%"],
     ],
 )

@@ -116,7 +116,7 @@ def test_a_driver_that_should_work_is_broken(monkeypatch: pytest.MonkeyPatch) ->
     assert "ZeroDivisionError" in mark_of(broken).detail
     release = threading.Event()
     broken.devices = release.wait  # type: ignore[assignment, method-assign]
-    monkeypatch.setattr(doctor, "NVML_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("stepscope.cli.DRIVER_TIMEOUT_S", 0.01)
     assert "did not answer" in mark_of(broken).detail
     release.set()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli import INTERRUPTED, devices, main
+from stepscope.cli import INTERRUPTED, CommandError, devices, main
 from stepscope.cli.devices import table
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeSource, Gpu, divided, gpus, machine, process
@@ -38,7 +38,7 @@ def views(count: int, found: Gpu, **options: Any) -> None:
 
 def test_once_it_prints_a_table_of_rates_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     source, pauses = FakeSource(gpus(2)), []
-    assert devices.show(machine(source), sleep=pauses.append) == 0
+    devices.show(machine(source), sleep=pauses.append)
     out = capsys.readouterr().out
     assert out.count("NVIDIA H100") == 2
     assert pauses == [devices.FIRST_WAIT_S], "rates take two polls"
@@ -47,7 +47,7 @@ def test_once_it_prints_a_table_of_rates_and_ends_well(capsys: pytest.CaptureFix
 def test_json_is_one_object_for_each_view(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert devices.show(machine(FakeSource(gpus(1))), as_json=True, sleep=lambda _: None) == 0
+    devices.show(machine(FakeSource(gpus(1))), as_json=True, sleep=lambda _: None)
     assert json.loads(capsys.readouterr().out)["devices"]
     views(3, *gpus(1), as_json=True)
     assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == 3
@@ -75,14 +75,14 @@ def test_without_a_gpu_it_gives_the_reason_and_that_is_no_error(
 
 
 def test_a_driver_that_does_not_answer_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     release, source = threading.Event(), FakeSource(gpus(1))
     source.before_read = release.wait
-    monkeypatch.setattr(devices, "SILENT_S", 0.01)
-    assert devices.show(machine(source), sleep=lambda _: None) == 1
+    monkeypatch.setattr("stepscope.cli.DRIVER_TIMEOUT_S", 0.01)
+    with pytest.raises(CommandError, match=r"did not answer within 0\.01 s"):
+        devices.show(machine(source), sleep=lambda _: None)
     release.set()
-    assert "did not answer within 0.01 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", [40, 120])

@@ -65,7 +65,7 @@ def sweep(made: ScriptPlan, slower: float, seed: int) -> list[Trial]:
 )
 def test_a_gate_names_a_metric_and_a_percentage(text: str) -> None:
     assert parse_gate("energy:2.5%") == Gate("energy", 0.025)
-    with pytest.raises(ValueError, match="--gate"):
+    with pytest.raises(ValueError, match="METRIC"):
         parse_gate(text)
 
 

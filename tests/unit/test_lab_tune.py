@@ -165,13 +165,16 @@ def test_wrong_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     for option, *values in (
-        ("--minutes", "0", "nan", "1e9"),
         ("--apply", "train.py", "no/new.py"),
         ("--settings", "", "tf32,env:A=1", "num_workers", "tf32 tf32"),
     ):
         for value in values:
             assert tune.main([option, value, "train.py"]) == USAGE
             assert f"{option}: " in capsys.readouterr().err
+    for minutes in ("0", "nan", "1e9"):
+        with pytest.raises(SystemExit):
+            tune.main(["--minutes", minutes, "train.py"])
+        assert "--minutes: must be 0.1 to 10000" in capsys.readouterr().err
 
 
 def test_a_combination_with_a_worse_confirmed_loss_has_no_patch(tmp_path: Path) -> None:
