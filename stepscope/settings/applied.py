@@ -25,7 +25,6 @@ class AppliedSetting(msgspec.Struct, frozen=True, kw_only=True):
     state: SettingState
     text: str
     lines: list[str]
-    at: CallPlace | None
     places: list[CallPlace] = []
     refused_places: list[CallPlace | None] = []
     """Where the setting was refused; None for an unknown place."""

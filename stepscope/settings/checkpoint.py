@@ -6,7 +6,6 @@ import random
 import sys
 from collections import deque
 from importlib import import_module
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from stepscope.settings.setting import Training
 MIN_BLOCKS = 3
 IN_PLACE = "An input or buffer of {} changes in place (BatchNorm)."
 _PLAIN = (bool, bytes, complex, float, int, str)
+State = dict[tuple[str, int], tuple[Any, int]]
+"""Values with a number that changes with each in place, by what a change does and the module."""
 
 
 class Checkpoint(ModelSetting):
@@ -31,8 +32,8 @@ class Checkpoint(ModelSetting):
     _calls = _runs = 0
 
     def problem(self, subject: Training) -> str | None:
-        model, nn = subject.model, sys.modules["torch"].nn
-        self._blocks = _repeated(nn, model)
+        model = subject.model
+        self._blocks = _repeated(sys.modules["torch"].nn, model)
         self._kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in self._blocks))
         inner = [module for block in self._blocks for module in block.modules()]
         if model._compiled_call_impl is not None or any(one._compiled_call_impl for one in inner):
@@ -53,56 +54,69 @@ class Checkpoint(ModelSetting):
             block._compiled_call_impl = ReplacedCall(self._around(block))
 
     def _around(self, block: Any) -> Call:
-        call, torch = block._call_impl, sys.modules["torch"]
+        """Return the function that replaces the call of a block."""
+        torch = sys.modules["torch"]
+        call = block._call_impl
         buffers = list(block.buffers())  # not in each call, which takes 0.1 ms
         checkpoint = import_module("torch.utils.checkpoint").checkpoint
+        known_kinds = (torch.Tensor, torch.dtype, bool, int, float, str, type(None))
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._runs += 1
             return call(*args, **kwargs)
 
+        def checkpointed(*args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            before = [_version(buffer) for buffer in buffers]
+            result = checkpoint(counted, *args, use_reentrant=False, **kwargs)
+            if before != [_version(buffer) for buffer in buffers]:
+                self.failed = IN_PLACE.format(self._kinds)
+            return result
+
+        def first_call(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """Call the block once; refuse it if the call has changed its state."""
+            for value in (*values, *buffers):
+                if isinstance(value, torch.Tensor):
+                    self._versions.append((value, _version(value)))
+            before: State = {}
+            self.guard(lambda: before.update(_state(block)))
+            result = call(*args, **kwargs)
+            self.guard(self._compare, before, block)
+            return result
+
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled() or self.failed is not None:
                 return call(*args, **kwargs)
             values = _flat((*args, *kwargs.values()))
-            known = (torch.Tensor, torch.dtype, bool, int, float, str, type(None))
-            other = next((type(one).__name__ for one in values if not isinstance(one, known)), None)
-            if other is not None:
-                self.failed = f"{self._kinds} has an input of class {other}, which it may change."
-                return call(*args, **kwargs)
+            for value in values:
+                if not isinstance(value, known_kinds):
+                    kind = type(value).__name__
+                    self.failed = (
+                        f"{self._kinds} has an input of class {kind}, which it may change."
+                    )
+                    return call(*args, **kwargs)
             if self._is_active:
-                self._calls += 1
-                before = [_version(one) for one in buffers]
-                result = checkpoint(counted, *args, use_reentrant=False, **kwargs)
-                if before != [_version(one) for one in buffers]:
-                    self.failed = IN_PLACE.format(self._kinds)
-                return result
-            values += buffers
-            self._versions += [(a, _version(a)) for a in values if isinstance(a, torch.Tensor)]
-            state: list[tuple[str, Any]] = []
-            self.guard(lambda: state.extend(_state(block)))
-            result = call(*args, **kwargs)
-            self.guard(self._compare, state, block)
-            return result
+                return checkpointed(*args, **kwargs)
+            return first_call(values, args, kwargs)
 
         return forward
 
-    def _compare(self, state: list[tuple[str, Any]], block: Any) -> None:
-        """Refuse a block whose state its first call has changed."""
-        if self.failed is None and (what := _changed(state, _state(block))) is not None:
-            self.failed = f"{self._kinds} {what} in forward(), which would run twice."
+    def _compare(self, before: State, block: Any) -> None:
+        effect = _side_effect(before, _state(block))
+        if self.failed is None and effect is not None:
+            self.failed = f"{self._kinds} {effect} in forward(), which would run twice."
 
     def end_pass(self) -> None:
         """Begin to checkpoint after a first pass that changed nothing in place."""
-        versions, self._versions = self._versions, []
-        if any(_version(one) != version for one, version in versions):
+        if any(_version(tensor) != version for tensor, version in self._versions):
             self.failed = IN_PLACE.format(self._kinds)
-        self._is_active = self._is_active or bool(versions)
+        self._is_active = self._is_active or bool(self._versions)
+        self._versions.clear()
 
     def evidence(self) -> tuple[bool, str]:
-        recomputed, count = self._runs - self._calls, len(self._blocks)
-        text = f"{recomputed} recomputations in {self._calls} calls of {count} {self._kinds}."
-        return recomputed > 0, text
+        recomputed = self._runs - self._calls
+        blocks = f"{len(self._blocks)} {self._kinds}"
+        return recomputed > 0, f"{recomputed} recomputations in {self._calls} calls of {blocks}."
 
 
 def _repeated(nn: Any, model: Any) -> list[Any]:
@@ -125,33 +139,44 @@ def _version(tensor: Any) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
-def _state(block: Any) -> list[tuple[str, Any]]:
-    """Return the values that a call of a block may change, each with what that call does."""
-    legacy: Any = np.random.get_state()
-    _, keys, *position = legacy
-    found: list[tuple[str, Any]] = [
-        ("draws numbers from random", repr(random.getstate())),
-        ("draws numbers from numpy.random", keys.tobytes() + repr(position).encode()),
-    ]
-    for module in block.modules():
-        for name, value in {**module._buffers, **module._parameters, **vars(module)}.items():
-            found.append((f"changes {name}", value))
-            if isinstance(value, sys.modules["torch"].Tensor):
-                found.append((f"changes {name}", _version(value)))
-            elif isinstance(value, (dict, list, set, deque)):
-                found.append((f"changes {name}", len(value)))
-    return found
+def _state(block: Any) -> State:
+    """Return the values that a call of a block may change, by what that call does."""
+    state: State = {
+        ("draws numbers from random", 0): (repr(random.getstate()), 0),
+        ("draws numbers from numpy.random", 0): (repr(np.random.get_state()), 0),
+    }
+    for number, module in enumerate(block.modules()):
+        values = {**module._buffers, **module._parameters, **vars(module)}
+        for name, value in values.items():
+            state[f"changes {name}", number] = (value, _size_or_version(value))
+    return state
 
 
-def _changed(before: list[tuple[str, Any]], after: list[tuple[str, Any]]) -> str | None:
-    """Return the name of the first value that another object or number replaces, or None."""
-    for (name, one), (other, two) in zip_longest(before, after, fillvalue=("", None)):
-        is_equal = type(one) is type(two) and type(one) in _PLAIN and one == two
-        if name != other or one is not two and not is_equal:
-            return other or name
+def _side_effect(before: State, after: State) -> str | None:
+    """Return what a call between the two states has done, or None."""
+    for key in before | after:
+        if not _is_same(before.get(key), after.get(key)):
+            return key[0]
     return None
+
+
+def _size_or_version(value: Any) -> int:
+    if isinstance(value, sys.modules["torch"].Tensor):
+        return _version(value)
+    return len(value) if isinstance(value, (dict, list, set, deque)) else 0
+
+
+def _is_same(before: tuple[Any, int] | None, after: tuple[Any, int] | None) -> bool:
+    """Return True for the same object, unchanged, and for equal numbers and texts."""
+    if before is None or after is None or before[1] != after[1]:
+        return False
+    one, other = before[0], after[0]
+    return one is other or (type(one) is type(other) and type(one) in _PLAIN and one == other)
 
 
 def _flat(values: tuple[Any, ...]) -> list[Any]:
     """Return the items of nested tuples; lists are not flattened, as a block may change them."""
-    return [item for one in values for item in (_flat(one) if type(one) is tuple else (one,))]
+    items: list[Any] = []
+    for value in values:
+        items += _flat(value) if type(value) is tuple else [value]
+    return items

@@ -72,7 +72,8 @@ class NumWorkers(LoaderSetting):
     needs_workers = False
 
     def problem(self, subject: dict[str, Any]) -> str | None:
-        torch, dataset = sys.modules["torch"], subject["dataset"]
+        torch = sys.modules["torch"]
+        dataset = subject["dataset"]
         if (found := super().problem(subject)) is not None or not self.value:
             return found
         if isinstance(dataset, torch.utils.data.IterableDataset):
@@ -153,8 +154,9 @@ class NonBlocking(Setting):
         return not tensor._version and bool(tensor.is_pinned())
 
     def after_step(self, optimizer: Any) -> None:
-        copied, self._copied = self._copied, []
-        if any(one is not None and one._version for one in (known() for known in copied)):
+        sources = [reference() for reference in self._copied]
+        self._copied.clear()
+        if any(source is not None and source._version for source in sources):
             self.failed = "The script writes into a pinned tensor after its copy to the GPU."
 
     def evidence(self) -> tuple[bool, str]:
@@ -165,7 +167,8 @@ class NonBlocking(Setting):
 
 def _gpu_problem(subject: dict[str, Any]) -> str | None:
     """Return why batches may be on a GPU, where workers cannot use and torch cannot pin them."""
-    torch, dataset = sys.modules["torch"], subject["dataset"]
+    torch = sys.modules["torch"]
+    dataset = subject["dataset"]
     if any(torch.is_tensor(one) and one.is_cuda for one in _held(dataset)):
         return f"{type(dataset).__name__} has CUDA tensors."
     may_use = torch.cuda.is_initialized() and not subject["num_workers"]

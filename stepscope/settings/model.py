@@ -38,7 +38,8 @@ class ModelSetting(Setting):
     works_in_ddp: ClassVar[bool] = False
 
     def problem(self, subject: Training) -> str | None:
-        kind, bases = type(subject.model), bases_of(type(subject.model))
+        kind = type(subject.model)
+        bases = bases_of(kind)
         own_call = subject.model._compiled_call_impl
         if bases & UNSUPPORTED or kind.__call__ is not sys.modules["torch"].nn.Module.__call__:
             return f"Not supported for a model of class {kind.__name__}."
@@ -167,7 +168,6 @@ class Compile(ModelSetting):
     _compiled_calls = 0
     _plain_calls = 0
     _batch_size: int | None = None
-    _error: str | None = None
 
     def replaced(self, subject: Training, call: Call) -> Call:
         torch = sys.modules["torch"]
@@ -183,7 +183,7 @@ class Compile(ModelSetting):
             is_training = torch.is_grad_enabled()
             if self._batch_size is None and is_training:
                 self._batch_size = size
-            if self._error is not None or size != self._batch_size or not is_training:
+            if self.failed is not None or size != self._batch_size or not is_training:
                 self._plain_calls += is_training
                 return call(*args, **kwargs)
             try:
@@ -193,7 +193,8 @@ class Compile(ModelSetting):
                 if self._compiled_calls or "TorchDynamoException" not in bases_of(type(error)):
                     raise
                 cause = getattr(error, "inner_exception", error)
-                self._error = f"{type(cause).__name__}: {cause}".split("\n")[0][:300]
+                text = f"{type(cause).__name__}: {cause}".split("\n")[0][:300]
+                self.failed = f"The model could not be compiled: {text}"
                 return call(*args, **kwargs)
             self._compiled_calls += 1
             return result
@@ -201,8 +202,6 @@ class Compile(ModelSetting):
         return forward
 
     def evidence(self) -> tuple[bool, str]:
-        if self._error is not None:
-            return False, f"The model could not be compiled: {self._error}"
         if not self._compiled_calls:
             return False, "The script called its model only once, or without gradients."
         counters = sys.modules["torch._dynamo.utils"].counters
@@ -225,5 +224,7 @@ def _sizes(torch: Any, values: tuple[Any, ...]) -> Iterator[int]:
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim():
             yield value.size(0)
-        elif isinstance(value, (list, tuple, dict)):
-            yield from _sizes(torch, tuple(value.values() if isinstance(value, dict) else value))
+        elif isinstance(value, dict):
+            yield from _sizes(torch, tuple(value.values()))
+        elif isinstance(value, (list, tuple)):
+            yield from _sizes(torch, tuple(value))

@@ -22,7 +22,8 @@ class Fused(Setting):
         self._fused_steps = 0
 
     def problem(self, subject: Any) -> str | None:
-        torch, kind = sys.modules["torch"], type(subject)
+        torch = sys.modules["torch"]
+        kind = type(subject)
         arguments = inspect.signature(kind.__init__).parameters
         if "fused" not in arguments and "kwargs" not in arguments:
             return f"{kind.__name__} has no argument fused."
@@ -51,9 +52,9 @@ class Fused(Setting):
 
     def enter(self, subject: Any) -> None:
         self._names.append(type(subject).__name__)
-        names = [name for name in ("fused", "foreach") if name in subject.defaults]
-        former = {name: subject.defaults[name] for name in names}
-        for values in (subject.defaults, *subject.param_groups):
+        defaults = subject.defaults
+        former = {name: defaults[name] for name in ("fused", "foreach") if name in defaults}
+        for values in (defaults, *subject.param_groups):
             values |= {**dict.fromkeys(former, False), "fused": True}
         subject._step_supports_amp_scaling = True  # as the constructor does; GradScaler reads it
 
@@ -84,9 +85,11 @@ class Fused(Setting):
         self._fused_steps += _is_fused(optimizer)
 
     def evidence(self) -> tuple[bool, str]:
-        named, count = ", ".join(dict.fromkeys(self._names)), self._fused_steps
-        text = f"fused=True in all groups at {count} of {self._steps} steps of {named}."
-        return count > 0, text if self._steps else f"{named} made no step."
+        named = ", ".join(dict.fromkeys(self._names))
+        if not self._steps:
+            return False, f"{named} made no step."
+        steps = f"{self._fused_steps} of {self._steps} steps of {named}"
+        return self._fused_steps > 0, f"fused=True in all groups at {steps}."
 
     def lines(self) -> list[str]:
         return [f"{name}(..., fused=True)" for name in dict.fromkeys(self._names or ["AdamW"])]

@@ -47,7 +47,8 @@ class CudnnBenchmark(Setting):
 
     def problem(self, subject: Training) -> str | None:
         torch = sys.modules["torch"]
-        cudnn, convolution = torch.backends.cudnn, torch.nn.modules.conv._ConvNd
+        cudnn = torch.backends.cudnn
+        convolution = torch.nn.modules.conv._ConvNd
         if subject.device.type != "cuda":
             return f"cuDNN needs an NVIDIA GPU; the script trains on {subject.device.type}."
         if cudnn.benchmark:

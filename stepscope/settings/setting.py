@@ -16,7 +16,6 @@ from stepscope.settings.applied import AppliedSetting, CallPlace, SettingState
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _OWN_FOLDER = str(Path(stepscope.__file__).parent)
-MAX_TEXT = 1000  # Characters of a text with the reasons of all refusals.
 
 
 class SettingError(ValueError):
@@ -126,14 +125,12 @@ class Setting:
     def as_json(self) -> dict[str, Any]:
         """Return the entry in run.json."""
         state, text = self._outcome()
-        known = [*self.places, *self.refusals]
         entry = AppliedSetting(
             name=self.name,
             value=self.value,
             state=state,
             text=text,
             lines=self.lines(),
-            at=next((place for place in known if place is not None), None),
             places=[place for place in dict.fromkeys(self.places) if place],
             refused_places=list(self.refusals),
         )
@@ -156,7 +153,7 @@ class Setting:
                 place = first_places[reason]
                 at_line = f" at line {place.line}" if place else ""
                 text += f" Not applied{at_line}: {reason}"
-            return "in effect" if is_in_effect else "refused", text[:MAX_TEXT]
+            return "in effect" if is_in_effect else "refused", text
         if self.refusals:
             return "refused", next(iter(self.refusals.values()))
         return "not reached", self.moment.value

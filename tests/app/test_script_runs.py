@@ -134,10 +134,10 @@ def test_the_traceback_is_that_of_the_rank_that_failed_first(page: OpenPage, beg
 
 def test_details_list_the_settings_of_a_script(page: OpenPage, begin: Begin) -> None:
     place = {"file": "train.py", "line": 3}
-    entry = {"name": "fused", "value": True, "lines": ["Adam(..., fused=True)"], "at": place}
+    entry = {"name": "fused", "value": True, "lines": ["Adam(..., fused=True)"], "places": [place]}
     entries = [
         {**entry, "state": "in effect", "text": "2 of 2 steps"},
-        {**entry, "name": "tf32", "state": "refused", "text": "No GPU.", "at": None},
+        {**entry, "name": "tf32", "state": "refused", "text": "No GPU.", "places": []},
     ]
     begin("script", RunStatus.FINISHED, settings=entries)
     app = page(run="script", tab="details")

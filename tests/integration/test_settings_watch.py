@@ -50,8 +50,8 @@ def test_what_happened_is_printed_and_recorded(tmp_path: Path) -> None:
     states = {name: entry["state"] for name, entry in entries.items()}
     effective = dict.fromkeys(["fused", "num_workers", "gc_off"], "in effect")
     assert states == {"tf32": "refused", **effective}
-    assert entries["fused"]["at"] == {"file": str(script), "line": 11}
-    assert entries["num_workers"]["at"] == {"file": str(script), "line": 12}
+    assert entries["fused"]["places"] == [{"file": str(script), "line": 11}]
+    assert entries["num_workers"]["places"] == [{"file": str(script), "line": 12}]
     assert seen.stderr.decode().count("stepscope: setting ") == len(entries)
     for entry in entries.values():
         assert entry["text"] in seen.stderr.decode()

@@ -20,7 +20,7 @@ from stepscope.lab.script_plan import TunePlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
 
 NAMES = ("fused", "bf16", "set_to_none", "num_workers=2", "num_workers=2 persistent_workers")
-ENTRY = {"value": True, "lines": ["a"], "at": None, "places": []}
+ENTRY = {"value": True, "lines": ["a"], "places": []}
 
 
 def probed(word: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_workers_load_the_same_batches() -> None:
         loader = DataLoader(data(), batch_size=8)
         assert train(network(), loader=loader) == bare
         assert set(found.states().values()) == {"in effect"}
-        assert found["num_workers"]["at"] == {"file": __file__, "line": line}
+        assert found["num_workers"]["places"] == [{"file": __file__, "line": line}]
     assert loader.num_workers == 2
     assert DataLoader(data()).num_workers == 0, "torch is restored"
 
@@ -556,7 +556,7 @@ def test_a_model_that_the_script_compiles_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [{"state": "fast"}, {"at": {"file": 1, "line": 2}}, {"lines": "x"}]
+    "damage", [{"state": "fast"}, {"places": [{"file": 1, "line": 2}]}, {"lines": "x"}]
 )
 def test_damaged_entries_of_a_run_are_missing(damage: dict[str, Any]) -> None:
     with applied("gc_off") as found:
