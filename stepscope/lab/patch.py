@@ -6,7 +6,7 @@ import ast
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from stepscope.common.files import read_json
 from stepscope.lab.folder import read_trials, write_json
 from stepscope.lab.script_plan import ScriptPlan, TunePlan, words_of
 from stepscope.lab.verdict_text import is_recommended
-from stepscope.settings.applied import AppliedSetting, CallPlace
+from stepscope.settings.applied import AppliedSetting
 
 LOADER = {"num_workers": 5, "pin_memory": 7, "persistent_workers": 13, "prefetch_factor": 12}
 """Arguments of DataLoader, with a lower bound of their position: fewer positional ones are safe."""
@@ -71,168 +71,158 @@ class Patch:
 def make_patch(source: str, path: str, name: str, settings: Sequence[AppliedSetting]) -> Patch:
     """Return the change of the script at `path`; `name` is its name in the diff.
 
-    A change is made only if the syntax tree of the result is that of the source with exactly this
-    change; any other setting is listed by hand.
+    What `ScriptEdit` does not change is listed by hand.
     """
-    text = source
-    manual: dict[str, list[CallPlace]] = {}
+    script = ScriptEdit(source)
     here = os.path.realpath(path)
-    places = [(place, one) for one in settings for place in one.places or ()]
+    manual: dict[str, list[str]] = {}
+    places = [(place, setting) for setting in settings for place in setting.places]
     # From the last call to the first, so that the lines of the other calls stay.
     for place, setting in sorted(places, key=lambda pair: -pair[0].line):
-        changed = None
         # The call at a refused place has other arguments at other times.
         is_refused = place in setting.refused_places or None in setting.refused_places
-        if os.path.realpath(place.file) == here and not is_refused:
-            changed = _with_keyword(text, setting, place)
-        text = text if changed is None else changed
-        if changed is None:
-            manual.setdefault(setting.name, []).append(place)
+        is_here = os.path.realpath(place.file) == here and not is_refused
+        if not is_here or not script.set_keyword(setting, place.line):
+            where = f"{os.path.basename(place.file)}, line {place.line}"
+            manual.setdefault(setting.name, []).append(where)
     by_hand = []
     for setting in settings:
-        where = WHERE.get(setting.name, "after the imports")
         if setting.name in IMPORT_LEVEL:
-            changed = _with_line(text, setting.lines)
-            text = text if changed is None else changed
-            if changed is not None:
+            if script.add_lines(setting.lines):
                 continue
-        elif setting.name not in WHERE:
-            missing = manual.get(setting.name, [])
-            if setting.places and not missing:
-                continue
-            calls = [
-                f"{os.path.basename(one.file)}, line {one.line}"
-                + " (not for all calls there)" * (one in setting.refused_places)
-                for one in missing
-            ]
-            where = "; ".join(sorted(calls)) or "at the call that has this argument"
+            where = "after the imports"
+        elif setting.name in WHERE:
+            where = WHERE[setting.name]
+        elif setting.places and setting.name not in manual:
+            continue
+        else:
+            calls = sorted(manual.get(setting.name, []))
+            where = "; ".join(calls) or "at the call that has this argument"
         by_hand.append(ManualChange(setting.name, setting.lines, where))
-    before, after = (re.findall(r"[^\n]*\n|[^\n]+", one) for one in (source, text))
-    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+    return Patch(_diff(source, script.text, name), by_hand, script.text)
+
+
+def _diff(before: str, after: str, name: str) -> str:
+    """Return the unified diff of two texts, whose lines end with a line feed only."""
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
+    lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
     missing_end = "\n\\ No newline at end of file\n"
-    ended = (line if line.endswith("\n") else line + missing_end for line in lines)
-    return Patch("".join(ended), by_hand, text)
+    return "".join(line if line.endswith("\n") else line + missing_end for line in lines)
 
 
-def _parsed(text: str) -> ast.Module | None:
+class ScriptEdit:
+    """The source text of a script, which is never executed.
+
+    A change is made only if the syntax tree of the result is that of the text with exactly this
+    change. The methods return whether it was made.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def set_keyword(self, setting: AppliedSetting, line: int) -> bool:
+        """Set a keyword argument in the only call of torch's class at a line."""
+        tree = _parse(self.text)
+        if tree is None or setting.name not in (*LOADER, "fused"):
+            return False
+        names = {"DataLoader"}
+        if setting.name == "fused":
+            names = {text.partition("(")[0] for text in setting.lines}
+        calls = [call for call in _calls(tree, names) if call.lineno <= line <= _end(call)[0]]
+        if len(calls) != 1:
+            return False
+        (call,) = calls
+        has_stars = any(isinstance(one, ast.Starred) for one in call.args)
+        if has_stars or len(call.args) > LOADER.get(setting.name, len(call.args)):
+            return False
+        new = ast.Constant(setting.value)
+        given = {keyword.arg: keyword for keyword in call.keywords}
+        if setting.name in given:
+            former = given[setting.name].value
+            if not isinstance(former, ast.Constant):
+                return False  # such as args.workers, an option that would have no effect
+            given[setting.name].value = new
+            start = self._offset(former.lineno, former.col_offset)
+            return self._replace(start, self._offset(*_end(former)), repr(setting.value), tree)
+        arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        if None in given or not arguments:  # **kwargs may have it
+            return False
+        call.keywords.append(ast.keyword(setting.name, new))
+        last = max(self._offset(*_end(one)) for one in arguments)
+        return self._replace(last, last, f", {setting.name}={setting.value!r}", tree)
+
+    def add_lines(self, lines: Sequence[str]) -> bool:
+        """Add lines after the block of imports that has `import torch`."""
+        tree = _parse(self.text)
+        if tree is None:
+            return False
+        imports_torch = [isinstance(one, ast.Import) and _imports_torch(one) for one in tree.body]
+        if True not in imports_torch:
+            return False
+        at = imports_torch.index(True) + 1
+        while at < len(tree.body) and isinstance(tree.body[at], (ast.Import, ast.ImportFrom)):
+            at += 1
+        if at == len(tree.body):  # nothing follows the imports
+            return False
+        line, _ = _end(tree.body[at - 1])
+        new = "".join(f"{text}\n" for text in lines)
+        tree.body[at:at] = ast.parse(new).body
+        start = self._offset(line + 1, 0)
+        return self._replace(start, start, new, tree)
+
+    def _offset(self, line: int, column: int) -> int:
+        """Return the byte of a place of the syntax tree, whose columns are bytes."""
+        ends = [found.end() for found in re.finditer(rb"\r\n|\r|\n", self.text.encode())]
+        return [0, *ends][line - 1] + column
+
+    def _replace(self, start: int, end: int, new: str, expected: ast.Module) -> bool:
+        """Put `new` in place of some bytes if the text parses to the expected tree then."""
+        data = self.text.encode()
+        result = (data[:start] + new.encode() + data[end:]).decode(errors="replace")
+        tree = _parse(result)
+        if tree is None or ast.dump(tree) != ast.dump(expected):
+            return False
+        self.text = result
+        return True
+
+
+def _parse(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _with_keyword(text: str, setting: AppliedSetting, place: CallPlace) -> str | None:
-    """Return the source with a keyword argument in the call at a place; None if unclear."""
-    tree = _parsed(text)
-    if tree is None or setting.name not in (*LOADER, "fused"):
-        return None
-    names = ["DataLoader"]
-    if setting.name == "fused":
-        names = [line.partition("(")[0] for line in setting.lines]
-    calls = [one for one in _calls(tree, names) if one.lineno <= place.line <= _end(one)]
-    if len(calls) != 1:
-        return None
-    call = calls[0]
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    if not arguments or any(isinstance(one, ast.Starred) for one in call.args):
-        return None
-    if len(call.args) > LOADER.get(setting.name, len(call.args)):
-        return None
-    data, starts = _lines(text)
-
-    def position(line: int, column: int | None) -> int:
-        return starts[line - 1] + (column or 0)
-
-    new = ast.Constant(setting.value)
-    found = next((one for one in call.keywords if one.arg == setting.name), None)
-    if found is not None:
-        former = found.value
-        if not isinstance(former, ast.Constant):
-            return None  # such as args.workers, an option that would have no effect
-        start = position(former.lineno, former.col_offset)
-        end = position(_end(former), former.end_col_offset)
-        found.value = new
-        return _edited(data, start, end, repr(setting.value), tree)
-    if any(one.arg is None for one in call.keywords):
-        return None  # **kwargs may have it
-    last = max(position(_end(one), one.end_col_offset) for one in arguments)
-    call.keywords.append(ast.keyword(setting.name, new))
-    return _edited(data, last, last, f", {setting.name}={setting.value!r}", tree)
+def _calls(tree: ast.Module, names: Set[str]) -> Iterator[ast.Call]:
+    """Yield the calls of classes by their names, such as `SGD(…)` and `torch.optim.SGD(…)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if name in names:
+                yield node
 
 
-def _with_line(text: str, lines: Sequence[str]) -> str | None:
-    """Return the source with lines after its first block of imports; None without torch there."""
-    tree = _parsed(text)
-    if tree is None:
-        return None
-    names = [
-        (at, name.asname or "torch")
-        for at, one in enumerate(tree.body)
-        if isinstance(one, ast.Import)
-        for name in one.names
-        if name.name == "torch" or (name.name.startswith("torch.") and name.asname is None)
-    ]
-    if not names:
-        return None
-    at, alias = names[0]
-    while at + 1 < len(tree.body) and isinstance(tree.body[at + 1], (ast.Import, ast.ImportFrom)):
-        at += 1
-    data, starts = _lines(text)
-    line = _end(tree.body[at])
-    if line >= len(starts):  # nothing follows the imports
-        return None
-    new = "".join(re.sub(r"^torch\.", f"{alias}.", one) + "\n" for one in lines)
-    tree.body[at + 1 : at + 1] = ast.parse(new).body
-    return _edited(data, starts[line], starts[line], new, tree)
+def _imports_torch(statement: ast.Import) -> bool:
+    return any(name.name == "torch" and name.asname is None for name in statement.names)
 
 
-def _edited(data: bytes, start: int, end: int, new: str, expected: ast.Module) -> str | None:
-    """Return the source with `new` in place of `start:end` if it parses to the expected tree."""
-    result = (data[:start] + new.encode() + data[end:]).decode(errors="replace")
-    tree = _parsed(result)
-    same = tree is not None and ast.dump(tree) == ast.dump(expected)
-    return result if same else None
-
-
-def _calls(tree: ast.Module, named: Sequence[str]) -> list[ast.Call]:
-    """Return the calls of classes of torch, also by the alias of an import."""
-    aliases = {
-        name.asname
-        for one in ast.walk(tree)
-        if isinstance(one, ast.ImportFrom)
-        for name in one.names
-        if name.name in named
-    }
-    found = []
-    for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
-        function = call.func
-        name = function.attr if isinstance(function, ast.Attribute) else None
-        name = function.id if isinstance(function, ast.Name) else name
-        if name is not None and (name in named or name in aliases):
-            found.append(call)
-    return found
-
-
-def _end(node: ast.expr | ast.keyword | ast.stmt) -> int:
-    return node.end_lineno or node.lineno
-
-
-def _lines(text: str) -> tuple[bytes, list[int]]:
-    """Return the bytes of a source text, and where its lines start."""
-    data = text.encode()
-    return data, [0, *(one.end() for one in re.finditer(rb"\r\n|\r|\n", data))]
+def _end(node: ast.expr | ast.keyword | ast.stmt) -> tuple[int, int]:
+    """Return the last line of a node, and the column after it."""
+    return node.end_lineno or node.lineno, node.end_col_offset or 0
 
 
 def write_patch(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any]) -> Patch:
     """Write and return the patch of the best combination, empty if not faster. Raises OSError."""
-    words, settings = list[str](), list[AppliedSetting]()
+    words: list[str] = []
+    settings: list[AppliedSetting] = []
     if sweep["status"] == "finished" and is_recommended(sweep["best"]):
         best = sweep["best"]
         words = words_of(best["changes"])
         name = " + ".join(best["variants"])
         taken = [one for one in read_trials(folder) if one.ok and one.name == name]
         settings = taken[-1].settings if words else []
-    source, path = "", Path(plan.script.cwd, plan.script.target)
+    source = ""
+    path = Path(plan.script.cwd, plan.script.target)
     if settings and not plan.script.is_module:
         try:
             source = path.read_bytes().decode()

@@ -55,8 +55,6 @@ class SweepPlan:
             if type(value) is not int or not low <= value <= high:
                 reason = f"must be {low} to {high}, got {value!r}"
                 raise ConfigError(ConfigIssue(name, reason, "Choose a value in this range"))
-        if not self.looks or self.looks[0] < 2 or list(self.looks) != sorted(set(self.looks)):
-            raise ConfigError(ConfigIssue("looks", "must rise from 2 or more", "Use the default"))
         names = [variant.name for variant in self.variants]
         if len(set(names)) < len(names):
             double = max(names, key=names.count)

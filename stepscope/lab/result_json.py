@@ -31,8 +31,6 @@ def content(
     """Return the measured part of sweep.json. `over` is True unless the sweep is running."""
     of_variants = [one for one in trials if one.contest == VARIANTS]
     references = VariantComparison(VARIANTS, BASELINE, (), plan.baselines).references
-    # The keys of a variant, so that all rows are alike.
-    nothing = dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason"))
     return {
         "workload": plan.workload,
         "plan": plan.to_dict(),
@@ -40,7 +38,6 @@ def content(
         "baseline": {
             "name": BASELINE,
             "label": plan.label,
-            **nothing,
             "rounds": sum(one.ok and one.name == BASELINE for one in of_variants),
             "metrics": _medians(of_variants, *references),
         },

@@ -18,7 +18,7 @@ from stepscope.common.formatting import terminal_text
 from stepscope.gpu.source import is_simulated
 from stepscope.lab.command import UsageError
 from stepscope.lab.folder import LAB
-from stepscope.lab.measurement import RunTooShortError, Steps, measured
+from stepscope.lab.measurement import RunTooShortError, measured
 from stepscope.lab.revision import RevisionError, moved, repository, unpack
 from stepscope.lab.script_plan import (
     ARGUMENTS,
@@ -31,7 +31,6 @@ from stepscope.lab.script_plan import (
     words_of,
 )
 from stepscope.lab.trial_process import MAX_LOG_BYTES
-from stepscope.recorded_run import open_run
 from stepscope.run import RunError, RunInfo, RunStatus, rank_file, read_run, run_folders, runs_root
 from stepscope.run.rank_info import find_rank
 from stepscope.store import StoreError
@@ -211,17 +210,9 @@ def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int) -> st
     if own is None or own.run_json.get("reason") is not None:  # no step was seen
         return own.run_json["reason"] if own else "It was not recorded."
     return (
-        f"The script ended after {_steps_of(ended, number)} of "
-        f"{job['warmup'] + job['steps'] + 1} steps. Train longer, or give fewer steps (--steps, "
-        "--warmup)."
+        f"The script ended after {own.run_json.get('step')} of {job['warmup'] + job['steps'] + 1} "
+        "steps. Train longer, or give fewer steps (--steps, --warmup)."
     )
-
-
-def _steps_of(ended: RunInfo, number: int) -> int:
-    try:
-        return len(Steps(open_run(ended.folder, rank=number), 0).seconds) + 1
-    except RunTooShortError:
-        return 1
 
 
 def _last_line(log: Path) -> str:

@@ -23,7 +23,6 @@ def setting(name: str, value: bool | int, line: int | None, *lines: str) -> Appl
         state="in effect",
         text="",
         lines=list(lines),
-        at=None,
         places=places,
     )
 
@@ -77,7 +76,7 @@ def test_a_call_that_is_refused_at_times_is_changed_by_hand(refused: CallPlace |
     source = IMPORTS + "def make(d): return DataLoader(d)\n"
     found = patched(source, replace(setting("num_workers", 4, 3), refused_places=[refused]))
     assert (found.text, found.diff) == (source, "")
-    assert found.by_hand[0].where.startswith("train.py, line 3")
+    assert found.by_hand[0].where == "train.py, line 3"
     elsewhere = replace(setting("num_workers", 4, 3), refused_places=[CallPlace("train.py", 9)])
     assert patched(source, elsewhere).diff
 
@@ -98,9 +97,9 @@ def test_the_diff_is_applied_by_git(tmp_path: Path, name: str) -> None:
 
 def test_several_settings_of_one_script() -> None:
     source = (
-        "import torch as th\r\nfrom torch.optim import AdamW as Best\r\n"
-        "from torch.utils.data import DataLoader as DL\r\n\r\n"
-        "x = DL(d)\r\no = Best(p, lr=1)"
+        "import torch\r\nfrom torch.optim import AdamW\r\n"
+        "from torch.utils.data import DataLoader\r\n\r\n"
+        "x = DataLoader(d)\r\no = AdamW(p, lr=1)"
     )
     found = patched(
         source,
@@ -111,13 +110,21 @@ def test_several_settings_of_one_script() -> None:
         setting("compile", True, None, "model = torch.compile(model)"),
     )
     assert found.text == (
-        "import torch as th\r\nfrom torch.optim import AdamW as Best\r\n"
-        "from torch.utils.data import DataLoader as DL\r\n"
-        'th.set_float32_matmul_precision("high")\n\r\n'
-        "x = DL(d, num_workers=2, persistent_workers=True)\r\no = Best(p, lr=1, fused=True)"
+        "import torch\r\nfrom torch.optim import AdamW\r\n"
+        "from torch.utils.data import DataLoader\r\n"
+        'torch.set_float32_matmul_precision("high")\n\r\n'
+        "x = DataLoader(d, num_workers=2, persistent_workers=True)\r\n"
+        "o = AdamW(p, lr=1, fused=True)"
     )
     assert [one.setting for one in found.by_hand] == ["compile"]
     ast.parse(found.text)
+
+
+def test_a_line_without_an_import_of_torch_before_it_is_added_by_hand() -> None:
+    line = 'torch.set_float32_matmul_precision("high")'
+    for source in ("import torch as th\nx = 1\n", "x = 1\n", "import torch\n"):
+        found = patched(source, setting("tf32", True, None, line))
+        assert (found.diff, found.by_hand[0].where) == ("", "after the imports")
 
 
 def test_optimizers_of_two_classes_are_changed() -> None:

@@ -411,7 +411,6 @@ def test_plans_survive_json_and_reject_invalid_values() -> None:
     for wrong in (
         {"max_rounds": 0},
         {"steps": -1},
-        {"looks": (8, 5)},
         {"seed": 1.5},
     ):
         with pytest.raises(ConfigError):
