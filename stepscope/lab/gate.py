@@ -17,7 +17,7 @@ from stepscope.lab.comparison import VariantComparison, paired, positive
 from stepscope.lab.folder import Trial
 from stepscope.lab.plan import SweepPlan
 from stepscope.lab.statistics import ALPHA, confidence_interval, log_ratios
-from stepscope.lab.sweep_state import BASELINE, VARIANTS
+from stepscope.lab.sweep_state import BASELINE, SweepPhase
 from stepscope.lab.verdict_text import percent, signed
 
 METRICS = {
@@ -82,8 +82,8 @@ def check_gates(
     """Return the result of each gate for each variant; all share the error rate (Bonferroni)."""
     names = tuple(variant.name for variant in plan.runnable)
     level = ALPHA / max(1, len(gates) * len(names))
-    comparison = VariantComparison(VARIANTS, BASELINE, names, plan.baselines)
-    measured = [trial for trial in trials if trial.contest == VARIANTS]
+    comparison = VariantComparison(SweepPhase.VARIANTS, BASELINE, names, plan.baselines)
+    measured = [trial for trial in trials if trial.contest == SweepPhase.VARIANTS]
     results = []
     for gate in gates:
         pairs = paired(comparison, measured, metric_key(measured, gate.metric) or "")

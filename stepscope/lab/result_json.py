@@ -16,8 +16,6 @@ from stepscope.lab.folder import METRICS, Trial
 from stepscope.lab.plan import SweepPlan, Variant
 from stepscope.lab.sweep_state import (
     BASELINE,
-    CONFIRM,
-    VARIANTS,
     SweepPhase,
     SweepState,
     confirming_trials,
@@ -29,8 +27,8 @@ def content(
     plan: SweepPlan, trials: Sequence[Trial], state: SweepState, *, over: bool
 ) -> dict[str, Any]:
     """Return the measured part of sweep.json. `over` is True unless the sweep is running."""
-    of_variants = [one for one in trials if one.contest == VARIANTS]
-    references = VariantComparison(VARIANTS, BASELINE, (), plan.baselines).references
+    of_variants = [one for one in trials if one.contest == SweepPhase.VARIANTS]
+    references = VariantComparison(SweepPhase.VARIANTS, BASELINE, (), plan.baselines).references
     return {
         "workload": plan.workload,
         "plan": plan.to_dict(),
@@ -66,7 +64,7 @@ def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> di
     seconds: float | None = 0.0
     if state.next is not None:
         left = state.current.left
-        is_open = state.phase is not SweepPhase.CONFIRMING
+        is_open = state.phase is not SweepPhase.CONFIRM
         if is_open and plan.find_best and plan.rules.decision_rounds:
             left += confirming_trials(plan) * plan.max_rounds
         taken = [one.seconds for one in trials[-20:] if one.ok]
@@ -85,10 +83,10 @@ def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> di
 
 
 def _doing(plan: SweepPlan, phase: SweepPhase, trial: NextTrial) -> str:
-    if phase is SweepPhase.CALIBRATING:
+    if phase is SweepPhase.CALIBRATE:
         return "a first trial of the baseline, to choose the number of steps"
     text = f"round {trial.round} of {plan.max_rounds}: {trial.name}"
-    is_confirming = phase is SweepPhase.CONFIRMING
+    is_confirming = phase is SweepPhase.CONFIRM
     return f"confirming the best combination, {text}" if is_confirming else text
 
 
@@ -112,7 +110,7 @@ def _best(trials: Sequence[Trial], state: SweepState, *, over: bool) -> dict[str
     verdict = verdict_json(confirmed, best.name, rules, over=over)
     if BASELINE in confirmed.failed:
         verdict["reason"] = f"The baseline failed: {confirmed.failed[BASELINE]}"
-    taken = [one for one in trials if one.contest == CONFIRM]
+    taken = [one for one in trials if one.contest == SweepPhase.CONFIRM]
     return {
         "variants": list(best.variants),
         "changes": dict(best.changes),

@@ -35,7 +35,7 @@ from stepscope.lab.folder import (
 )
 from stepscope.lab.plan import SAMPLE_S, SweepPlan
 from stepscope.lab.result_json import content, finite
-from stepscope.lab.sweep_state import BASELINE, CALIBRATE, SweepPhase, SweepState, replay_sweep
+from stepscope.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import process_identity
 from stepscope.settings.applied import AppliedSetting
@@ -121,7 +121,7 @@ class SweepRunner:
 
     def _state(self) -> tuple[SweepPlan, SweepState]:
         """Return the plan with its number of steps, and the state of the sweep."""
-        first = [one for one in self._trials if one.contest == CALIBRATE]
+        first = [one for one in self._trials if one.contest == SweepPhase.CALIBRATE]
         measured = next((one for one in first if one.ok), None)
         if measured is not None:
             plan = with_steps(self._plan, measured.metrics["step_time"])
@@ -134,9 +134,9 @@ class SweepRunner:
             steps=self._plan.steps or MIN_STEPS,
             warmup=self._plan.warmup or CALIBRATION_WARMUP_STEPS,
         )
-        state = SweepState(SweepPhase.CALIBRATING, changes={BASELINE: {}})
+        state = SweepState(SweepPhase.CALIBRATE, changes={BASELINE: {}})
         if len(first) < MAX_ATTEMPTS:
-            state.next = NextTrial(CALIBRATE, 0, BASELINE)
+            state.next = NextTrial(SweepPhase.CALIBRATE, 0, BASELINE)
         else:
             state.failed = f"The baseline cannot be measured: {first[-1].reason}"
         return plan, state
@@ -194,7 +194,9 @@ def _job(plan: SweepPlan, trial: NextTrial, changes: Mapping[str, Any]) -> dict[
         "warmup": plan.warmup,
         "steps": plan.steps,
     }
-    return job | {"probe": plan.probe} if trial.contest == CALIBRATE and plan.probe else job
+    if trial.contest == SweepPhase.CALIBRATE and plan.probe:
+        job["probe"] = plan.probe
+    return job
 
 
 def with_steps(plan: SweepPlan, step_s: float) -> SweepPlan:

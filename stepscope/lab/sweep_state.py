@@ -25,25 +25,15 @@ from stepscope.lab.plan import MAX_CONFIRMED, SweepPlan
 from stepscope.lab.statistics import Rules, Side
 
 BASELINE = "baseline"
-CALIBRATE = "calibrate"
-VARIANTS = "variants"
-CONFIRM = "confirm"
 MIN_CONFIRMING_ROUNDS = 5
 
 
 class SweepPhase(StrEnum):
-    """The current phase of a sweep."""
+    """The current phase of a sweep; the value is `contest` of its trials."""
 
-    CALIBRATING = "calibrating"
-    MEASURING = "measuring"
-    CONFIRMING = "confirming"
-
-
-_CONTESTS = {
-    SweepPhase.CALIBRATING: CALIBRATE,
-    SweepPhase.MEASURING: VARIANTS,
-    SweepPhase.CONFIRMING: CONFIRM,
-}
+    CALIBRATE = "calibrate"
+    VARIANTS = "variants"
+    CONFIRM = "confirm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,7 @@ class SweepState:
     def open_round(self) -> tuple[str, int] | None:
         """Key and number of the incomplete round; None at the end of the sweep."""
         is_over = self.next is None and self.failed is None
-        return None if is_over else (_CONTESTS[self.phase], self.current.round)
+        return None if is_over else (self.phase, self.current.round)
 
     @property
     def best(self) -> Combination | None:
@@ -107,10 +97,10 @@ class SweepState:
 def replay_sweep(plan: SweepPlan, trials: Sequence[Trial]) -> SweepState:
     """Return the state of a sweep after its trials."""
     variants = {variant.name: variant.changes for variant in plan.runnable}
-    comparison = VariantComparison(VARIANTS, BASELINE, tuple(variants), plan.baselines)
+    comparison = VariantComparison(SweepPhase.VARIANTS, BASELINE, tuple(variants), plan.baselines)
     round_fits = _budget_test(plan, trials)
     state = replay_comparison(comparison, trials, plan.rules, plan.seed, round_fits)
-    found = SweepState(SweepPhase.MEASURING, state, next=state.next)
+    found = SweepState(SweepPhase.VARIANTS, state, next=state.next)
     found.changes = {name: {} for name in comparison.references} | variants
     if BASELINE in state.failed:
         found.failed = f"The baseline cannot be measured: {state.failed[BASELINE]}"
@@ -155,9 +145,11 @@ def _confirm(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> Non
     rounds = _confirming_rounds(plan, trials, 1 + len(names))
     # An end at the first significant look would bias the effect upwards.
     rules = Rules(looks=(rounds,), max_rounds=rounds)
-    comparison = VariantComparison(CONFIRM, BASELINE, names)
+    comparison = VariantComparison(SweepPhase.CONFIRM, BASELINE, names)
     state = replay_comparison(comparison, trials, rules, plan.seed)
-    found.phase, found.confirmed, found.rules = SweepPhase.CONFIRMING, state, rules
+    found.phase = SweepPhase.CONFIRM
+    found.confirmed = state
+    found.rules = rules
     found.next = state.next
     found.changes |= {one.name: one.changes for one in found.combinations}
 
@@ -166,7 +158,7 @@ def _budget_test(plan: SweepPlan, trials: Sequence[Trial]) -> Callable[[int, Seq
     """Return a test of whether a round of the variants leaves the time of a confirmation."""
 
     def round_fits(number: int, names: Sequence[str]) -> bool:
-        before = _before(trials, VARIANTS, number)
+        before = _before(trials, SweepPhase.VARIANTS, number)
         used_s = sum(one.seconds for one in before)
         needed_s = _expected_s(before, len(names) + _least_confirming(plan))
         return used_s + needed_s <= plan.budget_s
@@ -176,7 +168,7 @@ def _budget_test(plan: SweepPlan, trials: Sequence[Trial]) -> Callable[[int, Seq
 
 def _confirming_rounds(plan: SweepPlan, trials: Sequence[Trial], count: int) -> int:
     """Return the rounds of a confirmation with `count` trials each, fixed before its first one."""
-    before = _before(trials, CONFIRM, 1)
+    before = _before(trials, SweepPhase.CONFIRM, 1)
     left_s = plan.budget_s - sum(one.seconds for one in before)
     round_s = _expected_s(before, count)
     least = min(MIN_CONFIRMING_ROUNDS, plan.max_rounds)

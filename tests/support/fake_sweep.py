@@ -71,7 +71,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
             "round": 3,
             "doing": "round 3 of 12: channels_last",
             "seconds_left": 341.0,
-            "phase": "measuring",
+            "phase": "variants",
         },
         "baseline": {"name": "baseline", "label": "digits_mlp on CPU, fp32", "rounds": 5}
         | {"metrics": metrics(10_000.0)},

@@ -358,7 +358,7 @@ def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
     a_plan, taker = plan(LAST, WARMUP), FakeTaker({"channels_last": 0.2})
     write_plan(tmp_path, a_plan)
     SweepRunner(tmp_path, a_plan, taker, lambda found: seen.append(found["progress"])).run()
-    totals = [one["total"] for one in seen if one["phase"] == "measuring"]
+    totals = [one["total"] for one in seen if one["phase"] == "variants"]
     assert totals == sorted(totals, reverse=True)
     assert seen[0]["seconds_left"] is None
     assert seen[1]["seconds_left"] == 5.0 * (totals[0] - 1)
