@@ -46,7 +46,6 @@ NO_UPLOAD = {
     "PYTHONDONTWRITEBYTECODE": "1",  # no new __pycache__ in the script's folder
 }
 SIMULATED = "The script trains on a simulated GPU, whose times are not those of a GPU."
-NEW_SWEEP = {"stops": True, "new_sweep": True}
 Files = set[tuple[str, int, int]]
 """Path, modification time in nanoseconds, and size of each file."""
 
@@ -56,22 +55,22 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
 
     A job has `script`, `changes`, `seed`, `warmup`, `steps`, an empty `folder`, and may have
     `probe`: settings whose entries only show which apply. The result has `stops` if no trial
-    of this sweep can be measured, and `new_sweep` if resuming cannot help.
+    of this sweep can be measured.
     """
     script = msgspec.convert(job["script"], ScriptCommand)
     folder = Path(job["folder"])
     try:
         if not script.is_module and sha256_of(Path(script.cwd, script.target)) != script.sha256:
-            return {"reason": f"{script.target} was edited during the sweep.", **NEW_SWEEP}
+            return {"reason": f"{script.target} was edited during the sweep.", "stops": True}
         before = _files(script, folder.parent)
         code = _run(script, job, folder)
         changed = before ^ _files(script, folder.parent)
         if changed:
             path, *_ = min(changed)
-            return {"reason": _touched(path), **NEW_SWEEP}
+            return {"reason": _touched(path), "stops": True}
         return _result(folder, code, job, script.nproc_per_node or 1)
     except UsageError as error:
-        return {"reason": str(error), **NEW_SWEEP}
+        return {"reason": str(error), "stops": True}
     except RevisionError as error:
         return {"reason": str(error)}
     except OSError as error:
@@ -164,12 +163,12 @@ def _result(folder: Path, code: int, job: Mapping[str, Any], ranks: int) -> dict
         for number, trial in enumerate(trials):
             if trial is not None and trial["refused"] is not None:
                 reason = of_rank(number, ranks, trial["refused"])
-                return {"reason": reason, **(NEW_SWEEP if trial["stops"] else {})}
+                return {"reason": reason, "stops": trial["stops"]}
         if None in trials:
             missing = trials.index(None)
             return {"reason": of_rank(missing, ranks, _early(ended, code, job, missing))}
         if is_simulated(str(ended.run_json.get("device"))):
-            return {"reason": SIMULATED, **NEW_SWEEP}
+            return {"reason": SIMULATED, "stops": True}
         state = "applies" if "probe" in job else "in effect"
         settings = on_all_ranks([one.get("settings") or [] for one in files], state)
         refused = next((one for one in settings if one["state"] != "in effect"), None)

@@ -102,12 +102,8 @@ class SweepRunner:
             answer = self._process.take(_job(plan, state.next, changes), self._timeout_s())
             if self._process.stopping:
                 continue
-            if answer.get("new_sweep"):
-                ended = f"{answer['reason']} Start a new sweep."
-                return self._write(plan, state, "failed", ended)
             if answer.get("stops"):
-                reason = f"{answer['reason']} Resume continues from here once that is fixed."
-                return self._write(plan, state, "stopped", reason)
+                return self._write(plan, state, "stopped", answer["reason"])
             self._append(state.next, self._same_machine(answer))
 
     def _same_machine(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -270,21 +270,6 @@ def test_a_stopped_sweep_repeats_the_open_round_and_continues(tmp_path: Path) ->
     assert len(read_trials(tmp_path / "parts")) == expected["progress"]["done"]
 
 
-def test_a_sweep_continues_only_on_its_machine(tmp_path: Path) -> None:
-    def answer(value: str) -> FakeTaker:
-        taker = FakeTaker({})
-        taker.after = lambda job, answer: answer | {"machine": {"gpu": value}}
-        return taker
-
-    a_plan, first, other = plan(WARMUP, max_rounds=5), answer("a"), answer("b")
-    first.stop_after = 3
-    sweep(tmp_path, a_plan, first)
-    refused = sweep(tmp_path, a_plan, other)
-    assert refused["status"] == "failed"
-    assert "gpu: the sweep was measured with 'a', got 'b'." in refused["reason"]
-    assert sweep(tmp_path, a_plan, answer("a"))["status"] == "finished"
-
-
 def test_half_a_line_left_by_a_kill_is_repeated_with_its_round(tmp_path: Path) -> None:
     a_plan, again = plan(LAST, max_rounds=2), FakeTaker({})
     sweep(tmp_path, a_plan, FakeTaker({}))
