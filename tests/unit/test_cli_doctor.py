@@ -15,6 +15,7 @@ from stepscope.cli import doctor, main
 from stepscope.cli.doctor import CheckResult, CheckStatus, check_gpus, check_run_folder, check_torch
 from stepscope.gpu.gpm import METRICS
 from stepscope.gpu.source import NullSource, open_source
+from tests.support.fake_machine import FakeSource, gpus
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 CPU_TORCH: dict[str, Any] = {"version": "2.13.0", "cuda": None, "devices": 0, "warnings": []}
@@ -101,6 +102,16 @@ def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     assert found.mark is CheckStatus.OK
     reasons = "gpu/power_limit (permission), gpu/energy (not supported on this GPU)"
     assert set(found.detail.partition("without ")[2].split(", ")) == set(reasons.split(", "))
+
+
+def test_a_lost_gpu_is_broken_and_one_without_values_too() -> None:
+    lost, silent, good = gpus(3)
+    lost.lost = "it has fallen off the bus"
+    silent.values = {}
+    found = check_gpus(lambda: FakeSource([lost, silent, good]), has_cuda=False)
+    marks = [one.mark for one in found]
+    assert marks == [CheckStatus.OK, CheckStatus.BROKEN, CheckStatus.BROKEN, CheckStatus.OK]
+    assert "fallen off the bus" in found[1].detail
 
 
 def test_a_driver_that_should_work_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
