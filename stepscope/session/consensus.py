@@ -191,11 +191,9 @@ class Participant:
 
     def _vote(self, command: Command) -> None:
         self._newest_id = command.id
-        before = self._pending[-1] if self._pending else None
         pending = PendingCommand(command, self._clock())
         # `waiting` first, then the step: the training thread checks `waiting` after it has counted
         # a step that this thread has not read. So it cannot pass the step of the vote.
         self._pending.append(pending)
         self._flag()
-        # The training has not passed the boundary of a command that waits.
-        pending.step = self.step() + self.lead if before is None else before.step
+        pending.step = self.step() + self.lead

@@ -31,6 +31,7 @@ class FakeRecorder:
     while_paused: list[Command] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     activity: int = 0
+    boundaries_wanted: int = 0
 
     def log(self, step: int, values: Mapping[str, float | None], ts: float | None = None) -> None:
         self.step = step
@@ -51,7 +52,7 @@ class FakeRecorder:
         return self.asked.pop(0) if self.asked else None
 
     def request_boundary(self) -> None:
-        pass
+        self.boundaries_wanted += 1
 
     def wait(self, timeout_s: float) -> None:
         if self.while_paused:
@@ -75,7 +76,6 @@ class SampleRecorder(FakeRecorder):
         self.samples: list[dict[str, float]] = []
         self.devices: list[tuple[str, dict[str, float]]] = []
         self.run_json: list[dict[str, Any]] = []
-        self.boundaries_wanted = 0
 
     def device(self, uuid: str, values: dict[str, float]) -> None:
         self.devices.append((uuid, values))
@@ -85,9 +85,6 @@ class SampleRecorder(FakeRecorder):
 
     def describe(self, **run_info: Any) -> None:
         self.run_json.append(run_info)
-
-    def request_boundary(self) -> None:
-        self.boundaries_wanted += 1
 
     def described(self, name: str) -> list[Any]:
         return [found[name] for found in self.run_json if name in found]

@@ -84,6 +84,7 @@ def test_stop_and_the_servers_end_stop_the_run(bench: Bench) -> None:
     for asked in ([], [CommandName.PAUSE]):
         with pytest.raises(RunStoppedError, match="server"):
             bench.serve(*asked)
+    assert bench.recorder.statuses == [RunStatus.PAUSED, RunStatus.RUNNING]
 
 
 def test_a_mark_is_short_and_a_cpu_run_has_no_snapshot(bench: Bench) -> None:
@@ -157,6 +158,7 @@ def test_a_snapshot_covers_the_requested_whole_steps(
     bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=steps)]
     bench.train(12, *range(12, 12 + steps))  # one boundary without a step, as in validation
     assert history.calls == [("record", "all", 100_000)]
+    assert bench.recorder.boundaries_wanted == 1 + steps, "one after each step"
     bench.train(12 + steps)
     assert history.calls == [("record", "all", 100_000), "dump", ("record", None, None)]
     [(kind, _, data)] = bench.recorder.events
