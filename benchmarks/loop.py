@@ -36,7 +36,7 @@ from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
 from trainer.devices import list_devices
 from trainer.runners.training_run import run
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 from trainer.workloads.digit_images import write
 from trainer.workloads.task import TensorSplit
 

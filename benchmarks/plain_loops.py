@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Precision, RunConfig
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 from trainer.workloads.image_index import ImageEntry
 from trainer.workloads.images import ImageFileDataset, task
 from trainer.workloads.task import Split, Task, TensorSplit

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +23,13 @@ from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER,
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session
-from stepscope.store.cuda_readback import MetricRow
 from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig, Strategy
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import NonFiniteLossError
 from trainer.training.accelerator import Accelerator, Reader
 from trainer.training.commands import RunStoppedError, TrainerCommands
-from trainer.training.cuda_graph_step import GraphedStep, capture_step
+from trainer.training.cuda_graph_step import capture_step
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import all_finite, casts_weights, reshard, whole
 from trainer.training.loaders import Loader, make_loader
@@ -39,10 +37,10 @@ from trainer.training.model import InputFormat, ParallelModel, compiled, prepare
 from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, run_flags
 from trainer.training.rank_info import TrainerRank
-from trainer.training.run_log import RunLog, count_steps, describe_run, log_step, resume
+from trainer.training.run_log import RunLog, observe_memory
 from trainer.training.state import TrainState
-from trainer.training.warmup import full_batch_size, run_warmup
-from trainer.workloads import WORKLOADS
+from trainer.training.warmup import StepFunction, full_batch_size, run_warmup
+from trainer.workloads.build import build_task
 from trainer.workloads.task import Batch, LossFunction, Task
 
 
@@ -67,25 +65,21 @@ def train(context: TrainContext) -> None:
     """
     config, compute, ranks = context.config, context.compute, context.ranks
     session, recorder = context.session, context.session.recorder
-    with ExitStack() as stack:
-        # TF32, cudnn.benchmark, deterministic algorithms.
-        stack.enter_context(run_flags(config))
-
+    # TF32, cudnn.benchmark, deterministic algorithms.
+    with run_flags(config), ExitStack() as stack:
         # The model, with initial weights from the seed; its data and loss.
         torch.manual_seed(config.seed)
-        task = WORKLOADS[config.workload](config)
+        task = build_task(config)
         speed = FlopsMeter.of(task, config, context.devices[0])
         model = prepare(task.model, config, compute.device, ranks)
 
         # Optimizer, learning rate and GradScaler, from the checkpoint if there is one.
         training = TrainState(config, model, compute, ranks, task.train.length)
-        parts = context.sampler.readings.parts  # of the memory breakdown
-        parts.add_model(training.model)
-        parts.add_optimizer(training.optimizer)
-        describe_run(recorder, context.devices[0], task, training, speed)
+        log = RunLog(recorder, training, task, speed)
         if config.resume_from:
-            resume(training, recorder)
-        count_steps(session, training)
+            log.resume(config.resume_from)
+        log.describe(context.devices[0])
+        observe_memory(session, context.sampler, training)
 
         # DataParallel or DistributedDataParallel around the model, then torch.compile around both.
         parallel = ParallelModel.of(model, config, context.devices)
@@ -96,14 +90,7 @@ def train(context: TrainContext) -> None:
 
         # Commands of the dashboard, then the data loaders.
         handlers = TrainerCommands(recorder, training, context.stop, context.at_boundary)
-        commands = session.answer(
-            context.sampler,
-            handlers.handlers,
-            check=handlers.check,
-            step=session.oom.step,
-            closed_here=True,
-        )
-        stack.enter_context(closing(commands))
+        commands = stack.enter_context(closing(handlers.serve(session, context.sampler)))
         loading = ranks.seeded(config)
         loader = stack.enter_context(closing(make_loader(task.train, loading, compute)))
         validation_loader = make_loader(task.validation, loading, compute, validation=True)
@@ -111,19 +98,22 @@ def train(context: TrainContext) -> None:
 
         # The optimizer step, its warm-up or CUDA Graphs, and the epochs.
         step = build_train_step(training, task, forward, parallel.no_sync)
-        run_warmup(training, step, task, recorder)
+        run_warmup(training, step, step.evaluate, task, recorder)
         step = replace(step, phases=phases)  # the times of the warm-up belong to no step
+        captured = None
+        if config.cuda_graphs:
+            captured = capture_step(step.train_batch, training, task.train, recorder)
         TrainLoop(
             task=task,
             training=training,
-            step=capture_step(step, training, task.train, recorder) if config.cuda_graphs else step,
+            step=captured or step,
+            evaluate=step.evaluate,
             loader=loader,
             validation_loader=validation_loader,
-            reader=compute.reader(partial(log_step, recorder, config)),
+            reader=compute.reader(log.record_step),
             recorder=recorder,
-            log=RunLog(recorder, training),
+            log=log,
             commands=commands,
-            speed=speed,
             phases=phases,
         ).train()
 
@@ -161,7 +151,11 @@ class TrainStep:
             forwarded_s = time.perf_counter()
             self.backward(loss)
         ended_s = time.perf_counter()
-        norm = self.update() if last else None
+        norm = None
+        if last:
+            with span(OPTIMIZER):
+                norm = self.update()
+                self.optimizer.zero_grad(set_to_none=self.set_to_none)
         if self.phases is not None:
             self.phases.add(began_s, forwarded_s, ended_s)
         return loss.detach(), norm
@@ -177,20 +171,19 @@ class TrainStep:
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> Tensor | None:
-        """Update the weights and zero the gradients; return their norm (0-d) with clipping."""
-        with span(OPTIMIZER):
-            norm = self.apply()
-            self.optimizer.zero_grad(set_to_none=self.set_to_none)
-        return norm
-
-    def apply(self) -> Tensor | None:
-        """Update the weights as `update` does, but keep the gradients."""
+        """Update the weights; return the norm of the gradients (0-d) with clipping."""
         norm = self._clip() if self.max_grad_norm > 0 else None
         # optimizer.step(). fp16: skips a step with infinite gradients; only a fused optimizer needs
         # no sync for that.
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return norm
+
+    def train_batch(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Train on a batch, which is a whole step, and keep the gradients, for CUDA Graphs."""
+        loss = self.forward(inputs, targets)
+        self.backward(loss)
+        return loss.detach(), self.update()
 
     def evaluate(
         self,
@@ -243,8 +236,7 @@ def build_train_step(
 class StepResult:
     """Results of an optimizer step over all of its micro-batches."""
 
-    loss: Tensor
-    norm: Tensor | None
+    scalars: dict[str, Tensor]  # the loss and, with clipping, the gradient norm, by metric key
     samples: int
     waited: float  # seconds without a batch from the loader
 
@@ -255,14 +247,14 @@ class TrainLoop:
 
     task: Task
     training: TrainState
-    step: TrainStep | GraphedStep
+    step: StepFunction
+    evaluate: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
     loader: Loader
     validation_loader: Loader
     reader: Reader
     recorder: Recorder
     log: RunLog
     commands: CommandServer
-    speed: FlopsMeter
     phases: TrainPhaseTimer | None = None  # only with several ranks
 
     def train(self) -> None:
@@ -298,30 +290,18 @@ class TrainLoop:
         # FSDP has replaced the model's parameters by shards.
         parameters = {} if training.config.strategy is Strategy.FSDP else self.task.recorded
         recorded = {key: value.detach().view(()) for key, value in parameters.items()}
-        tokens = self.task.tokens_per_sample
         length = self.task.train.length
-        batches = self.loader.batches(training.order(length), training.epoch)
+        batches = self.loader.batches(training.order(length))
         boundary = time.perf_counter()
         while training.offset < length and not training.has_ended:
             learning_rate = training.learning_rate
             done = self._train_step(batches, length - training.offset)
             now = time.perf_counter()
-            row: MetricRow = {
-                "train/lr": learning_rate,
-                "train/epoch": training.epoch,
-                "perf/step_time": now - boundary,
-                "perf/samples_per_sec": done.samples / (now - boundary),
-                "perf/data_wait": done.waited,
-                **self.speed.row(done.samples, now - boundary),
-            }
+            row = self.log.step_row(done.samples, now - boundary)
+            row |= {"train/lr": learning_rate, "perf/data_wait": done.waited}
             if self.phases is not None:
                 row |= self.phases.take()
-            if tokens is not None:
-                row["perf/tokens_per_sec"] = done.samples * tokens / (now - boundary)
-            scalars = {"train/loss": done.loss, **recorded}
-            if done.norm is not None:
-                scalars["train/grad_norm"] = done.norm
-            self.reader.put(training.step, clock.now(), row, scalars)
+            self.reader.put(training.step, clock.now(), row, done.scalars | recorded)
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
 
@@ -345,9 +325,10 @@ class TrainLoop:
             training.compute.pace()
             self.commands.read_if_requested()
             loss = part if loss is None else loss + part
-        assert loss is not None
         training.count(1, step_samples)
-        return StepResult(loss, norm, samples, waited)
+        scalars = {"train/loss": loss, "train/grad_norm": norm}
+        computed = {key: value for key, value in scalars.items() if value is not None}
+        return StepResult(computed, samples, waited)
 
     def _validate(self) -> tuple[float, float | None]:
         """Return the mean validation loss and the accuracy (percent) over all ranks."""
@@ -363,7 +344,7 @@ class TrainLoop:
             # The last sample may be a repeated one, which pads the ranks and does not count.
             counted = min(len(targets), left - seen)
             seen += counted
-            outputs, loss = self.step.evaluate(inputs, targets, counted)
+            outputs, loss = self.evaluate(inputs, targets, counted)
             if counted:
                 loss_sum += loss * counted
             if self.task.classifies:
@@ -387,7 +368,7 @@ class TrainLoop:
     def _close_epoch(self, loss: float, accuracy: float | None, seconds: float) -> None:
         training = self.training
         whole_epoch = training.offset >= self.task.train.length
-        self.log.epoch(loss, accuracy, seconds, whole=whole_epoch)
+        self.log.record_epoch(loss, accuracy, seconds, whole=whole_epoch)
         if whole_epoch:
             training.next_epoch(loss)
         if loss < training.best_loss:

@@ -18,7 +18,7 @@ from trainer.config_validation import TrainDevice
 from trainer.train import build_train_step
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.state import TrainState
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 
 MIB = 2**20
 HUGE_SCALE = 2.0**40

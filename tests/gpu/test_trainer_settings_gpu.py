@@ -30,7 +30,7 @@ from trainer.training.loaders import Loader
 from trainer.training.model import prepare
 from trainer.training.precision import WORKSPACES, run_flags
 from trainer.training.state import TrainState
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 
 SAVED = 33  # within the second epoch of 26 steps
 
@@ -176,7 +176,8 @@ def test_replaying_never_waits_for_the_gpu(
         task = WORKLOADS[config.workload](config)
         training = TrainState(config, prepare(task.model, config, compute.device), compute)
         recorder: Any = SimpleNamespace(event=lambda *_, **__: None)
-        captured = capture_step(build_train_step(training, task), training, task.train, recorder)
+        train_batch = build_train_step(training, task).train_batch
+        captured = capture_step(train_batch, training, task.train, recorder)
         batches = Loader(task.train, config, compute).batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches, 1):

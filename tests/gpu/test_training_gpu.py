@@ -28,7 +28,7 @@ from trainer.training.loaders import Loader
 from trainer.training.model import prepare
 from trainer.training.precision import run_flags
 from trainer.training.state import TrainState
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 
 MIB = 2**20
 

@@ -18,7 +18,7 @@ from tests.support.training_runs import refused, small, train
 from trainer.config import LRSchedule, Optimizer, RunConfig, Workload
 from trainer.runners.training_run import run
 from trainer.training.checkpoint import read_checkpoint
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
 PLATEAU = {"optimizer": Optimizer.SGD, "lr_scheduler": LRSchedule.PLATEAU}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer.config import Precision, RunConfig, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.training.flops import FlopsMeter, count, peak_of
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -25,7 +25,7 @@ from trainer.custom_workload import (
     user_workload,
 )
 from trainer.error_messages import describe_failure
-from trainer.workloads import WORKLOADS
+from trainer.workloads.build import WORKLOADS
 from trainer.workloads.custom import CollatedDataset, UserCodeError, UserFile
 from trainer.workloads.task import Task, TensorSplit
 

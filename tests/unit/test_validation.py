@@ -37,9 +37,7 @@ def validated(ranks: TrainerRank, split: TensorSplit, batch_size: int) -> float:
             model=torch.nn.Linear(1, 1), ranks=ranks, compute=compute, config=config
         ),
         validation_loader=Loader(split, config, compute),
-        step=SimpleNamespace(
-            evaluate=lambda inputs, targets, counted: (inputs, inputs[:counted].mean())
-        ),
+        evaluate=lambda inputs, targets, counted: (inputs, inputs[:counted].mean()),
         log=SimpleNamespace(is_save_due=lambda: False),
     )
     return TrainLoop._validate(loop)[0]

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 
 from stepscope.common.formatting import format_bytes
-from stepscope.session.command_server import CommandHandler
+from stepscope.session.command_server import CommandHandler, CommandServer
+from stepscope.session.sampler import Sampler
+from stepscope.session.session import Session
 from stepscope.store.recorder import Command, CommandName, Recorder
 from trainer.training.state import TrainState, save
 
@@ -33,6 +35,12 @@ class TrainerCommands:
             CommandName.STOP: self._stop_run,
             CommandName.SAVE_CHECKPOINT: self._save_checkpoint,
         }
+
+    def serve(self, session: Session, sampler: Sampler) -> CommandServer:
+        """Return the server of these commands, which the caller closes."""
+        return session.answer(
+            sampler, self.handlers, check=self.check, step=session.oom.step, closed_here=True
+        )
 
     def check(self) -> None:
         self._at_boundary(self._training)

@@ -6,23 +6,23 @@ scale. Other batches (the last of an epoch) and validation run without a graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from stepscope.store.recorder import Recorder
 from trainer.error_messages import RunFailedError
 from trainer.training.state import TrainState
-from trainer.training.step import OptimizerStep
-from trainer.training.warmup import (
-    WARMUP_STEPS,
-    first_batch,
-    preserve_train_state,
-)
+from trainer.training.warmup import WARMUP_STEPS, first_batch, preserve_train_state
 from trainer.workloads.task import Batch, Split
+
+TrainBatch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""Trains on a batch and keeps the gradients: `TrainStep.train_batch`."""
 
 
 def capture_step(
-    step: OptimizerStep, training: TrainState, split: Split, recorder: Recorder
+    train_batch: TrainBatch, training: TrainState, split: Split, recorder: Recorder
 ) -> GraphedStep:
     """Capture the step for full batches, and record an event.
 
@@ -37,10 +37,11 @@ def capture_step(
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARMUP_STEPS):
-                step(*batch)
+                train_batch(*batch)
+                training.optimizer.zero_grad()
         torch.cuda.current_stream().wait_stream(stream)
         try:
-            captured = GraphedStep(step, batch, stream)
+            captured = GraphedStep(train_batch, training.optimizer, batch, stream)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -60,26 +61,33 @@ def capture_step(
 
 
 class GraphedStep:
-    """A TrainStep that replays a graph for full batches; it has the interface of TrainStep.
+    """Replays a graph for full batches; is called like a TrainStep.
 
     The next call overwrites the results: copy them on the current stream. Gradients stay allocated
     between steps, as the graph writes into them.
     """
 
-    def __init__(self, step: OptimizerStep, batch: Batch, stream: torch.cuda.Stream) -> None:
-        self._step = step
+    def __init__(
+        self,
+        train_batch: TrainBatch,
+        optimizer: torch.optim.Optimizer,
+        batch: Batch,
+        stream: torch.cuda.Stream,
+    ) -> None:
+        self._train_batch = train_batch
+        self._optimizer = optimizer
         self._inputs, self._targets = (part.clone() for part in batch)
-        groups = step.optimizer.param_groups
+        groups = optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), device=batch[0].device) for group in groups]
         self._filled = [float(group["lr"]) for group in groups]
-        step.optimizer.zero_grad(set_to_none=True)  # the backward pass allocates the gradients
+        optimizer.zero_grad(set_to_none=True)  # the backward pass allocates the gradients
         # Tensors during the capture, as a float would be constant in the graph.
         for group, rate in zip(groups, self._rates, strict=True):
             group["lr"] = rate
         self._graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._results = self._train(self._inputs, self._targets)
+                self._results = train_batch(self._inputs, self._targets)
         finally:
             for group, number in zip(groups, self._filled, strict=True):
                 group["lr"] = number
@@ -89,23 +97,13 @@ class GraphedStep:
     ) -> tuple[Tensor, Tensor | None]:
         """Train on a batch, which is a whole step; see TrainStep."""
         if inputs.shape != self._inputs.shape:
-            self._step.optimizer.zero_grad(set_to_none=False)
-            return self._train(inputs, targets)
+            self._optimizer.zero_grad(set_to_none=False)
+            return self._train_batch(inputs, targets)
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
-        for place, group in enumerate(self._step.optimizer.param_groups):
+        for place, group in enumerate(self._optimizer.param_groups):
             if group["lr"] != self._filled[place]:  # the scheduler has changed it
                 self._filled[place] = float(group["lr"])
                 self._rates[place].fill_(self._filled[place])
         self._graph.replay()
         return self._results
-
-    def evaluate(
-        self, inputs: Tensor, targets: Tensor, counted: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self._step.evaluate(inputs, targets, counted)
-
-    def _train(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        loss = self._step.forward(inputs, targets)
-        self._step.backward(loss)
-        return loss.detach(), self._step.apply()

@@ -43,17 +43,17 @@ class Loader:
         self._workers = WorkerPool(split, config) if config.num_workers else None
         self._copies = HostToDeviceCopier(config, compute, times)
 
-    def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, order: Tensor) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
         Raises RunFailedError for a batch without a sample per index, and RuntimeError if a worker
-        has died. Only workers seed their random numbers, by `epoch`.
+        has died.
         """
         asked = in_batches(order.to(self._indexed_on), self._batch_size)
         if self._workers is None:
             taken = (self._split.take(indices) for indices in asked)
         else:
-            taken = self._workers.batches(order, epoch)  # type: ignore[assignment]
+            taken = self._workers.batches(order)  # type: ignore[assignment]
         for indices, batch in zip(asked, taken, strict=True):
             if len(batch[1]) != len(indices):
                 raise RunFailedError(

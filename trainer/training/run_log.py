@@ -9,10 +9,11 @@ import weakref
 
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunStatus
+from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session
 from stepscope.store.cuda_readback import MetricRow
 from stepscope.store.recorder import Recorder
-from trainer.config import NanPolicy, RunConfig
+from trainer.config import NanPolicy
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import NonFiniteLossError, nan_remedy
 from trainer.training.accelerator import Reader
@@ -26,52 +27,47 @@ log = logging.getLogger(__name__)
 LAST_EVERY_S = 10.0  # interval of `last.pt`: epochs of small models take a fraction of a second
 
 
-def describe_run(
-    recorder: Recorder, device: TrainDevice, task: Task, training: TrainState, speed: FlopsMeter
-) -> None:
-    """Record properties of the model in run.json."""
-    recorder.describe(
-        parameters=sum(weights.numel() for weights in task.model.parameters()),
-        compute_capability=device.compute_capability,
-        data_in_memory=isinstance(task.train, TensorSplit),
-        **speed.facts(training.config.step_size),
-        **task.run_info,
-    )
-
-
-def count_steps(session: Session, training: TrainState) -> None:
-    """Provide the current step for failed allocations, as recorded rows arrive later."""
+def observe_memory(session: Session, sampler: Sampler, training: TrainState) -> None:
+    """Measure the memory of model and optimizer, and count steps for failed allocations."""
+    parts = sampler.readings.parts  # of the memory breakdown
+    parts.add_model(training.model)
+    parts.add_optimizer(training.optimizer)
     session.oom.first_step = training.step
     reference = weakref.ref(training)  # the session outlives the model
+    # Recorded rows arrive later.
     session.oom.step = lambda: session.recorder.step if (now := reference()) is None else now.step
-
-
-def resume(training: TrainState, recorder: Recorder) -> None:
-    """Load the checkpoint `resume_from` of a run in the same root folder."""
-    name = training.config.resume_from
-    state = read_on_first_rank(recorder.folder.parent / name, training.ranks)
-    training.load(state)
-    recorder.step, recorder.epoch = training.step, training.epoch
-    recorder.event("resumed", f"Resumed from {name} after step {training.step}", path=name)
-
-
-def log_step(recorder: Recorder, config: RunConfig, step: int, ts: float, row: MetricRow) -> None:
-    """Record a row. Raises NonFiniteLossError for a NaN or infinite loss if the policy is stop."""
-    loss = row.get("train/loss")
-    recorder.log(step, row, ts)
-    if loss is None or math.isfinite(loss) or config.nan_policy is not NanPolicy.STOP:
-        return
-    raise NonFiniteLossError(f"The loss is {loss} at step {step}. {nan_remedy(config)}.")
 
 
 class RunLog:
     """Records the epochs of a run, and writes its checkpoints."""
 
-    def __init__(self, recorder: Recorder, training: TrainState) -> None:
+    def __init__(
+        self, recorder: Recorder, training: TrainState, task: Task, speed: FlopsMeter
+    ) -> None:
         self._recorder = recorder
         self._training = training
+        self._task = task
+        self._speed = speed
         self._last_saved_s = time.monotonic()
         self.save_due = False  # decided by rank 0 for all ranks
+
+    def resume(self, name: str) -> None:
+        """Load the checkpoint of a run in the same root folder."""
+        recorder, training = self._recorder, self._training
+        training.load(read_on_first_rank(recorder.folder.parent / name, training.ranks))
+        recorder.step, recorder.epoch = training.step, training.epoch
+        recorder.event("resumed", f"Resumed from {name} after step {training.step}", path=name)
+
+    def describe(self, device: TrainDevice) -> None:
+        """Record properties of the model in run.json."""
+        task = self._task
+        self._recorder.describe(
+            parameters=sum(weights.numel() for weights in task.model.parameters()),
+            compute_capability=device.compute_capability,
+            data_in_memory=isinstance(task.train, TensorSplit),
+            **self._speed.facts(self._training.config.step_size),
+            **task.run_info,
+        )
 
     def begin(self, reader: Reader) -> None:
         """Record the length of the run, and that it is running."""
@@ -86,7 +82,30 @@ class RunLog:
         )
         self._recorder.set_status(RunStatus.RUNNING)
 
-    def epoch(self, loss: float, accuracy: float | None, seconds: float, *, whole: bool) -> None:
+    def step_row(self, samples: int, seconds: float) -> MetricRow:
+        """Return the metrics of a step of the current epoch."""
+        row: MetricRow = {
+            "train/epoch": self._training.epoch,
+            "perf/step_time": seconds,
+            "perf/samples_per_sec": samples / seconds,
+            **self._speed.row(samples, seconds),
+        }
+        if self._task.tokens_per_sample is not None:
+            row["perf/tokens_per_sec"] = samples * self._task.tokens_per_sample / seconds
+        return row
+
+    def record_step(self, step: int, ts: float, row: MetricRow) -> None:
+        """Record a row. Raises NonFiniteLossError for a NaN or infinite loss, if that ends runs."""
+        loss = row.get("train/loss")
+        self._recorder.log(step, row, ts)
+        config = self._training.config
+        if loss is None or math.isfinite(loss) or config.nan_policy is not NanPolicy.STOP:
+            return
+        raise NonFiniteLossError(f"The loss is {loss} at step {step}. {nan_remedy(config)}.")
+
+    def record_epoch(
+        self, loss: float, accuracy: float | None, seconds: float, *, whole: bool
+    ) -> None:
         """Record the validation after an epoch, or after the last step within one."""
         training = self._training
         row: MetricRow = {"val/loss": loss, "val/accuracy": accuracy}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,13 +16,21 @@ from trainer.training.accelerator import Accelerator
 from trainer.training.fsdp import local_shard, reshard
 from trainer.training.model import translate_compile_errors
 from trainer.training.state import TrainState
-from trainer.training.step import OptimizerStep
 from trainer.workloads.task import Batch, Split, Task
+
+StepFunction = Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor | None]]
+"""Trains on a micro-batch: `TrainStep` of trainer/train.py, or its captured graph."""
 
 WARMUP_STEPS = 3  # from torch's CUDA Graphs example; the first step loads most kernels
 
 
-def run_warmup(training: TrainState, step: OptimizerStep, task: Task, recorder: Recorder) -> None:
+def run_warmup(
+    training: TrainState,
+    step: StepFunction,
+    evaluate: Callable[[Tensor, Tensor], object],
+    task: Task,
+    recorder: Recorder,
+) -> None:
     """Compile, warm up and reserve memory as configured, with events. Raises RunFailedError."""
     config = training.config
     compiles = config.compile_mode is not CompileMode.NONE
@@ -38,7 +46,7 @@ def run_warmup(training: TrainState, step: OptimizerStep, task: Task, recorder: 
             event = f"{text}, training state unchanged"
             recorder.event("warmup", event, seconds=seconds, steps=WARMUP_STEPS)
         if config.preallocate_memory:
-            _reserve(training, step, task, recorder)
+            _reserve(training, step, evaluate, task, recorder)
 
 
 def full_batch_size(split: Split, config: RunConfig) -> int:
@@ -52,7 +60,7 @@ def first_batch(split: Split, config: RunConfig, compute: Accelerator) -> Batch:
     return inputs.to(compute.device), targets.to(compute.device)
 
 
-def run_optimizer_step(step: OptimizerStep, batch: Batch, accumulation: int) -> None:
+def run_optimizer_step(step: StepFunction, batch: Batch, accumulation: int) -> None:
     """Take an optimizer step whose micro-batches are all `batch`."""
     of = len(batch[1]) * accumulation
     for number in range(1, accumulation + 1):
@@ -95,7 +103,7 @@ def preserve_train_state(training: TrainState) -> Iterator[None]:
         training.compute.set_rng_state(device_random)
 
 
-def _compile(training: TrainState, step: OptimizerStep, task: Task, recorder: Recorder) -> None:
+def _compile(training: TrainState, step: StepFunction, task: Task, recorder: Recorder) -> None:
     """Compile for a full batch, so that no counted step includes the compilation."""
     config = training.config
     batch = first_batch(task.train, config, training.compute)
@@ -107,14 +115,20 @@ def _compile(training: TrainState, step: OptimizerStep, task: Task, recorder: Re
     recorder.event("compile", f"Compiled in {seconds:.1f} s", mode=str(mode), seconds=seconds)
 
 
-def _reserve(training: TrainState, step: OptimizerStep, task: Task, recorder: Recorder) -> None:
+def _reserve(
+    training: TrainState,
+    step: StepFunction,
+    evaluate: Callable[[Tensor, Tensor], object],
+    task: Task,
+    recorder: Recorder,
+) -> None:
     """Run the largest step and validation batch once, whose memory stays reserved."""
     config, compute = training.config, training.compute
     before = compute.memory()
     seconds = _repeat(training, step, first_batch(task.train, config, compute), 1)
     training.model.eval()
     with torch.inference_mode():
-        step.evaluate(*first_batch(task.validation, config, compute))
+        evaluate(*first_batch(task.validation, config, compute))
     training.model.train()
     reshard(training.model)
     after = compute.memory()
@@ -123,7 +137,7 @@ def _reserve(training: TrainState, step: OptimizerStep, task: Task, recorder: Re
     recorder.event("memory_warmup", text, seconds=seconds, before=before, after=after)
 
 
-def _repeat(training: TrainState, step: OptimizerStep, batch: Batch, steps: int) -> float:
+def _repeat(training: TrainState, step: StepFunction, batch: Batch, steps: int) -> float:
     began = time.perf_counter()
     for _ in range(steps):
         run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)

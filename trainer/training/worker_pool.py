@@ -6,16 +6,14 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-import random
 import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from stepscope.host.process_limits import set_parent_death_signal
 from trainer.config import RunConfig
@@ -24,10 +22,11 @@ from trainer.workloads.task import Batch, Split
 
 
 class WorkerPool:
-    """`num_workers` processes that load `prefetch_factor` batches ahead, each with its own seed."""
+    """`num_workers` processes that load `prefetch_factor` batches ahead."""
 
     def __init__(self, split: Split, config: RunConfig) -> None:
-        self._order = _BatchOrder(config.batch_size, config.seed)
+        self._batch_size = config.batch_size
+        self._order: list[list[int]] = []  # the indices of the epoch's batches
         self._persistent = config.persistent_workers
         context = multiprocessing.get_context("forkserver")
         # The fork server imports these once, so that workers start in milliseconds; its process
@@ -45,18 +44,18 @@ class WorkerPool:
             multiprocessing_context=context,
             collate_fn=_as_is,
             worker_init_fn=_end_with_trainer,
-            generator=torch.Generator(),  # the default generator is for the model
+            # Of the workers' seeds; the default generator is for the model.
+            generator=torch.Generator().manual_seed(config.seed),
         )
         self._fetched: Any = None
 
-    def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, order: Tensor) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the host.
 
-        Random numbers differ between epochs and are the same in a resumed run, whose `order` is the
-        rest. Raises RuntimeError within five seconds of a worker's end, and RunFailedError.
+        Raises RuntimeError within five seconds of a worker's end, and RunFailedError.
         """
         assert self._loader is not None
-        self._order.indices, self._order.epoch = order, epoch
+        self._order[:] = [batch.tolist() for batch in in_batches(order, self._batch_size)]
         _start_fork_server()
         self._fetched = iter(self._loader)
         try:
@@ -78,7 +77,7 @@ class WorkerPool:
 
 
 class _SplitDataset(Dataset[Batch]):
-    """Loads a whole batch per call, from its seed and indices."""
+    """Loads a whole batch per call."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -86,40 +85,11 @@ class _SplitDataset(Dataset[Batch]):
     def __len__(self) -> int:
         return self._split.length
 
-    def __getitems__(self, seed_and_indices: list[int]) -> Batch | RunFailedError:
-        seed, *indices = seed_and_indices
-        _seed(seed)
+    def __getitems__(self, indices: list[int]) -> Batch | RunFailedError:
         try:
             return self._split.take(torch.tensor(indices))
         except RunFailedError as failure:
             return failure  # DataLoader would raise it with the worker's traceback as message
-
-
-class _BatchOrder(Sampler[list[int]]):
-    """The batches of the current epoch, each as a seed and a list of indices."""
-
-    def __init__(self, batch_size: int, seed: int) -> None:
-        self._batch_size = batch_size
-        self._seed = seed
-        self.indices = torch.empty(0, dtype=torch.int64)
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        left = len(self.indices)  # counted from the end of the epoch, as a run may be resumed
-        for indices in in_batches(self.indices, self._batch_size):
-            seeds = np.random.SeedSequence((self._seed, self.epoch, left))
-            yield [int(seeds.generate_state(1)[0]), *indices.tolist()]
-            left -= len(indices)
-
-    def __len__(self) -> int:
-        return -(-len(self.indices) // self._batch_size)
-
-
-def _seed(seed: int) -> None:
-    """Seed the generators of Python, numpy and torch, which DataLoader seeds once per worker."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
 
 
 def in_batches(order: Tensor, size: int) -> tuple[Tensor, ...]:

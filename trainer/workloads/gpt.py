@@ -63,7 +63,7 @@ class Gpt(nn.Module):
         with torch.no_grad():
             for name, weights in self.named_parameters():
                 # The residual stream must not grow with the number of layers.
-                if name.endswith("out.weight"):
+                if name.endswith(("out.weight", "perceptron.2.weight")):
                     weights.mul_((2 * config.num_layers) ** -0.5)
         self.head.weight = self.embedding.weight  # tied
 
@@ -83,7 +83,9 @@ class TransformerBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = CausalSelfAttention(width, dropout)
         self.norm2 = nn.LayerNorm(width)
-        self.perceptron = MLP(width)
+        self.perceptron = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,20 +115,6 @@ class CausalSelfAttention(nn.Module):
             query, key, value, dropout_p=dropout, is_causal=True
         )
         features: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return features
-
-
-class MLP(nn.Module):
-    """Two linear layers with a hidden size of four times the width."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Linear(width, 4 * width)
-        self.out = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features of the same shape."""
-        features: Tensor = self.out(functional.gelu(self.inner(x)))
         return features
 
 
