@@ -33,10 +33,10 @@ from benchmarks.plain_loops import by_hand, images_plainly, train_plainly
 from benchmarks.report import at_least, report, say
 from stepscope.run import RunStatus
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.datasets import VARIABLE
-from trainer.devices import list_devices
 from trainer.runners.training_run import run
+from trainer.training.devices import list_devices
 from trainer.workloads.build import WORKLOADS
+from trainer.workloads.datasets import VARIABLE
 from trainer.workloads.digit_images import write
 from trainer.workloads.task import TensorSplit
 

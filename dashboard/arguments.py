@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 
 from stepscope.remote.source import sources_from_environment
-from trainer import datasets
-from trainer.custom_workload import OPTION, choose
+from trainer.workloads import datasets
+from trainer.workloads.custom_file import OPTION, choose
 
 APP = "app.py"
 

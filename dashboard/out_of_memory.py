@@ -11,7 +11,7 @@ from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice, halved_batch, is_possible
+from trainer.training.config_validation import TrainDevice, halved_batch, is_possible
 
 RETRY_HELP = (
     "Halves the batch and doubles accumulation: same samples per step, half the activations at a "

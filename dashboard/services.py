@@ -49,11 +49,11 @@ from stepscope.run import (
 from stepscope.run.rank_info import RankInfo
 from stepscope.session import stop as force
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice
 from trainer.lessons import Lesson
 from trainer.runners import RunHandle, start
 from trainer.runners.child_process import PROJECT, LessonRun, MemoryProbeRun
 from trainer.runners.torchrun import TorchrunRun
+from trainer.training.config_validation import TrainDevice
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ class Services:
 
     def _find_devices(self) -> None:
         try:
-            found = importlib.import_module("trainer.devices")
+            found = importlib.import_module("trainer.training.devices")
             devices = Devices(found.list_devices(), found.cuda_reason())
         except Exception as error:  # a broken torch must not take recorded runs from the page
             log.warning("devices could not be listed", exc_info=True)

@@ -30,7 +30,7 @@ from stepscope.store.final_values import last_value, read_newest
 from stepscope.store.reader import EVERY
 from stepscope.store.step_blocks import LOSS
 from trainer.config import SETTINGS
-from trainer.config_validation import TrainDevice, is_possible
+from trainer.training.config_validation import TrainDevice, is_possible
 
 Line = dict[str, Any]
 """A finding as JSON: kind, text, and a recommendation as `words` or as a `setting`."""

@@ -34,8 +34,8 @@ from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import CommandName
 from trainer.config import LRSchedule, Precision, RunConfig, Workload, defaults
-from trainer.devices import list_devices
 from trainer.runners import start
+from trainer.training.devices import list_devices
 
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parent

@@ -3,7 +3,7 @@
 The declaration of a field has its default, label and help, its limits, the sidebar's group, and
 the workloads that read it: sidebar, URL, lab and messages take them from SETTINGS. Does not import
 torch: the dashboard reads settings before torch is loaded. What cannot be combined, and what a
-device does not support: `trainer/config_validation.py`.
+device does not support: `trainer/training/config_validation.py`.
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session
 from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig, Strategy
-from trainer.config_validation import TrainDevice
-from trainer.error_messages import NonFiniteLossError
 from trainer.training.accelerator import Accelerator, Reader
 from trainer.training.commands import RunStoppedError, TrainerCommands
+from trainer.training.config_validation import TrainDevice
 from trainer.training.cuda_graph_step import capture_step
+from trainer.training.error_messages import NonFiniteLossError
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import all_finite, casts_weights, reshard, whole
 from trainer.training.loaders import Loader, make_loader

@@ -1,6 +1,6 @@
 """Widgets of RunConfig fields: label, help, range, and why a value is unsupported.
 
-Values live in `st.session_state` under `config_<field>`; `trainer.config_validation` checks them.
+Values live in `st.session_state` under `config_<field>`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import streamlit as st
 
 from dashboard.format import named_reason, note
 from stepscope.common.config_issue import ConfigIssue
-from trainer import custom_workload as custom
 from trainer.config import SETTINGS, RunConfig, Workload, limits_of
-from trainer.config_validation import TrainDevice, choice_problem
-from trainer.datasets import data_problem, data_root, data_sets
+from trainer.training.config_validation import TrainDevice, choice_problem
+from trainer.workloads import custom_file as custom
+from trainer.workloads.datasets import data_problem, data_root, data_sets
 
 LEAST_USE = {
     "num_workers": 1,

@@ -23,9 +23,9 @@ from dashboard.format import escape_markdown, named_reason, note
 from stepscope.common.config_issue import ConfigIssue
 from stepscope.common.formatting import format_duration
 from stepscope.lab.plan import MAX_ROUNDS, Variant, estimate
-from trainer.config_validation import TrainDevice
 from trainer.lab.plan import WorkloadPlan, all_variants, speed_problem
 from trainer.lab.presets import PRESETS
+from trainer.training.config_validation import TrainDevice
 
 _PRESET_CHANGED = "lab_preset_changed"
 

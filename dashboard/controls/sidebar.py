@@ -22,7 +22,7 @@ from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.source import is_simulated
 from trainer import config as fields
-from trainer.config_validation import TrainDevice, validate
+from trainer.training.config_validation import TrainDevice, validate
 
 PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_size": "64"}
 """First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""

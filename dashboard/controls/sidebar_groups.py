@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard.controls import config_widgets as widgets
 from dashboard.format import note
 from trainer import config as fields
-from trainer.config_validation import step_sentence
+from trainer.training.config_validation import step_sentence
 
 CPU_RANKS = 2  # Default number of ranks on a CPU.
 PLACES = {name: about.group for name, about in fields.SETTINGS.items() if about.group}

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from tests.support.app_page import NO_GPU, Learn, Machine, OpenPage, at_address
-from trainer.config_validation import TrainDevice
+from trainer.training.config_validation import TrainDevice
 
 MAIN = Path(__file__).resolve().parents[2] / "dashboard" / "main.py"
 

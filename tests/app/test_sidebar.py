@@ -25,8 +25,8 @@ from tests.support.app_page import (
     widget,
 )
 from trainer.config import SETTINGS, RunConfig
-from trainer.config_validation import TrainDevice
 from trainer.lab.plan import LAB_SETTINGS
+from trainer.training.config_validation import TrainDevice
 
 NO = ConfigIssue("any", "this machine cannot", "Leave it")
 

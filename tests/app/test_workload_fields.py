@@ -8,10 +8,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.support.app_page import OpenPage, start_refused
-from trainer import custom_workload
 from trainer.config import SETTINGS, Workload, reads
-from trainer.custom_workload import choose
-from trainer.datasets import MAKE_DIGITS, VARIABLE
+from trainer.workloads import custom_file
+from trainer.workloads.custom_file import choose
+from trainer.workloads.datasets import MAKE_DIGITS, VARIABLE
 
 FIELDS = {name for name, about in SETTINGS.items() if about.read_by}
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
@@ -29,7 +29,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(custom_workload.VARIABLE, "")
+    monkeypatch.setenv(custom_file.VARIABLE, "")
 
 
 def captions(app: AppTest) -> str:

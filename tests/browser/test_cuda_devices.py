@@ -19,7 +19,7 @@ from tests.support.browser_page import (
 )
 from tests.support.child_process import ROOT
 from tests.support.server import Server, start_server, stop_server
-from trainer.devices import cuda_reason
+from trainer.training.devices import cuda_reason
 
 HELD = """
 import sys, time, torch

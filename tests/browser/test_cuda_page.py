@@ -29,7 +29,7 @@ from tests.support.browser_page import (
 )
 from tests.support.memory_page import areas, open_memory, table
 from tests.support.server import Server, start_server, stop_server
-from trainer.devices import cuda_reason
+from trainer.training.devices import cuda_reason
 
 TOO_LARGE = "width=256&image_size=256&batch_size=512"  # 34 GB for the first layer's output
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16 AMP", "fp16": "fp16 AMP"}

@@ -12,9 +12,9 @@ import torch
 
 from tests.conftest import Need
 from tests.support.gpu_processes import no_process_left, none_left, release
-from trainer.config_validation import TrainDevice
-from trainer.devices import cuda_reason, list_devices
 from trainer.training.accelerator import CudaAccelerator
+from trainer.training.config_validation import TrainDevice
+from trainer.training.devices import cuda_reason, list_devices
 
 __all__ = ["no_process_left"]  # found here by pytest
 

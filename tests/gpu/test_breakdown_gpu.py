@@ -30,8 +30,8 @@ from stepscope.store import StoreReader
 from tests.support.run_values import metric, run_json
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
-from trainer.devices import list_devices
 from trainer.runners.training_run import run as train
+from trainer.training.devices import list_devices
 
 MIB = 2**20
 BLOCK = 256 * MIB

@@ -12,7 +12,7 @@ from stepscope.gpu.source import open_source
 from tests.conftest import Need
 from tests.support.child_process import run_python
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, choice_problem
+from trainer.training.config_validation import TrainDevice, choice_problem
 from trainer.training.precision import run_flags
 
 MIB = 2**20
@@ -54,7 +54,7 @@ def relative_error(operation: str, device: torch.device) -> float:
 
 LOOK = """
 import pynvml, sys
-from trainer.devices import list_devices
+from trainer.training.devices import list_devices
 pynvml.nvmlInit()
 handle = pynvml.nvmlDeviceGetHandleByUUID(sys.argv[1])
 used = lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used

@@ -25,7 +25,7 @@ from stepscope.store.reader import StoreReader
 from tests.gpu.conftest import SIMULATED
 from tests.support.child_process import ROOT
 from tests.support.run_values import run_json
-from trainer.devices import gpu_uuid
+from trainer.training.devices import gpu_uuid
 
 MIB = 2**20
 HELD = 256 * MIB

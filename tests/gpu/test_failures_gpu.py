@@ -14,9 +14,9 @@ from tests.support.child_process import run_python
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import train as finished
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice
 from trainer.train import build_train_step
 from trainer.training.accelerator import CudaAccelerator
+from trainer.training.config_validation import TrainDevice
 from trainer.training.state import TrainState
 from trainer.workloads.build import WORKLOADS
 

@@ -13,7 +13,7 @@ from stepscope.lab.script_plan import script_command
 from stepscope.lab.trial_process import TrialProcess
 from tests.conftest import Need
 from trainer.config import Workload, defaults
-from trainer.devices import cuda_reason, list_devices
+from trainer.training.devices import cuda_reason, list_devices
 
 
 @pytest.fixture

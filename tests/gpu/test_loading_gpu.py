@@ -20,8 +20,8 @@ from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background, train
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice
 from trainer.training.accelerator import CudaAccelerator
+from trainer.training.config_validation import TrainDevice
 from trainer.training.loaders import Loader, make_loader
 from trainer.workloads.task import TensorSplit
 

@@ -12,8 +12,8 @@ import pytest
 
 from stepscope.host.child_process import ChildState
 from trainer.config import RunConfig, Workload, defaults
-from trainer.devices import list_devices
 from trainer.runners.child_process import MemoryProbeRun
+from trainer.training.devices import list_devices
 
 RUN = """
 import json, sys

@@ -20,9 +20,9 @@ from stepscope.run import RunStatus, read_run
 from stepscope.run_setup import setup_of
 from tests.support.run_values import run_json
 from trainer.config import RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice
-from trainer.devices import list_devices
 from trainer.runners.training_run import run as train
+from trainer.training.config_validation import TrainDevice
+from trainer.training.devices import list_devices
 
 MIB = 2**20
 HOLDER = """

@@ -18,7 +18,7 @@ from tests.gpu.conftest import SIMULATED
 from tests.support.run_values import metric
 from tests.support.training_jobs import job, launch, mean_loss
 from trainer.config import Precision, RunConfig, Strategy, Workload, defaults
-from trainer.devices import gpu_uuid
+from trainer.training.devices import gpu_uuid
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so many ranks
 RELATIVE = 1e-5 if SIMULATED else 1e-3

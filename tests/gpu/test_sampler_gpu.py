@@ -21,7 +21,7 @@ import torch
 from stepscope.gpu.gpm import SHARES
 from stepscope.gpu.nvml_queries import KEYS, QUERIES, SamplingTier
 from stepscope.gpu.source import DeviceSource, open_source
-from trainer.devices import gpu_uuid
+from trainer.training.devices import gpu_uuid
 
 CALLS = 300
 

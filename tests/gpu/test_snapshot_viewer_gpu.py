@@ -15,8 +15,8 @@ from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import CommandName
 from trainer.config import RunConfig
-from trainer.devices import list_devices
 from trainer.runners import start
+from trainer.training.devices import list_devices
 
 STEPS = 3
 PATIENCE_S = 60.0

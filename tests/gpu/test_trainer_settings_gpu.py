@@ -22,9 +22,9 @@ from tests.integration.conftest import save_at_step
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import refused, start_worker, train
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, validate
 from trainer.train import TrainLoop, build_train_step
 from trainer.training.accelerator import CudaAccelerator
+from trainer.training.config_validation import TrainDevice, validate
 from trainer.training.cuda_graph_step import capture_step
 from trainer.training.loaders import Loader
 from trainer.training.model import prepare

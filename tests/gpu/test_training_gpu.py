@@ -20,10 +20,10 @@ from tests.support.run_values import event_of, events, metric, run_json
 from tests.support.training_runs import background, refused
 from tests.support.waiting import wait_for
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, choice_problem
 from trainer.runners.training_run import run as train
 from trainer.train import build_train_step
 from trainer.training.accelerator import CudaAccelerator
+from trainer.training.config_validation import TrainDevice, choice_problem
 from trainer.training.loaders import Loader
 from trainer.training.model import prepare
 from trainer.training.precision import run_flags

@@ -50,7 +50,7 @@ from pathlib import Path
 from dataclasses import replace
 from trainer.runners.training_run import run as train
 from trainer.config import Workload, defaults
-from trainer.devices import list_devices
+from trainer.training.devices import list_devices
 [first, second] = [device for device in list_devices() if device.cuda_index is not None]
 config = replace(defaults(Workload.DIGITS_MLP, second.id), epochs=2)
 folder = Path(sys.argv[1])

@@ -12,8 +12,8 @@ import stepscope
 from stepscope.diagnosis.findings import read_recorded
 from stepscope.run import RunStatus, read_run
 from trainer.config import Precision, Workload, defaults
-from trainer.devices import list_devices
 from trainer.runners.training_run import run as train
+from trainer.training.devices import list_devices
 from trainer.training.flops import peak_of
 
 

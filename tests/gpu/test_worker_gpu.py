@@ -11,7 +11,7 @@ from tests.gpu.conftest import simulator_only
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import start_worker
 from trainer.config import Workload, defaults
-from trainer.devices import list_devices
+from trainer.training.devices import list_devices
 
 ASSERTED = "launch:600:assert"
 """Some steps into the training: the device is unusable from there on."""

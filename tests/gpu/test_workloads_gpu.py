@@ -15,10 +15,10 @@ from stepscope.run import RunStatus
 from tests.gpu.conftest import SIMULATED
 from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
-from trainer import custom_workload, datasets
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, validate
 from trainer.runners.training_run import run as train
+from trainer.training.config_validation import TrainDevice, validate
+from trainer.workloads import custom_file, datasets
 from trainer.workloads.digit_images import write
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
@@ -37,7 +37,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def given(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Image data and a workload of the user's own, as at the start of the page."""
     monkeypatch.setenv(datasets.VARIABLE, str(data_folder))
-    monkeypatch.setenv(custom_workload.VARIABLE, f"{EXAMPLE}:build")
+    monkeypatch.setenv(custom_file.VARIABLE, f"{EXAMPLE}:build")
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     sys.modules.pop("user_workload_own_workload", None)

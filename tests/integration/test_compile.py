@@ -17,10 +17,10 @@ import torch
 from tests.support.run_values import events, metric
 from tests.support.training_runs import refused, small, train
 from trainer.config import CompileMode, Workload
-from trainer.config_validation import choice_problem
-from trainer.devices import list_devices
 from trainer.train import TrainLoop
 from trainer.training.checkpoint import read_checkpoint
+from trainer.training.config_validation import choice_problem
+from trainer.training.devices import list_devices
 
 # Torch's own, as it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

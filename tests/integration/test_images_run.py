@@ -15,8 +15,8 @@ from tests.support.child_process import run_python
 from tests.support.run_values import events, run_json
 from tests.support.training_runs import refused, train
 from trainer.config import RunConfig, Workload, defaults
-from trainer.datasets import VARIABLE
 from trainer.workloads import images
+from trainer.workloads.datasets import VARIABLE
 
 
 @pytest.fixture(scope="session")

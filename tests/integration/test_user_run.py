@@ -14,8 +14,8 @@ from tests.support.run_values import run_json
 from tests.support.training_runs import refused, train
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Runner, Workload, defaults
-from trainer.custom_workload import VARIABLE, choose
 from trainer.runners import start
+from trainer.workloads.custom_file import VARIABLE, choose
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
 

@@ -14,7 +14,7 @@ from stepscope.run import RunStatus
 from stepscope.store.recorder import Recorder
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice
+from trainer.training.config_validation import TrainDevice
 
 OpenPage = Callable[..., AppTest]
 Learn = Callable[..., AppTest]

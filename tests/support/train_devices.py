@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.config_validation import TrainDevice
+from trainer.training.config_validation import TrainDevice
 
 GPU = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 CPU_DEVICE = TrainDevice(id="cpu", name="CPU", memory_total=2**34)

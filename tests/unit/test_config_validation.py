@@ -10,7 +10,7 @@ import pytest
 from tests.support.train_devices import CPU_DEVICE as CPU
 from tests.support.train_devices import gpu
 from trainer.config import SETTINGS, Precision, RunConfig, Runner, Strategy, Workload, defaults
-from trainer.config_validation import TrainDevice, choice_problem, step_sentence, validate
+from trainer.training.config_validation import TrainDevice, choice_problem, step_sentence, validate
 
 GPU = gpu()
 GPUS = [GPU, replace(GPU, id="GPU-1", cuda_index=1)]

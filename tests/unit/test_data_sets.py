@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.common.config_issue import ConfigError
-from trainer import datasets as sets
 from trainer.config import RunConfig, Workload, defaults
-from trainer.datasets import MAKE_DIGITS, data_path, data_problem, form_of
+from trainer.workloads import datasets as sets
+from trainer.workloads.datasets import MAKE_DIGITS, data_path, data_problem, form_of
 
 
 def files(root: Path, *names: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from trainer.devices import cuda_reason, gpu_uuid, list_devices
+from trainer.training.devices import cuda_reason, gpu_uuid, list_devices
 
 UUID = "7a3c0f1e-0000-1111-2222-333344445555"
 

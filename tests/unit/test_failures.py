@@ -14,7 +14,7 @@ from stepscope.run.status import killed_worker, outcome
 from stepscope.store.recorder import Recorder
 from tests.support.train_devices import gpu
 from trainer.config import Precision, Workload, defaults
-from trainer.error_messages import describe_failure, nan_remedy
+from trainer.training.error_messages import describe_failure, nan_remedy
 
 ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
 

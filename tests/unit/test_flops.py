@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Precision, RunConfig, Strategy, Workload, defaults
-from trainer.config_validation import TrainDevice
+from trainer.training.config_validation import TrainDevice
 from trainer.training.flops import FlopsMeter, count, peak_of
 from trainer.workloads.build import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit

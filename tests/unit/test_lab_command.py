@@ -15,9 +15,9 @@ from stepscope.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep
 from stepscope.lab.plan import Variant, write_plan
 from tests.support.train_devices import SIMULATED
 from trainer.config import Workload, defaults
-from trainer.config_validation import TrainDevice
 from trainer.lab.__main__ import main
 from trainer.lab.plan import WorkloadPlan
+from trainer.training.config_validation import TrainDevice
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_a_baseline_that_cannot_run_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A simulated GPU, whose speed is not measured."""
-    monkeypatch.setattr("trainer.devices.list_devices", lambda: [SIMULATED])
+    monkeypatch.setattr("trainer.training.devices.list_devices", lambda: [SIMULATED])
     config = defaults(Workload.LINEAR, SIMULATED.id)
     write_plan(tmp_path, WorkloadPlan(config=config, variants=()))
     assert main(["--folder", str(tmp_path)]) == USAGE
@@ -100,7 +100,7 @@ def test_ctrl_c_during_imports_stops_it(tmp_path: Path, monkeypatch: pytest.Monk
         signal.raise_signal(signal.SIGINT)
         return [TrainDevice(id="cpu", name="a CPU", memory_total=2**33)]
 
-    monkeypatch.setattr("trainer.devices.list_devices", interrupted)
+    monkeypatch.setattr("trainer.training.devices.list_devices", interrupted)
     variants = (Variant(name="set_to_none=false", label="off", changes={"set_to_none": False}),)
     write_plan(
         tmp_path, WorkloadPlan(config=defaults(Workload.LINEAR), variants=variants, steps=30)

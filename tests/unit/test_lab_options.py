@@ -14,7 +14,6 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.lab.command import UsageError
 from stepscope.lab.folder import SweepError, sweep_folder
 from trainer.config import SETTINGS, Workload, defaults
-from trainer.config_validation import TrainDevice, validate
 from trainer.lab.options import parser, plan_of
 from trainer.lab.plan import (
     FIXED,
@@ -26,6 +25,7 @@ from trainer.lab.plan import (
     make_variant,
 )
 from trainer.lab.presets import PRESETS
+from trainer.training.config_validation import TrainDevice, validate
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 GPU = TrainDevice(

@@ -13,9 +13,9 @@ import pytest
 from stepscope.lab.measurement import steps_together
 from stepscope.lab.plan import Variant
 from trainer.config import Runner, Workload, defaults
-from trainer.config_validation import TrainDevice
 from trainer.lab.plan import changed
 from trainer.lab.presets import PRESETS
+from trainer.training.config_validation import TrainDevice
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = defaults(Workload.DIGITS_CNN)

@@ -28,8 +28,8 @@ from stepscope.lab.report import closing, progress_line, table
 from stepscope.lab.statistics import estimate_effects
 from stepscope.lab.sweep_runner import SweepRunner
 from trainer.config import RunConfig, Workload
-from trainer.config_validation import TrainDevice
 from trainer.lab.plan import WorkloadPlan, make_variant
+from trainer.training.config_validation import TrainDevice
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False)

@@ -16,17 +16,17 @@ from dashboard.arguments import take_arguments
 from stepscope.common.config_issue import ConfigError
 from tests.support.child_process import run_python
 from tests.support.training_runs import losses_on_one_batch
-from trainer import datasets
 from trainer.config import RunConfig, Workload, defaults
-from trainer.custom_workload import (
+from trainer.training.error_messages import describe_failure
+from trainer.workloads import datasets
+from trainer.workloads.build import WORKLOADS
+from trainer.workloads.custom import CollatedDataset, UserCodeError, UserFile
+from trainer.workloads.custom_file import (
     VARIABLE,
     choose,
     user_problem,
     user_workload,
 )
-from trainer.error_messages import describe_failure
-from trainer.workloads.build import WORKLOADS
-from trainer.workloads.custom import CollatedDataset, UserCodeError, UserFile
 from trainer.workloads.task import Task, TensorSplit
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def test_the_example_trains() -> None:
 
 def test_choosing_a_workload_loads_no_torch() -> None:
     code = (
-        "import sys; from trainer.custom_workload import choose, user_problem;"
+        "import sys; from trainer.workloads.custom_file import choose, user_problem;"
         f"choose({str(EXAMPLE) + ':build'!r});"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )

@@ -18,7 +18,7 @@ from stepscope.store.writer import StoreWriter
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import CREATED, rows, write_run
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice, is_possible
+from trainer.training.config_validation import TrainDevice, is_possible
 
 __all__ = ["js"]
 

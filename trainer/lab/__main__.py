@@ -28,11 +28,11 @@ from stepscope.lab.plan import write_plan
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import runs_root
-from trainer.config_validation import TrainDevice, validate
-from trainer.custom_workload import choose, user_problem
-from trainer.datasets import data_problem
 from trainer.lab.options import PLANNING, is_file, parser, plan_of
 from trainer.lab.plan import WorkloadPlan, all_variants, speed_problem
+from trainer.training.config_validation import TrainDevice, validate
+from trainer.workloads.custom_file import choose, user_problem
+from trainer.workloads.datasets import data_problem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     if is_file(options.workload):
         choose(options.workload)
     # Imported here because importing torch takes seconds, in which Ctrl-C must work.
-    devices = importlib.import_module("trainer.devices").list_devices()
+    devices = importlib.import_module("trainer.training.devices").list_devices()
     if options.list:
         for variant in all_variants(plan_of(options, devices).config, devices):
             text = variant.label if variant.problem is None else variant.problem

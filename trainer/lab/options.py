@@ -13,7 +13,6 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.lab.command import UsageError, add_numbers, numbers
 from stepscope.lab.plan import Variant
 from trainer.config import SETTINGS, RunConfig, Workload, check_setting, defaults
-from trainer.config_validation import TrainDevice, validate
 from trainer.lab.plan import (
     FIXED,
     WorkloadPlan,
@@ -22,6 +21,7 @@ from trainer.lab.plan import (
     suggested,
 )
 from trainer.lab.presets import PRESETS
+from trainer.training.config_validation import TrainDevice, validate
 
 EXAMPLES = """\
 examples:

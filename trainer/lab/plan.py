@@ -23,7 +23,7 @@ from trainer.config import (
     Strategy,
     issue,
 )
-from trainer.config_validation import TrainDevice, validate
+from trainer.training.config_validation import TrainDevice, validate
 
 FIXED = frozenset(
     ("workload", "epochs", "seed", "max_steps", "resume_from", "runner", "nan_policy")

@@ -9,8 +9,8 @@ from typing import Any
 from stepscope.host.environment import granted_cores
 from stepscope.lab.plan import Variant
 from trainer.config import OptimizerImpl, Precision, RunConfig, Runner, Strategy, issue
-from trainer.config_validation import TrainDevice
 from trainer.lab.plan import GPU_OFF, LAB_SETTINGS, NOT_TIMED, make_variant, suggested
+from trainer.training.config_validation import TrainDevice
 
 Devices = Sequence[TrainDevice]
 _LOADING = (

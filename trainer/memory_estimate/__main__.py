@@ -53,7 +53,7 @@ def main() -> None:
 def _probe(config: RunConfig, job: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     progress("Loading PyTorch", 0.1)
     # Imported here because importing torch takes seconds.
-    devices = importlib.import_module("trainer.devices").list_devices()
+    devices = importlib.import_module("trainer.training.devices").list_devices()
     device = next(device for device in devices if device.id == config.device)
     probe = importlib.import_module("trainer.memory_estimate.probe")
     folder = Path(job["folder"])

@@ -27,8 +27,6 @@ from stepscope.session.session import Session, traceback_text
 from stepscope.store.cuda_readback import keep_for_good
 from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice, choice_problem
-from trainer.error_messages import RunFailedError, describe_failure
 from trainer.train import TrainContext, train
 from trainer.training.accelerator import (
     Accelerator,
@@ -37,6 +35,8 @@ from trainer.training.accelerator import (
     lost_device_reason,
 )
 from trainer.training.commands import RunStoppedError
+from trainer.training.config_validation import TrainDevice, choice_problem
+from trainer.training.error_messages import RunFailedError, describe_failure
 from trainer.training.precision import set_cublas_workspace_config
 from trainer.training.rank_info import (
     TrainerRank,

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from stepscope.common.json_values import first_line
 from stepscope.store.cuda_readback import MetricRow
 from trainer.config import Precision, RunConfig, Strategy
-from trainer.config_validation import TrainDevice
+from trainer.training.config_validation import TrainDevice
 from trainer.workloads.task import Task, empty_batch
 
 log = logging.getLogger(__name__)

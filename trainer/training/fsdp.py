@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import RunConfig, Strategy
-from trainer.error_messages import RunFailedError
 from trainer.training.activation_checkpointing import blocks
+from trainer.training.error_messages import RunFailedError
 from trainer.training.precision import autocast_dtype, param_dtype
 from trainer.training.rank_info import TrainerRank
 

@@ -14,10 +14,10 @@ from stepscope.session.session import Session
 from stepscope.store.cuda_readback import MetricRow
 from stepscope.store.recorder import Recorder
 from trainer.config import NanPolicy
-from trainer.config_validation import TrainDevice
-from trainer.error_messages import NonFiniteLossError, nan_remedy
 from trainer.training.accelerator import Reader
 from trainer.training.checkpoint import read_on_first_rank
+from trainer.training.config_validation import TrainDevice
+from trainer.training.error_messages import NonFiniteLossError, nan_remedy
 from trainer.training.flops import FlopsMeter
 from trainer.training.state import TrainState, save
 from trainer.workloads.task import Task, TensorSplit

@@ -18,13 +18,13 @@ from torch.utils.data import default_collate
 from stepscope.common.config_issue import ConfigError
 from stepscope.run.status import shortage
 from trainer.config import RunConfig
-from trainer.custom_workload import (
+from trainer.training.error_messages import RunFailedError
+from trainer.workloads.custom_file import (
     START,
     CustomWorkload,
     place_in_user_code,
     user_workload,
 )
-from trainer.error_messages import RunFailedError
 from trainer.workloads.task import Batch, Split, Task
 
 MODULE = "user_workload_"  # unique prefix of the user's module name

@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from trainer.config import Workload
-from trainer.datasets import VARIABLE, data_root
+from trainer.workloads.datasets import VARIABLE, data_root
 from trainer.workloads.digits import parted
 
 IMAGES = "images"

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from trainer.datasets import (
+from trainer.training.error_messages import RunFailedError
+from trainer.workloads.datasets import (
     IMAGE_SUFFIXES,
     TRAIN_CSV,
     TRAIN_FOLDER,
@@ -25,7 +26,6 @@ from trainer.datasets import (
     DatasetLayout,
     form_of,
 )
-from trainer.error_messages import RunFailedError
 
 PATH_NAMES = ("path", "image_path", "file", "filename", "image")
 LABEL_NAMES = ("label", "target", "class")
@@ -67,7 +67,7 @@ class ImageList:
 
 
 def read_images(path: Path) -> ImageList:
-    """Return the images of a data set at `path` (`trainer.datasets`). Raises ImageError."""
+    """Return the images of a data set at `path`. Raises ImageError."""
     layout = form_of(path)
     try:
         if layout is DatasetLayout.CSV:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.json_values import first_line
 from trainer.config import RunConfig
-from trainer.datasets import data_path, data_root
+from trainer.workloads.datasets import data_path, data_root
 from trainer.workloads.image_index import ImageEntry, ImageError, read_images, shown
 from trainer.workloads.task import Batch, Task
 

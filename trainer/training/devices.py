@@ -16,7 +16,7 @@ import torch
 from stepscope.common.json_values import first_line
 from stepscope.gpu.source import nvml_uuid
 from stepscope.host.environment import cpu_name, granted_cores
-from trainer.config_validation import TrainDevice
+from trainer.training.config_validation import TrainDevice
 
 _TRITON_SINCE = (7, 0)  # compute capability: `has_triton` of torch/utils/_triton.py
 

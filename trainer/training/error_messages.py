@@ -11,7 +11,7 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import Precision, RunConfig, Runner, Workload
-from trainer.custom_workload import place_in_user_code, user_workload
+from trainer.workloads.custom_file import place_in_user_code, user_workload
 
 
 class RunFailedError(Exception):
