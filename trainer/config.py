@@ -60,10 +60,9 @@ class OptimizerImpl(StrEnum):
 
 
 class LRSchedule(StrEnum):
-    """Learning rate after its warm-up: constant, halved on a plateau, or cosine decay to 0."""
+    """Learning rate after its warm-up: constant, or cosine decay to 0."""
 
     NONE = "none"
-    PLATEAU = "plateau"
     COSINE = "cosine"
 
 
@@ -158,12 +157,12 @@ class RunConfig:
         in_lab=True,
     )
     batch_size: int = setting(
-        128, "Batch size", "Samples per forward pass, on each rank.", low=1, high=65_536
+        128, "Batch size", "Samples per forward pass, on each rank.", limits=(1, 65_536)
     )
     learning_rate: float = setting(
-        5e-4, "Learning rate", "The optimizer's initial learning rate.", low=1e-8, high=100.0
+        5e-4, "Learning rate", "The optimizer's initial learning rate.", limits=(1e-8, 100.0)
     )
-    epochs: int = setting(300, "Epochs", "Passes over the training data.", low=1, high=100_000)
+    epochs: int = setting(300, "Epochs", "Passes over the training data.", limits=(1, 100_000))
     optimizer: Optimizer = setting(
         Optimizer.ADAM,
         "Optimizer",
@@ -174,32 +173,28 @@ class RunConfig:
         2,
         "Layers",
         "Transformer blocks; memory and time grow with them.",
-        low=1,
-        high=96,
+        limits=(1, 96),
         read_by=(Workload.GPT,),
     )
     width: int = setting(  # channels of the first stage, embedding size, or side of a matrix
         32,
         "Width",
         "Embedding size; memory grows with it.",
-        low=8,  # below 8 channels oneDNN may write past a buffer: docs/training.md
-        high=16_384,
+        limits=(8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/training.md
         read_by=(Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.MEMORY_STRESS),
     )
     context_length: int = setting(
         64,
         "Context",
         "Characters the model sees at once; memory grows with it.",
-        low=8,
-        high=4096,
+        limits=(8, 4096),
         read_by=(Workload.GPT,),
     )
     dropout: float = setting(
         0.0,
         "Dropout",
         "Share of activations zeroed during training; 0 is off.",
-        low=0.0,
-        high=0.9,
+        limits=(0.0, 0.9),
         read_by=(Workload.GPT,),
     )
     dataset: str = setting(
@@ -215,8 +210,7 @@ class RunConfig:
         32,
         "Image size",
         "Pixels per side; memory grows with its square.",
-        low=8,
-        high=1024,
+        limits=(8, 1024),
         read_by=(Workload.IMAGES, Workload.RESNET, Workload.MEMORY_STRESS),
     )
     horizontal_flip: bool = setting(
@@ -230,21 +224,16 @@ class RunConfig:
     lr_scheduler: LRSchedule = setting(
         LRSchedule.COSINE,
         "LR scheduler",
-        "Cosine decays to 0 over the run; plateau halves the rate when validation stalls.",
+        "Cosine decays to 0 over the run.",
         TRAINING,
-        choices={
-            LRSchedule.NONE: "Constant",
-            LRSchedule.PLATEAU: "Reduce on plateau",
-            LRSchedule.COSINE: "Cosine",
-        },
+        choices={LRSchedule.NONE: "Constant", LRSchedule.COSINE: "Cosine"},
     )
     lr_warmup_steps: int = setting(
         0,
         "LR warm-up steps",
         "Optimizer steps in which the learning rate rises linearly to its value; 0 is off.",
         TRAINING,
-        low=0,
-        high=10**6,
+        limits=(0, 10**6),
     )
     gradient_accumulation_steps: int = setting(
         1,
@@ -252,8 +241,7 @@ class RunConfig:
         "Accumulates gradients over several batches per optimizer step, so a large effective "
         "batch fits in little memory. Saves no compute: one large batch is faster if it fits.",
         TRAINING,
-        low=1,
-        high=1024,
+        limits=(1, 1024),
         in_lab=True,
     )
     max_grad_norm: float = setting(
@@ -262,8 +250,7 @@ class RunConfig:
         "Clips the total gradient 2-norm to this value; 0 disables clipping. Stabilizes training "
         "for one extra pass over the gradients.",
         TRAINING,
-        low=0.0,
-        high=1e6,
+        limits=(0.0, 1e6),
         in_lab=True,
     )
     max_steps: int = setting(
@@ -271,16 +258,14 @@ class RunConfig:
         "Max steps",
         "Stop after this many optimizer steps even if epochs remain; 0 trains all epochs.",
         TRAINING,
-        low=0,
-        high=10**9,
+        limits=(0, 10**9),
     )
     seed: int = setting(
         0,
         "Seed",
         "On a CPU, the same seed reproduces the losses bit for bit.",
         TRAINING,
-        low=0,
-        high=2**31 - 1,
+        limits=(0, 2**31 - 1),
     )
     resume_from: str = setting(
         "",
@@ -356,8 +341,7 @@ class RunConfig:
         "Processes that load batches; 0 loads in the training thread. Helps if decoding is slow; "
         "data in memory loads faster without workers.",
         LOADING,
-        low=0,
-        high=64,
+        limits=(0, 64),
         in_lab=True,
     )
     pin_memory: bool = setting(
@@ -407,8 +391,7 @@ class RunConfig:
         "processes share the cores. More devices mean more samples per step: epochs get shorter, "
         "but the loss may not fall as fast.",
         DISTRIBUTED,
-        low=1,
-        high=64,
+        limits=(1, 64),
     )
 
     deterministic: bool = setting(
@@ -439,8 +422,7 @@ class RunConfig:
         "Batches each worker loads ahead. Evens out load times, but does not help workers that are "
         "too slow on average.",
         ADVANCED,
-        low=1,
-        high=64,
+        limits=(1, 64),
         in_lab=True,
     )
     persistent_workers: bool = setting(
@@ -474,13 +456,6 @@ class RunConfig:
         ADVANCED,
         in_lab=True,
     )
-    cpu_offload: bool = setting(
-        False,
-        "CPU offload",
-        "Keeps weights, gradients and optimizer state in host memory and runs the optimizer "
-        "there. Saves GPU memory; most steps become several times slower.",
-        ADVANCED,
-    )
     runner: Runner = setting(
         Runner.THREAD,
         "Run in",
@@ -493,8 +468,7 @@ class RunConfig:
         "CPU threads",
         "Threads per CPU operation; 0 uses half the cores.",
         ADVANCED,
-        low=0,
-        high=256,
+        limits=(0, 256),
     )
 
     def __post_init__(self) -> None:

@@ -36,33 +36,9 @@ class SettingInfo:
     default: Any = None
 
 
-def setting(
-    default: Any,
-    label: str,
-    help: str = "",
-    group: str = "",
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    pattern: str | None = None,
-    constraint: str = "",
-    choices: Mapping[Any, str] | None = None,
-    read_by: tuple[StrEnum, ...] = (),
-    in_lab: bool = False,
-) -> Any:
+def setting(default: Any, label: str, help: str = "", group: str = "", **options: Any) -> Any:
     """Return a dataclass field of a setting; for the arguments see SettingInfo."""
-    about = SettingInfo(
-        label=label,
-        help=help,
-        group=group,
-        limits=None if low is None or high is None else (low, high),
-        pattern=pattern,
-        constraint=constraint,
-        choices=choices or {},
-        read_by=read_by,
-        in_lab=in_lab,
-        default=default,
-    )
+    about = SettingInfo(label=label, help=help, group=group, default=default, **options)
     return dataclasses.field(default=default, metadata={_METADATA: about})
 
 

@@ -319,9 +319,9 @@ class TrainLoop:
             with span(DATA):
                 inputs, targets = next(batches)
             waited += time.perf_counter() - began
-            training.compute.begin_step()
-            part, norm = self.step(inputs, targets, samples if count > 1 else 0, number == count)
-            training.compute.end_step()
+            with training.compute.computing():
+                of = samples if count > 1 else 0
+                part, norm = self.step(inputs, targets, of, number == count)
             training.compute.pace()
             self.commands.read_if_requested()
             loss = part if loss is None else loss + part
@@ -370,7 +370,7 @@ class TrainLoop:
         whole_epoch = training.offset >= self.task.train.length
         self.log.record_epoch(loss, accuracy, seconds, whole=whole_epoch)
         if whole_epoch:
-            training.next_epoch(loss)
+            training.next_epoch()
         if loss < training.best_loss:
             training.best_loss = loss
             self.log.save("best.pt")

@@ -68,12 +68,10 @@ def _field(name: str, state: widgets.SidebarState, checkpoints: Sequence[str]) -
 
 def _has_effect(name: str, config: fields.RunConfig) -> bool:
     strategy = config.strategy
-    on_gpu = config.device != "cpu"
     has_effect = {
         "prefetch_factor": config.num_workers > 0,
         "persistent_workers": config.num_workers > 0,
         "devices_per_node": strategy is not fields.Strategy.NONE,
-        "cpu_offload": strategy is fields.Strategy.FSDP and (on_gpu or config.cpu_offload),
         "runner": not config.distributed,
     }
     return has_effect.get(name, True)

@@ -115,9 +115,8 @@ def test_no_step_waits_for_the_gpu(
                     next(batches)
             else:
                 for batch in batches:
-                    compute.begin_step()
-                    batch[0].sum()
-                    compute.end_step()
+                    with compute.computing():
+                        batch[0].sum()
                     compute.pace()
 
 

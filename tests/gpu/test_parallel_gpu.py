@@ -150,16 +150,6 @@ def recorded_sample(folder: Path, key: str, rank: int) -> float:
     return float(np.nanmax(block.mean[block.keys.index(key)]))
 
 
-def test_weights_of_fsdp_may_lie_on_the_host(two: Path) -> None:
-    """Gradients of fp16 that are unscaled by a wrong scale change the losses by half a percent."""
-    half = mlp(precision=Precision.FP16, max_grad_norm=100.0)
-    launch(2, two, {"host": job(half, FSDP, 2, cpu_offload=True)}, CUDASIM_DEVICES="2")
-    expected = metric(two / "one", "train/loss")
-    assert mean_loss(two / "host") == pytest.approx(expected, rel=1e-3)
-    last = torch.load(two / "host" / "last.pt", weights_only=True)
-    assert last["position"]["step"] == len(expected)
-
-
 def test_more_ranks_than_gpus_are_refused_in_a_sentence(root: Path, need: Need) -> None:
     need(None if SIMULATED else "the number of GPUs is chosen on the simulator")
     jobs = {"too-many": job(mlp(), DDP, 2)}

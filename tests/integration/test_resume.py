@@ -21,14 +21,14 @@ from trainer.training.checkpoint import read_checkpoint
 from trainer.workloads.build import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
-PLATEAU = {"optimizer": Optimizer.SGD, "lr_scheduler": LRSchedule.PLATEAU}
+CONSTANT = {"optimizer": Optimizer.SGD, "lr_scheduler": LRSchedule.NONE}
 
 
 @pytest.mark.parametrize(
     ("workload", "changes", "where"),
     [
         (Workload.DIGITS_CNN, {}, "mid-epoch"),
-        *((Workload.DIGITS_MLP, PLATEAU, where) for where in ("mid-epoch", "epoch end")),
+        *((Workload.DIGITS_MLP, CONSTANT, where) for where in ("mid-epoch", "epoch end")),
         (
             Workload.DIGITS_MLP,
             {"optimizer": Optimizer.ADAMW, "max_grad_norm": 1.0, "optimizer_impl": "for-loop"},

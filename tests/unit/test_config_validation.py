@@ -44,7 +44,6 @@ ON_CPU: list[tuple[dict[str, Any], str]] = [
     ({"compile_mode": "reduce-overhead"}, "compile_mode"),
     ({"workload": MLP, "channels_last": True}, "channels_last"),
     ({"deterministic": True, "kernel_warmup": True, "max_grad_norm": 1.0}, ""),
-    ({"lr_warmup_steps": 5, "lr_scheduler": "plateau"}, "lr_warmup_steps"),
 ]
 ON_GPU: list[tuple[dict[str, Any], str]] = [
     (GRAPHS | {"precision": "fp16", "max_grad_norm": 1.0}, ""),
@@ -127,8 +126,6 @@ JOBS: list[tuple[RunConfig, dict[str, str]]] = [
     (job(DP, runner="torchrun"), {"runner": "DDP and FSDP2"}),
     (job(FSDP, **GRAPHS), {"cuda_graphs": "not captured", "strategy": ""}),
     (job(DDP, runner="thread"), {"runner": "torchrun"}),
-    (job(DDP, "cpu", cpu_offload=True), {}),  # a URL may set what belongs to another strategy
-    (job(FSDP, "cpu", cpu_offload=True), {"cpu_offload": "already"}),
 ]
 
 

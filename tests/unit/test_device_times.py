@@ -61,7 +61,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     replace_copies(monkeypatch, made.event)
     pairs = cache(lambda index: CudaEventTimerPool(made.event, accelerator.PAIRS_LIMIT))
-    monkeypatch.setattr(accelerator, "_pairs_of", pairs)
+    monkeypatch.setattr(accelerator, "_pool_of", pairs)
     return made
 
 
@@ -75,12 +75,10 @@ class Steps:
         self.reader = TimedScalars(lambda step, ts, row: self.rows.append((step, row)), self.times)
 
     def batch(self, *, copy_ms: float = 2.0, compute_ms: float = 5.0) -> None:
-        copy = self.times.begin_copy()
-        self.device.queued_ms += copy_ms
-        self.times.end_copy(copy)
-        self.times.begin_step()
-        self.device.queued_ms += compute_ms
-        self.times.end_step()
+        with self.times.copy():
+            self.device.queued_ms += copy_ms
+        with self.times.compute():
+            self.device.queued_ms += compute_ms
 
     def close(self, step: int) -> None:
         self.reader.put(step, 0.0, {}, {"train/loss": torch.tensor(0.5)})

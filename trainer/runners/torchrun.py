@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -24,8 +23,6 @@ from trainer.config import RunConfig
 from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun, log_text, not_started
 
 MODULE = "trainer.runners.rank_worker"
-_ERROR_LINE = re.compile(r"(?:\[\w+\]:)?\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception): .+)")
-_TORCHRUN_ERRORS = ("ChildFailedError", "SignalException")
 
 
 class TorchrunRun(ChildRun):
@@ -60,7 +57,7 @@ class TorchrunRun(ChildRun):
         elif code < 0 or "SignalException: " in printed:
             not_started(self.folder, "torchrun was ended before the ranks had started.")
         elif code != 0:
-            reason = f"The ranks could not start (exit code {code}): {_error(printed)}"
+            reason = f"The ranks could not start (exit code {code}). {WORKER_LOG} has the error."
             not_started(self.folder, reason)
 
 
@@ -79,12 +76,3 @@ def threads_per_rank(config: RunConfig, cores: int) -> int:
     Without the variable torchrun sets it to 1.
     """
     return config.num_threads or max(1, cores // 2 // config.devices_per_node)
-
-
-def _error(printed: str) -> str:
-    """Return the last error in the output of torchrun and the ranks, except torchrun's own."""
-    matches = (_ERROR_LINE.fullmatch(line.strip()) for line in printed.splitlines())
-    errors = [match[1] for match in matches if match is not None]
-    errors = [text for text in errors if not any(name in text for name in _TORCHRUN_ERRORS)]
-    last = errors[-1:] or printed.strip().splitlines()[-1:] or ["torchrun has printed nothing"]
-    return last[0][:300]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -47,69 +48,63 @@ class CudaStepTimer:
     """Collects the event pairs of the current step; used by the training thread only."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pairs = _pairs_of(device.index)
-        self._spans = StepTimings()
-        self._step: CudaEventPair | None = None
+        self._pool = _pool_of(device.index)
+        self._timings = StepTimings()
 
-    def begin_copy(self) -> CudaEventPair | None:
-        """Record the start of a copy on the current stream."""
-        return self._pairs.begin()
+    def copy(self) -> AbstractContextManager[None]:
+        """Return a context for a copy on the current stream, for the next step."""
+        return self._record(self._timings.copies)
 
-    def end_copy(self, pair: CudaEventPair | None) -> None:
-        """Record the end of a copy for the next step."""
-        self._end(pair, self._spans.copies)
-
-    def begin_step(self) -> None:
-        self._step = self._pairs.begin()
-
-    def end_step(self) -> None:
-        pair, self._step = self._step, None
-        self._end(pair, self._spans.computing)
+    def compute(self) -> AbstractContextManager[None]:
+        """Return a context for the computing of a micro-batch."""
+        return self._record(self._timings.computing)
 
     def waited(self, seconds: float) -> None:
         """Add host time spent waiting for the GPU during a training step."""
-        if self._spans.computing:
-            self._spans.gpu_wait_s += seconds
+        if self._timings.computing:
+            self._timings.gpu_wait_s += seconds
 
     def take(self) -> StepTimings:
         """Return the pairs since the last call."""
-        spans, self._spans = self._spans, StepTimings()
-        return spans
+        timings, self._timings = self._timings, StepTimings()
+        return timings
 
     def discard(self) -> None:
         """Free the pairs of a step that a failure has left without a row."""
-        spans = self.take()
-        for pair in (*spans.copies, *spans.computing, self._step):
+        timings = self.take()
+        for pair in (*timings.copies, *timings.computing):
             if pair is not None:
-                self._pairs.free(pair)
-        self._step = None
+                self._pool.free(pair)
 
-    def row(self, spans: StepTimings) -> MetricRow:
+    def row(self, timings: StepTimings) -> MetricRow:
         """Return measured seconds by metric key and free the pairs; never raises CUDA errors."""
         row: MetricRow = {}
-        copies, computing = self._seconds(spans.copies), self._seconds(spans.computing)
+        copies, computing = self._seconds(timings.copies), self._seconds(timings.computing)
         if copies is not None:
             row["perf/h2d"] = copies  # 0 if the dataset is on the device
-        if computing is not None and spans.computing:
+        if computing is not None and timings.computing:
             row["perf/gpu_time"] = computing
-            row["perf/gpu_wait"] = spans.gpu_wait_s
+            row["perf/gpu_wait"] = timings.gpu_wait_s
         return row
 
-    def _end(self, pair: CudaEventPair | None, spans: list[CudaEventPair | None]) -> None:
+    @contextmanager
+    def _record(self, pairs: list[CudaEventPair | None]) -> Iterator[None]:
+        pair = self._pool.begin()
+        pairs.append(pair)
+        yield
         if pair is not None:
-            self._pairs.end(pair)
-        spans.append(pair)
+            self._pool.end(pair)
 
-    def _seconds(self, spans: list[CudaEventPair | None]) -> float | None:
+    def _seconds(self, pairs: list[CudaEventPair | None]) -> float | None:
         """Return the sum; None if a pair is missing or incomplete."""
-        seconds = [None if pair is None else self._elapsed(pair) for pair in spans]
+        seconds = [None if pair is None else self._elapsed(pair) for pair in pairs]
         return None if None in seconds else sum(filter(None, seconds))
 
     def _elapsed(self, pair: CudaEventPair) -> float | None:
         try:
-            return self._pairs.seconds(pair)
+            return self._pool.seconds(pair)
         except (RuntimeError, ValueError):  # incomplete, or the device has failed
-            self._pairs.free(pair)
+            self._pool.free(pair)
             return None
 
 
@@ -120,30 +115,33 @@ class TimedScalars(CudaScalarReadback):
         super().__init__(self._finish)
         self._timed_sink = sink
         self._times = times
-        self._spans: deque[StepTimings] = deque()
+        self._timings: deque[StepTimings] = deque()
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Tensor]) -> None:
         """Queue the copy of the scalars, and store the pairs since the last row."""
-        self._spans.append(self._times.take())
+        self._timings.append(self._times.take())
         super().put(step, ts, row, scalars)
 
     def discard(self) -> None:
         """Wait for the copies, drop their rows, and free all buffers and pairs of the run."""
-        self._timed_sink = lambda step, ts, row: None
+        self._timed_sink = _no_sink
         self.flush()
         self._pages.clear()
         self._times.discard()
 
     def _finish(self, step: int, ts: float, row: MetricRow) -> None:
         # Rows arrive in order, so the oldest pairs belong to this row.
-        row.update(self._times.row(self._spans.popleft()))
+        row.update(self._times.row(self._timings.popleft()))
         self._timed_sink(step, ts, row)
 
 
 @cache
-def _pairs_of(index: int) -> CudaEventTimerPool:
+def _pool_of(index: int) -> CudaEventTimerPool:
     """Return the pairs of a device, shared by all runs of the process: events are never freed."""
     return CudaEventTimerPool(partial(torch.cuda.Event, enable_timing=True), PAIRS_LIMIT)
+
+
+def _no_sink(step: int, ts: float, row: MetricRow) -> None: ...
 
 
 class HostReader:
@@ -163,7 +161,9 @@ class HostReader:
 
     def flush(self) -> None: ...
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        """Release the sink, which holds the model."""
+        self._sink = _no_sink
 
 
 Reader = HostReader | TimedScalars
@@ -175,6 +175,7 @@ class CpuAccelerator:
     on_gpu = False
     device = torch.device("cpu")
     times = None
+    computing = nullcontext  # opens a context that times the computing of a micro-batch
 
     def memory(self) -> dict[str, int]:
         """Return the process memory in bytes by metric key."""
@@ -185,10 +186,6 @@ class CpuAccelerator:
     def reset_peaks(self) -> None: ...
 
     def synchronize(self) -> None: ...
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self) -> None: ...
 
     def pace(self) -> None: ...
 
@@ -213,17 +210,12 @@ class CudaAccelerator:
         torch.cuda.set_device(self.device)
         self._steps: deque[torch.cuda.Event] = deque()
         self.times = CudaStepTimer(self.device)
+        self.computing = self.times.compute
 
     def memory(self) -> dict[str, int]:
         """Return bytes of the caching allocator by metric key, in 5 µs without a CUDA call."""
         counters = read(self.device.index)
         return {key: int(value) for key, value in counters.items() if key not in COUNTS}
-
-    def free_memory(self) -> tuple[int, int]:
-        """Return the bytes available for tensors, including cached ones, and the device's bytes."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        memory = self.memory()
-        return free + memory["memory/reserved"] - memory["memory/allocated"], total
 
     def release(self) -> None:
         """Free step events, cuBLAS workspaces, and the caches of device and pinned memory."""
@@ -237,12 +229,6 @@ class CudaAccelerator:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
-
-    def begin_step(self) -> None:
-        self.times.begin_step()
-
-    def end_step(self) -> None:
-        self.times.end_step()
 
     def pace(self) -> None:
         """Record a step boundary and wait for the one RUN_AHEAD steps earlier."""

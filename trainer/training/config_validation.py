@@ -10,7 +10,6 @@ from stepscope.common.config_issue import ConfigError, ConfigIssue
 from trainer.config import (
     SETTINGS,
     CompileMode,
-    LRSchedule,
     Optimizer,
     OptimizerImpl,
     Precision,
@@ -182,9 +181,6 @@ def _exclusive_issues(config: RunConfig) -> Iterator[ConfigIssue]:
 
 def _optimizer_issues(config: RunConfig, device: TrainDevice) -> Iterator[ConfigIssue]:
     fused = config.optimizer_impl is OptimizerImpl.FUSED
-    if config.lr_warmup_steps and config.lr_scheduler is LRSchedule.PLATEAU:
-        reason = "the plateau schedule changes the learning rate after epochs only"
-        yield issue("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
     if config.cuda_graphs and config.gradient_accumulation_steps > 1:
         reason = "a captured step is one batch"
         remedy = "Switch off CUDA Graphs, or do not accumulate"
@@ -233,9 +229,6 @@ def _strategy_issues(config: RunConfig, device: TrainDevice, gpus: int) -> Itera
     if on_gpu and config.devices_per_node > gpus:
         reason = f"each rank needs its own GPU, and PyTorch can use {gpus} here"
         yield issue("devices_per_node", reason, f"Lower it to {max(1, gpus)}")
-    if config.strategy is Strategy.FSDP and config.cpu_offload and not on_gpu:
-        reason = "on a CPU the weights are already in host memory"
-        yield issue("cpu_offload", reason, "Switch it off, or choose a GPU")
     if config.strategy is Strategy.DP:
         if not on_gpu:
             reason = "DataParallel replicates the model across GPUs"

@@ -12,20 +12,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import RunConfig, Strategy
 from trainer.training.activation_checkpointing import blocks
-from trainer.training.error_messages import RunFailedError
-from trainer.training.precision import autocast_dtype, param_dtype
+from trainer.training.precision import autocast_dtype
 from trainer.training.rank_info import TrainerRank
 
 
@@ -35,23 +28,16 @@ def apply_fsdp(
     """Shard a model over the ranks in place, before its optimizer is created.
 
     All ranks have built the same model in host memory, from the same seed. Its groups move to the
-    device one by one, so it never holds the full model. Raises RunFailedError for dtypes that FSDP
-    cannot mix.
+    device one by one, so it never holds the full model.
     """
-    if param_dtype(config.precision) is not None and _norms(model):
-        raise RunFailedError(
-            f"precision: with {config.precision}, batch norm stays in 32 bits, but FSDP needs "
-            f"one dtype per block. Choose {config.precision.removeprefix('pure_')} or ddp."
-        )
     mesh = init_device_mesh(device.type, (ranks.world_size,))
-    offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
     casts = casts_weights(model, config)
     # Gradients are reduced in 32 bits for any dtype of the gathered weights.
     inner = MixedPrecisionPolicy(autocast_dtype(config.precision) if casts else None, torch.float32)
     outer = MixedPrecisionPolicy(inner.param_dtype, torch.float32, torch.float32 if casts else None)
     for block in blocks(model):
-        fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload)
-    fully_shard(model, mesh=mesh, mp_policy=outer, offload_policy=offload)
+        fully_shard(block, mesh=mesh, mp_policy=inner)
+    fully_shard(model, mesh=mesh, mp_policy=outer)
 
 
 def casts_weights(model: nn.Module, config: RunConfig) -> bool:
@@ -85,9 +71,7 @@ def all_finite(model: nn.Module, ranks: TrainerRank) -> bool:
     sharded = next((weights for weights in parameters if isinstance(weights, DTensor)), None)
     if sharded is None:
         return not broken
-    # The device of the process group, which offloaded weights are not on.
-    device = sharded.device_mesh.device_type
-    return not ranks.sum(torch.tensor(float(broken), device=device)).item()
+    return not ranks.sum(torch.tensor(float(broken), device=sharded.device)).item()
 
 
 def local_shard(tensor: Tensor) -> Tensor:

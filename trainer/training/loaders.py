@@ -13,6 +13,7 @@ run on a side stream with `copy_stream`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import psutil
@@ -105,11 +106,8 @@ class HostToDeviceCopier:
         return moved
 
     def _copy(self, batch: Batch) -> Batch:
-        pair = self._times.begin_copy() if self._times is not None else None
-        moved = _to(batch, self._compute.device, self._non_blocking)
-        if self._times is not None:
-            self._times.end_copy(pair)
-        return moved
+        with nullcontext() if self._times is None else self._times.copy():
+            return _to(batch, self._compute.device, self._non_blocking)
 
 
 def _to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -118,18 +116,10 @@ def _to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch
 
 
 def on_device(split: Split, compute: CudaAccelerator) -> TensorSplit:
-    """Copy a dataset to the GPU. Raises RunFailedError if it is not in memory or does not fit."""
+    """Copy a dataset to the GPU. Raises RunFailedError if it is not in memory."""
     if not isinstance(split, TensorSplit):
         raise RunFailedError(
             "dataset_on_device: this workload's data is not in memory. Turn off dataset_on_device."
-        )
-    needed = split.inputs.nbytes + split.targets.nbytes
-    free, total = compute.free_memory()
-    if needed > free:
-        raise RunFailedError(
-            f"dataset_on_device: the dataset needs {format_bytes(needed)}, but only "
-            f"{format_bytes(free)} of the GPU's {format_bytes(total)} is free. Turn off "
-            "dataset_on_device."
         )
     inputs, targets = _to((split.inputs, split.targets), compute.device)
     return replace(split, inputs=inputs, targets=targets)

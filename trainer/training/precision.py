@@ -34,17 +34,12 @@ def param_dtype(precision: Precision) -> torch.dtype | None:
     return _PURE_TYPES.get(precision)
 
 
-def grad_scaler(precision: Precision, gradients: torch.device) -> torch.amp.GradScaler:
+def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
     """Return the scaler for gradients on this device, enabled for fp16 only.
 
     bf16 has the range of fp32, and `unscale_` does not accept pure fp16 gradients.
     """
-    scaler = torch.amp.GradScaler(gradients.type, enabled=precision is Precision.FP16)
-    if gradients.type == "cpu":
-        # Creates the scale on the CPU. With FSDP's CPU offload it would follow the loss to the GPU,
-        # and torch 2.13 unscales host gradients without waiting for its copy of the scale.
-        scaler.scale(torch.ones(()))
-    return scaler
+    return torch.amp.GradScaler(device.type, enabled=precision is Precision.FP16)
 
 
 @contextmanager

@@ -106,9 +106,7 @@ def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.devi
     if device.type == "cpu":
         dist.init_process_group("gloo")
         return
-    # Gradients in host memory are clipped there, which takes an all-reduce on the CPU.
-    backend = "cpu:gloo,cuda:nccl" if config.cpu_offload else "nccl"
-    dist.init_process_group(backend, device_id=device)
+    dist.init_process_group("nccl", device_id=device)
 
 
 def destroy_process_group() -> None:

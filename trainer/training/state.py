@@ -1,4 +1,4 @@
-"""Training state in a checkpoint: model, optimizer, LR scheduler, scaler, RNG and position.
+"""Training state in a checkpoint: model, optimizer, scaler, RNG and position.
 
 Rank 0 writes it, with FSDP as full tensors: any strategy and number of ranks can resume it.
 """
@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer.config import (
     LRSchedule,
@@ -27,7 +26,6 @@ from trainer.config import (
     OptimizerImpl,
     Precision,
     RunConfig,
-    Strategy,
     reads,
 )
 from trainer.training.accelerator import Accelerator
@@ -36,7 +34,6 @@ from trainer.training.precision import grad_scaler
 from trainer.training.rank_info import ALONE, TrainerRank
 
 MOMENTUM = 0.9
-PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
 SAME = (
     *("workload", "width", "num_layers", "context_length"),
     *("dataset", "optimizer", "lr_scheduler"),
@@ -64,14 +61,7 @@ class TrainState:
         self.model = model
         self.optimizer = _optimizer(config, model)
         self._begin_momentum()
-        self.plateau = (
-            ReduceLROnPlateau(self.optimizer, factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE)
-            if config.lr_scheduler is LRSchedule.PLATEAU
-            else None
-        )
-        offloaded = config.strategy is Strategy.FSDP and config.cpu_offload
-        gradients = torch.device("cpu") if offloaded else compute.device
-        self.scaler = grad_scaler(config.precision, gradients)
+        self.scaler = grad_scaler(config.precision, compute.device)
         self.samples = samples
         self._go_to(0, 1, 0)
         self.best_loss = math.inf
@@ -89,10 +79,7 @@ class TrainState:
         self.offset += samples
         self._set_learning_rate()
 
-    def next_epoch(self, validation_loss: float) -> None:
-        """Advance to the next epoch, and update the plateau scheduler."""
-        if self.plateau is not None:
-            self.plateau.step(validation_loss)
+    def next_epoch(self) -> None:
         self._epoch_state = self._generator.get_state()
         self.epoch += 1
         self.offset = 0
@@ -125,7 +112,6 @@ class TrainState:
             "config": self.config.to_dict(),
             MODEL: get_model_state_dict(self.model, options=full),
             OPTIMIZER: get_optimizer_state_dict(self.model, self.optimizer, options=full),
-            "schedule": self.plateau.state_dict() if self.plateau else {},
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
             "device_rng": self.compute.rng_state(),
@@ -174,10 +160,6 @@ class TrainState:
                 group[name] = self.optimizer.defaults[name]
         set_optimizer_state_dict(self.model, self.optimizer, state[OPTIMIZER], options=options)
         self._begin_momentum()
-        if self.plateau is not None:
-            self.plateau.load_state_dict(state["schedule"])
-            for group in self.optimizer.param_groups:
-                group["lr"] *= self.config.learning_rate / state["config"]["learning_rate"]
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
@@ -210,9 +192,7 @@ class TrainState:
         self._set_learning_rate()
 
     def _set_learning_rate(self) -> None:
-        """Set the learning rate of the next step, unless ReduceLROnPlateau sets it."""
-        if self.plateau is not None:
-            return
+        """Set the learning rate of the next step."""
         factor = learning_rate_factor(self.config, self.step, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * factor

@@ -86,8 +86,9 @@ def preserve_train_state(training: TrainState) -> Iterator[None]:
         for weights, state in optimizer.state.items()
     }
     scale = scaler.state_dict()
-    random, device_random = torch.get_rng_state(), training.compute.rng_state()
-    yield
+    index = training.compute.device.index
+    with torch.random.fork_rng([] if index is None else [index]):
+        yield
     with torch.no_grad():
         for tensor, copy in zip(tensors, copies, strict=True):
             tensor.copy_(copy)
@@ -98,9 +99,6 @@ def preserve_train_state(training: TrainState) -> Iterator[None]:
                     part = local_shard(value)
                     part.copy_(former[name]) if name in former else part.zero_()
     scaler.load_state_dict(scale)
-    torch.set_rng_state(random)
-    if device_random is not None:
-        training.compute.set_rng_state(device_random)
 
 
 def _compile(training: TrainState, step: StepFunction, task: Task, recorder: Recorder) -> None:

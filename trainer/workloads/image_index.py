@@ -11,11 +11,13 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from stepscope.common.formatting import printable
 from trainer.training.error_messages import RunFailedError
 from trainer.workloads.datasets import (
     IMAGE_SUFFIXES,
@@ -74,10 +76,7 @@ def read_images(path: Path) -> ImageList:
             return image_list(path.parent, _csv_entries(path, ""))
         if layout is DatasetLayout.CSV_FOLDER:
             return image_list(path, _both_parts(path / TRAIN_CSV, VALIDATION_CSVS, _csv_entries))
-
-        def class_entries(folder: Path, part: str) -> Iterator[ImageEntry]:
-            return _class_entries(path, folder, part)
-
+        class_entries = partial(_class_entries, path)
         if (path / TRAIN_FOLDER).is_dir():
             train = path / TRAIN_FOLDER
             return image_list(path, _both_parts(train, VALIDATION_FOLDERS, class_entries))
@@ -111,8 +110,7 @@ def image_list(folder: Path, entries: Iterable[ImageEntry]) -> ImageList:
 
 def shown(text: str) -> str:
     """Return untrusted text for a message: one line of at most 100 printable characters."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text[:101])
-    return text if len(text) <= 100 else f"{text[:99]}…"
+    return printable(text[:100])
 
 
 def _both_parts(
@@ -132,17 +130,15 @@ def _csv_entries(path: Path, part: str) -> Iterator[ImageEntry]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        line = path.read_bytes().count(b"\n", 0, error.start) + 1
-        raise ImageError(
-            f"{path.name}, line {line}: not in UTF-8. Save the file as UTF-8."
-        ) from error
+        raise ImageError(f"{path.name}: {error}. Save the file as UTF-8.") from error
     first = text.partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = [cell.strip().lower() for cell in next(rows, [])]
-        columns = [_column(header, names) for names in (PATH_NAMES, LABEL_NAMES, SPLIT_NAMES)]
-        path_column, label_column, split_column = columns
+        path_column, label_column, split_column = (
+            _column(header, names) for names in (PATH_NAMES, LABEL_NAMES, SPLIT_NAMES)
+        )
         if path_column is None or label_column is None:
             raise ImageError(
                 f"{path.name}, line 1: columns named path and label are needed, got "
@@ -181,7 +177,7 @@ def _class_entries(root: Path, folder: Path, part: str) -> Iterator[ImageEntry]:
                 suffix = os.path.splitext(name)[1].lower()
                 if suffix in IMAGE_SUFFIXES and not name.startswith("."):
                     path = Path(parent, name).relative_to(root).as_posix()
-                    yield ImageEntry(path, one_class.name.strip(), part, shown(path))
+                    yield ImageEntry(path, one_class.name.strip(), part, root.name)
 
 
 def _checked(folder: Path, entries: Iterable[ImageEntry]) -> list[ImageEntry]:
@@ -221,5 +217,4 @@ def _path_problem(root: str, path: str) -> str | None:
 
 
 def _invalid(where: str, reason: str) -> ImageError:
-    sentence = reason if reason.startswith(where) else f"{where}: {reason}"
-    return ImageError(f"{sentence}. Fix or remove it.")
+    return ImageError(f"{where}: {reason}. Fix or remove it.")

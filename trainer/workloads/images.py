@@ -82,9 +82,8 @@ class ImageFileDataset:
         try:
             return decode_image(self.folder / entry.path, self.size)
         except UnreadableImageError as error:
-            name = "" if entry.where == shown(entry.path) else f" {shown(entry.path)}:"
             raise ImageError(
-                f"{entry.where}:{name} {error}. Replace or remove the image."
+                f"{entry.where}: {shown(entry.path)}: {error}. Replace or remove the image."
             ) from error
 
 
