@@ -24,14 +24,13 @@ from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session
 from stepscope.store.recorder import Recorder
-from trainer.config import RunConfig, Strategy
+from trainer.config import RunConfig
 from trainer.training.accelerator import Accelerator, Reader
-from trainer.training.commands import RunStoppedError, TrainerCommands
+from trainer.training.commands import TrainerCommands
 from trainer.training.config_validation import TrainDevice
 from trainer.training.cuda_graph_step import capture_step
-from trainer.training.error_messages import NonFiniteLossError
 from trainer.training.flops import FlopsMeter
-from trainer.training.fsdp import all_finite, casts_weights, reshard, whole
+from trainer.training.fsdp import casts_weights, reshard, whole
 from trainer.training.loaders import Loader, make_loader
 from trainer.training.model import InputFormat, ParallelModel, compiled, prepare
 from trainer.training.phase_timer import TrainPhaseTimer
@@ -44,33 +43,30 @@ from trainer.workloads.build import build_task
 from trainer.workloads.task import Batch, LossFunction, Task
 
 
-@dataclass(frozen=True, slots=True)
-class TrainContext:
-    """An open run: its settings and session, its devices, and its rank."""
-
-    config: RunConfig
-    session: Session
-    sampler: Sampler
-    devices: Sequence[TrainDevice]  # the first is that of this process; DataParallel uses more
-    compute: Accelerator
-    stop: threading.Event
-    ranks: TrainerRank
-    at_boundary: Callable[[TrainState], None]  # called between two steps and validation batches
-
-
-def train(context: TrainContext) -> None:
+def train(
+    config: RunConfig,
+    session: Session,
+    sampler: Sampler,
+    *,
+    devices: Sequence[TrainDevice],
+    compute: Accelerator,
+    ranks: TrainerRank,
+    stop: threading.Event,
+    at_boundary: Callable[[TrainState], None],
+) -> None:
     """Build everything that a run needs, in execution order, and train to the end.
 
-    Raises RunStoppedError, NonFiniteLossError, RunFailedError, and what the model raises.
+    The first of the `devices` is that of this process; DataParallel uses more. `at_boundary` is
+    called between two steps and between the batches of a validation. Raises RunStoppedError,
+    NonFiniteLossError, RunFailedError, and what the model raises.
     """
-    config, compute, ranks = context.config, context.compute, context.ranks
-    session, recorder = context.session, context.session.recorder
+    recorder = session.recorder
     # TF32, cudnn.benchmark, deterministic algorithms.
     with run_flags(config), ExitStack() as stack:
         # The model, with initial weights from the seed; its data and loss.
         torch.manual_seed(config.seed)
         task = build_task(config)
-        speed = FlopsMeter.of(task, config, context.devices[0])
+        speed = FlopsMeter.of(task, config, devices[0])
         model = prepare(task.model, config, compute.device, ranks)
 
         # Optimizer, learning rate and GradScaler, from the checkpoint if there is one.
@@ -78,19 +74,19 @@ def train(context: TrainContext) -> None:
         log = RunLog(recorder, training, task, speed)
         if config.resume_from:
             log.resume(config.resume_from)
-        log.describe(context.devices[0])
-        observe_memory(session, context.sampler, training)
+        log.describe(devices[0])
+        observe_memory(session, sampler, training)
 
         # DataParallel or DistributedDataParallel around the model, then torch.compile around both.
-        parallel = ParallelModel.of(model, config, context.devices)
+        parallel = ParallelModel.of(model, config, devices)
         phases = TrainPhaseTimer(parallel.model) if ranks.distributed else None
         ranks.begin_random(config.seed, training.step)
         full = full_batch_size(task.train, config)
         forward = stack.enter_context(compiled(parallel.model, config, compute.device, full))
 
         # Commands of the dashboard, then the data loaders.
-        handlers = TrainerCommands(recorder, training, context.stop, context.at_boundary)
-        commands = stack.enter_context(closing(handlers.serve(session, context.sampler)))
+        handlers = TrainerCommands(recorder, training, stop, at_boundary)
+        commands = stack.enter_context(closing(handlers.serve(session, sampler)))
         loading = ranks.seeded(config)
         loader = stack.enter_context(closing(make_loader(task.train, loading, compute)))
         validation_loader = make_loader(task.validation, loading, compute, validation=True)
@@ -259,37 +255,17 @@ class TrainLoop:
 
     def train(self) -> None:
         """Train to the end. Raises NonFiniteLossError, and RunStoppedError after saving last.pt."""
-        self.log.begin(self.reader)
-        # FSDP creates tensors in its first forward pass, which may be a validation, and trains
-        # with them.
-        fsdp = self.training.config.strategy is Strategy.FSDP
-        inference = torch.no_grad if fsdp else torch.inference_mode
-        try:
+        with self.log.closing(self.reader):
             while not self.training.has_ended:
                 self.recorder.epoch = self.training.epoch
                 began = time.perf_counter()
                 self._train_epoch()
-                with inference():
+                with torch.no_grad():
                     loss, accuracy = self._validate()
                 self._close_epoch(loss, accuracy, time.perf_counter() - began)
-        except RunStoppedError:
-            self.reader.flush()
-            if all_finite(self.training.model, self.training.ranks):
-                self.log.save("last.pt")
-            raise
-        except NonFiniteLossError:
-            raise  # rows after this loss are dropped
-        except Exception:
-            self.reader.flush()  # rows of the steps before the failure
-            raise
-        finally:
-            self.reader.discard()  # its events and buffers belong to the process
 
     def _train_epoch(self) -> None:
         training = self.training
-        # FSDP has replaced the model's parameters by shards.
-        parameters = {} if training.config.strategy is Strategy.FSDP else self.task.recorded
-        recorded = {key: value.detach().view(()) for key, value in parameters.items()}
         length = self.task.train.length
         batches = self.loader.batches(training.order(length))
         boundary = time.perf_counter()
@@ -301,7 +277,7 @@ class TrainLoop:
             row |= {"train/lr": learning_rate, "perf/data_wait": done.waited}
             if self.phases is not None:
                 row |= self.phases.take()
-            self.reader.put(training.step, clock.now(), row, done.scalars | recorded)
+            self.reader.put(training.step, clock.now(), row, done.scalars | self.log.recorded())
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
 

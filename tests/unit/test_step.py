@@ -14,7 +14,7 @@ from torch.backends import cudnn
 from trainer.config import Precision, RunConfig
 from trainer.train import TrainStep
 from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
-from trainer.training.model import AS_LOADED, InputFormat, prepare
+from trainer.training.model import InputFormat, prepare
 from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, grad_scaler, run_flags
 
@@ -35,7 +35,7 @@ def make(
         scaler=scaler or grad_scaler(precision, CPU),
         autocast=autocast(precision, CPU),
         max_grad_norm=max_grad_norm,
-        form=AS_LOADED,
+        form=InputFormat(),
         set_to_none=True,
         wrapped=model,
         no_sync=nullcontext,

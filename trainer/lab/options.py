@@ -121,7 +121,10 @@ def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> R
         known = f"path.py:build or one of {', '.join(Workload)}"
         raise UsageError(f"--workload: must be {known}, got {named!r:.60}.")
     config = defaults(Workload(named), find_device(options.device, devices))
-    changes = {field: value_of(field, text) for field, text in settings_of(options).items()}
+    changes = {
+        field: check_setting(field, text, from_text=True)
+        for field, text in settings_of(options).items()
+    }
     return replace(config, **changes)
 
 
@@ -139,11 +142,6 @@ def find_device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
 def is_file(workload: str | None) -> bool:
     """Return True if `--workload` names a file with a custom workload."""
     return workload is not None and ".py" in workload
-
-
-def value_of(field: str, text: str) -> Any:
-    """Return a field's value from its text. Raises ConfigError."""
-    return check_setting(field, text, from_text=True)
 
 
 def _known(field: str, option: str) -> str:
@@ -185,7 +183,7 @@ def _changes(token: str, config: RunConfig, devices: Sequence[TrainDevice]) -> l
             raise UsageError(f"--variants: {token!r} has {field} twice. Remove one of them.")
         if equals:
             try:
-                change[field] = value_of(field, text)
+                change[field] = check_setting(field, text, from_text=True)
             except ConfigError as error:
                 raise UsageError(f"--variants: {error}") from error
         elif isinstance(getattr(config, field), bool):

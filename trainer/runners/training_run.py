@@ -27,7 +27,7 @@ from stepscope.session.session import Session, traceback_text
 from stepscope.store.cuda_readback import keep_for_good
 from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig
-from trainer.train import TrainContext, train
+from trainer.train import train
 from trainer.training.accelerator import (
     Accelerator,
     CpuAccelerator,
@@ -118,7 +118,16 @@ def _run(
         compute.reset_peaks()  # a former run of this process has left its peaks
         sampler = _sample(session, devices, ranks)
         init_process_group(config, ranks, compute.device)
-        train(TrainContext(config, session, sampler, devices, compute, stop, ranks, at_boundary))
+        train(
+            config,
+            session,
+            sampler,
+            devices=devices,
+            compute=compute,
+            ranks=ranks,
+            stop=stop,
+            at_boundary=at_boundary,
+        )
     except RunStoppedError as stopped:
         outcome = RunOutcome(RunStatus.STOPPED, str(stopped))
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event

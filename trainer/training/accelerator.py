@@ -192,13 +192,6 @@ class CpuAccelerator:
     def reader(self, sink: RowSink) -> HostReader:
         return HostReader(sink)
 
-    def rng_state(self) -> Tensor | None:
-        """Return None: checkpoints save the CPU generator separately."""
-        return None
-
-    def set_rng_state(self, state: Tensor) -> None:
-        """Ignore the generator state of a GPU checkpoint."""
-
 
 class CudaAccelerator:
     """A CUDA device, set as the current device of this thread."""
@@ -244,13 +237,6 @@ class CudaAccelerator:
 
     def reader(self, sink: RowSink) -> TimedScalars:
         return TimedScalars(sink, self.times)
-
-    def rng_state(self) -> Tensor | None:
-        """Return the state of this device's default generator."""
-        return torch.cuda.get_rng_state(self.device)
-
-    def set_rng_state(self, state: Tensor) -> None:
-        torch.cuda.set_rng_state(state, self.device)
 
 
 Accelerator = CpuAccelerator | CudaAccelerator

@@ -27,7 +27,7 @@ def apply_activation_checkpointing(model: nn.Module) -> int:
     """
     count = 0
     for holder in _holders(model):
-        found = [part for part in holder if _has_parts(part)]
+        found = blocks(holder)
         for block in found:
             _replace_forward(block, _recomputed(block.forward, [block]))
         count += len(found)

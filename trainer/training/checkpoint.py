@@ -78,7 +78,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
                     f"resume_from: {name} needs {format_bytes(size)} of memory, the host has "
                     f"{format_bytes(free)}. End other programs."
                 )
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+            if state["format"] != FORMAT:
+                raise ValueError(f"its format is {state['format']}")
     except CheckpointError:
         raise
     except OSError as error:
@@ -88,12 +90,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # unpickling a damaged file raises nearly every kind
         raise CheckpointError(
-            f"resume_from: {name} is damaged or no checkpoint at all. Choose another checkpoint."
+            f"resume_from: {name} is damaged or no checkpoint of Stepscope. Choose another "
+            "checkpoint."
         ) from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"resume_from: {name} was not written by Stepscope. Choose another checkpoint."
-        )
     return state
 
 

@@ -79,7 +79,7 @@ class GraphedStep:
         self._inputs, self._targets = (part.clone() for part in batch)
         groups = optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), device=batch[0].device) for group in groups]
-        self._filled = [float(group["lr"]) for group in groups]
+        numbers = [float(group["lr"]) for group in groups]
         optimizer.zero_grad(set_to_none=True)  # the backward pass allocates the gradients
         # Tensors during the capture, as a float would be constant in the graph.
         for group, rate in zip(groups, self._rates, strict=True):
@@ -89,7 +89,7 @@ class GraphedStep:
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 self._results = train_batch(self._inputs, self._targets)
         finally:
-            for group, number in zip(groups, self._filled, strict=True):
+            for group, number in zip(groups, numbers, strict=True):
                 group["lr"] = number
 
     def __call__(
@@ -101,9 +101,7 @@ class GraphedStep:
             return self._train_batch(inputs, targets)
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
-        for place, group in enumerate(self._optimizer.param_groups):
-            if group["lr"] != self._filled[place]:  # the scheduler has changed it
-                self._filled[place] = float(group["lr"])
-                self._rates[place].fill_(self._filled[place])
+        for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
         self._graph.replay()
         return self._results

@@ -15,7 +15,6 @@ are boost clocks, so a card with a higher limit may exceed 100%.
 from __future__ import annotations
 
 import copy
-import logging
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,6 @@ from stepscope.store.cuda_readback import MetricRow
 from trainer.config import Precision, RunConfig, Strategy
 from trainer.training.config_validation import TrainDevice
 from trainer.workloads.task import Task, empty_batch
-
-log = logging.getLogger(__name__)
 
 PEAKS: dict[str, tuple[float, float | None, float]] = {
     "GB200": (80, 1250, 2500),
@@ -81,7 +78,6 @@ class FlopsMeter:
         except Exception as error:  # noqa: BLE001 - a model may need values; training continues
             first = first_line(error).rstrip(".")[:200]
             reason = f"Not counted: the model does not run without values ({first})."
-            log.info("%s", reason)
             return cls(None, peak, reason)
         if not flops:
             return cls(None, peak, "Not counted: the model has no counted operation.")

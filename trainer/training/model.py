@@ -43,9 +43,6 @@ class InputFormat:
         return inputs
 
 
-AS_LOADED = InputFormat()
-
-
 def prepare(
     model: nn.Module, config: RunConfig, device: torch.device, ranks: TrainerRank | None = None
 ) -> nn.Module:

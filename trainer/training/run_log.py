@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
 
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunStatus
@@ -13,16 +16,16 @@ from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session
 from stepscope.store.cuda_readback import MetricRow
 from stepscope.store.recorder import Recorder
-from trainer.config import NanPolicy
+from trainer.config import NanPolicy, Strategy
 from trainer.training.accelerator import Reader
 from trainer.training.checkpoint import read_on_first_rank
+from trainer.training.commands import RunStoppedError
 from trainer.training.config_validation import TrainDevice
 from trainer.training.error_messages import NonFiniteLossError, nan_remedy
 from trainer.training.flops import FlopsMeter
+from trainer.training.fsdp import all_finite
 from trainer.training.state import TrainState, save
 from trainer.workloads.task import Task, TensorSplit
-
-log = logging.getLogger(__name__)
 
 LAST_EVERY_S = 10.0  # interval of `last.pt`: epochs of small models take a fraction of a second
 
@@ -69,8 +72,12 @@ class RunLog:
             **task.run_info,
         )
 
-    def begin(self, reader: Reader) -> None:
-        """Record the length of the run, and that it is running."""
+    @contextmanager
+    def closing(self, reader: Reader) -> Iterator[None]:
+        """Record the length of the run, that it is running, and at its end the rows of all steps.
+
+        Saves last.pt if the run is stopped.
+        """
         training, config = self._training, self._training.config
         self._recorder.also_dropped = lambda: reader.dropped
         self._recorder.describe(
@@ -81,6 +88,26 @@ class RunLog:
             batch_size=config.batch_size,
         )
         self._recorder.set_status(RunStatus.RUNNING)
+        try:
+            yield
+        except RunStoppedError:
+            reader.flush()
+            if all_finite(training.model, training.ranks):
+                self.save("last.pt")
+            raise
+        except NonFiniteLossError:
+            raise  # rows after this loss are dropped
+        except Exception:
+            reader.flush()  # rows of the steps before the failure
+            raise
+        finally:
+            reader.discard()  # its events and buffers belong to the process
+
+    def recorded(self) -> dict[str, Tensor]:
+        """Return the parameters to record, by metric key; FSDP has replaced them by shards."""
+        if self._training.config.strategy is Strategy.FSDP:
+            return {}
+        return {key: value.detach().view(()) for key, value in self._task.recorded.items()}
 
     def step_row(self, samples: int, seconds: float) -> MetricRow:
         """Return the metrics of a step of the current epoch."""
@@ -133,7 +160,6 @@ class RunLog:
         try:
             size = save(self._recorder.folder / name, self._training)
         except OSError as error:
-            log.warning("checkpoint %s: %s", name, error)
             text = f"Checkpoint {name} failed ({error}). Training continues; free disk space"
             self._recorder.event("checkpoint", text, ok=False, path=name)
             return

@@ -108,13 +108,14 @@ class TrainState:
         All ranks must call this; only rank 0 gets the tensors of model and optimizer.
         """
         full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        device = self.compute.device
         return {
             "config": self.config.to_dict(),
             MODEL: get_model_state_dict(self.model, options=full),
             OPTIMIZER: get_optimizer_state_dict(self.model, self.optimizer, options=full),
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
-            "device_rng": self.compute.rng_state(),
+            "device_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
             # At the start of the epoch: `load` draws its order again and skips `offset` samples.
             "order_rng": self._epoch_state,
             "position": {"step": self.step, "epoch": self.epoch, "offset": self.offset},
@@ -163,8 +164,8 @@ class TrainState:
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
-        if state["device_rng"] is not None:
-            self.compute.set_rng_state(state["device_rng"])
+        if state["device_rng"] is not None and self.compute.on_gpu:
+            torch.cuda.set_rng_state(state["device_rng"], self.compute.device)
         self._generator.set_state(state["order_rng"])
         self._epoch_state = state["order_rng"]
         position = state["position"]
@@ -216,15 +217,16 @@ def learning_rate_factor(config: RunConfig, step: int, total_steps: int) -> floa
 
 def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters, rate = model.parameters(), config.learning_rate
-    impls = ("fused", "foreach")  # both False is a for-loop
-    kernel: dict[str, Any] = {impl: config.optimizer_impl == impl for impl in impls}
+    fused = config.optimizer_impl is OptimizerImpl.FUSED
+    foreach = config.optimizer_impl is OptimizerImpl.FOREACH
     if config.optimizer is Optimizer.SGD:
-        return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, **kernel)
+        return torch.optim.SGD(parameters, rate, MOMENTUM, fused=fused, foreach=foreach)
     kind = torch.optim.Adam if config.optimizer is Optimizer.ADAM else torch.optim.AdamW
     # The smallest fp16 number is 6e-8, so squared gradients below 8e-3, times 1 - beta2 = 1e-3, are
     # 0. With torch's default of 1e-8 the update would be 1e5 times too large.
     eps = 1e-3 if config.precision is Precision.PURE_FP16 else 1e-8
-    return kind(parameters, lr=rate, eps=eps, capturable=config.cuda_graphs, **kernel)
+    capturable = config.cuda_graphs
+    return kind(parameters, rate, eps=eps, capturable=capturable, fused=fused, foreach=foreach)
 
 
 def save(path: Path, training: TrainState) -> int | None:

@@ -125,7 +125,7 @@ def _reserve(
     before = compute.memory()
     seconds = _repeat(training, step, first_batch(task.train, config, compute), 1)
     training.model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         evaluate(*first_batch(task.validation, config, compute))
     training.model.train()
     reshard(training.model)
