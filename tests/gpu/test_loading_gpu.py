@@ -29,7 +29,6 @@ LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
 SWITCHES: list[dict[str, Any]] = [
     {"pin_memory": False, "non_blocking": False},
     {"non_blocking": False},
-    {"copy_stream": True},
     {"dataset_on_device": True},
     {"num_workers": 1, "persistent_workers": False, "copy_stream": True, "prefetch_factor": 3},
     {"copy_stream": True, "gradient_accumulation_steps": 2},

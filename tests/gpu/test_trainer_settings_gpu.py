@@ -40,10 +40,8 @@ SAVED = 33  # within the second epoch of 26 steps
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     "warm-up": ({"kernel_warmup": True, "preallocate_memory": True}, 5e-3),
     "cudnn.benchmark": ({"cudnn_benchmark": True}, 5e-3),
-    "gradients filled with zeros": ({"set_to_none": False}, 5e-3),
     "activation checkpointing": ({"activation_checkpointing": True}, 5e-3),
     "foreach": ({"optimizer_impl": "foreach"}, 5e-3),
-    "a loop over the parameters": ({"optimizer_impl": "for-loop"}, 5e-3),
     "gradient_accumulation_steps": ({"batch_size": 128, "gradient_accumulation_steps": 4}, 5e-3),
     "tf32": ({"precision": "tf32"}, 0.05),
     "bf16": ({"precision": "bf16"}, 0.05),

@@ -82,16 +82,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
     assert not (tmp_path / "second" / "traceback.txt").exists()
 
 
-def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=LRSchedule.NONE)
-    train(tmp_path, "first", config)
-    again = replace(config, epochs=3, learning_rate=1e-3, resume_from="first/last.pt")
-    train(tmp_path, "second", again)
-    assert metric(tmp_path / "second", "train/lr")[0] == pytest.approx(1e-3)
-    resumed = events(tmp_path / "second")[0]
-    assert (resumed.kind, resumed.data["path"]) == ("resumed", "first/last.pt")
-
-
 CONFIG = small(Workload.DIGITS_MLP, batch_size=512, epochs=3)  # 26 steps an epoch
 
 
