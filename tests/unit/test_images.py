@@ -14,7 +14,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from trainer.config import RunConfig, Workload, defaults
-from trainer.workloads.build import WORKLOADS, digit_images
+from trainer.workloads import digit_images
+from trainer.workloads.build import WORKLOADS
 from trainer.workloads.datasets import VARIABLE
 from trainer.workloads.digit_images import write
 from trainer.workloads.images import ImageCnn, ImageFileDataset

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support.sizes import SMALL
 from tests.support.training_runs import losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
-from trainer.workloads.build import WORKLOADS, gpt, memory_stress
+from trainer.workloads import gpt, memory_stress
+from trainer.workloads.build import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
 
