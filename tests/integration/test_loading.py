@@ -26,8 +26,8 @@ from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background, small, train
 from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
+from trainer.errors import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.error_messages import RunFailedError
 from trainer.training.loaders import Loader, make_loader
 from trainer.workloads.build import WORKLOADS
 from trainer.workloads.task import Split, Task, TensorSplit

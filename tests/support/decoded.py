@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils import worker
 
-from trainer.training.error_messages import RunFailedError
+from trainer.errors import RunFailedError
 from trainer.workloads.task import Batch
 
 BROKEN = "images/7.png is no image. Remove it or skip broken images."

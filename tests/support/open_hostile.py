@@ -42,8 +42,8 @@ from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from stepscope.store.recovery import note_end, recover_ended
 from tests.support.hostile_folders import OTHER, RUN, SWEEP
+from trainer.errors import RunFailedError
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.error_messages import RunFailedError
 
 AS_OWNER = {"Authorization": f"Bearer {TOKEN}"}
 REFUSALS = (RunError, StoreError, SweepError, RunFailedError, SnapshotError)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from trainer.config import RunConfig
+from trainer.errors import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.error_messages import RunFailedError
 from trainer.training.loaders import Loader, make_loader
 from trainer.workloads.task import Batch, TensorSplit
 

@@ -182,7 +182,7 @@ def test_links_out_of_class_folders_are_refused(tmp_path: Path, linked: str) -> 
     make_images(tmp_path, "secret/1.png")
     target = "secret" if linked == "bird" else "secret/1.png"
     (root / linked).symlink_to(tmp_path / target)
-    with pytest.raises(ImageError, match=rf"^{linked}.* is outside the folder"):
+    with pytest.raises(ImageError, match=rf"^set: {linked}.* is outside the folder"):
         read_images(root)
 
 

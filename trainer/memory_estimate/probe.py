@@ -24,10 +24,10 @@ from stepscope.recorded_run import open_run
 from stepscope.run import read_run
 from stepscope.watch.memory_probe import free_memory, reset_peak, used_memory
 from trainer.config import NanPolicy, RunConfig, Runner, limits_of
+from trainer.errors import RunFailedError
 from trainer.memory_estimate import ProbeError
 from trainer.runners.training_run import run
 from trainer.training.config_validation import TrainDevice
-from trainer.training.error_messages import RunFailedError
 from trainer.training.state import TrainState
 
 STEPS = 3

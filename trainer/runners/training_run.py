@@ -27,6 +27,7 @@ from stepscope.session.session import Session, traceback_text
 from stepscope.store.cuda_readback import keep_for_good
 from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig
+from trainer.errors import RunFailedError
 from trainer.train import train
 from trainer.training.accelerator import (
     Accelerator,
@@ -36,7 +37,7 @@ from trainer.training.accelerator import (
 )
 from trainer.training.commands import RunStoppedError
 from trainer.training.config_validation import TrainDevice, choice_problem
-from trainer.training.error_messages import RunFailedError, describe_failure
+from trainer.training.error_messages import describe_failure
 from trainer.training.precision import set_cublas_workspace_config
 from trainer.training.rank_info import (
     TrainerRank,

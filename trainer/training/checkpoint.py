@@ -18,7 +18,7 @@ import torch.distributed as dist
 from stepscope.common.files import atomic_replace, open_regular_file
 from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
-from trainer.training.error_messages import RunFailedError
+from trainer.errors import RunFailedError
 from trainer.training.rank_info import TrainerRank
 
 FORMAT = "stepscope-checkpoint-1"

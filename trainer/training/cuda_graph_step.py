@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stepscope.store.recorder import Recorder
-from trainer.training.error_messages import RunFailedError
+from trainer.errors import RunFailedError
 from trainer.training.state import TrainState
 from trainer.training.warmup import WARMUP_STEPS, first_batch, preserve_train_state
 from trainer.workloads.task import Batch, Split

@@ -11,11 +11,8 @@ from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import summary_line
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import Precision, RunConfig, Runner, Workload
+from trainer.errors import RunFailedError
 from trainer.workloads.custom_file import place_in_user_code, user_workload
-
-
-class RunFailedError(Exception):
-    """An expected failure of a run; its message is complete without a traceback."""
 
 
 class NonFiniteLossError(RunFailedError):

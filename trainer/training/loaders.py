@@ -22,8 +22,8 @@ from torch import Tensor
 
 from stepscope.common.formatting import format_bytes
 from trainer.config import RunConfig
+from trainer.errors import RunFailedError
 from trainer.training.accelerator import Accelerator, CudaAccelerator, CudaStepTimer
-from trainer.training.error_messages import RunFailedError
 from trainer.training.worker_pool import WorkerPool, in_batches
 from trainer.workloads.task import Batch, Split, TensorSplit, empty_batch
 

@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.config import CompileMode, RunConfig, Strategy
+from trainer.errors import RunFailedError
 from trainer.training.activation_checkpointing import apply_activation_checkpointing
 from trainer.training.config_validation import TrainDevice
-from trainer.training.error_messages import RunFailedError
 from trainer.training.fsdp import apply_fsdp, unreduced
 from trainer.training.precision import param_dtype
 from trainer.training.rank_info import TrainerRank

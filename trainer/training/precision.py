@@ -10,7 +10,7 @@ import torch
 from torch.backends import cudnn
 
 from trainer.config import Precision, RunConfig
-from trainer.training.error_messages import RunFailedError
+from trainer.errors import RunFailedError
 
 _AMP_TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _PURE_TYPES = {Precision.PURE_BF16: torch.bfloat16, Precision.PURE_FP16: torch.float16}

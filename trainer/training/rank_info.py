@@ -16,9 +16,9 @@ from stepscope.distributed.rendezvous import launch
 from stepscope.gpu.source import DeviceSource, NullSource, open_source
 from stepscope.session.session import GpuEntry, gpu_entry
 from trainer.config import RunConfig, Strategy
+from trainer.errors import RunFailedError
 from trainer.training.config_validation import TrainDevice, validate
 from trainer.training.devices import list_devices
-from trainer.training.error_messages import RunFailedError
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stepscope.host.process_limits import set_parent_death_signal
 from trainer.config import RunConfig
-from trainer.training.error_messages import RunFailedError
+from trainer.errors import RunFailedError
 from trainer.workloads.task import Batch, Split
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 from stepscope.common.config_issue import ConfigError
 from stepscope.run.status import shortage
 from trainer.config import RunConfig
-from trainer.training.error_messages import RunFailedError
+from trainer.errors import RunFailedError
 from trainer.workloads.custom_file import (
     START,
     CustomWorkload,

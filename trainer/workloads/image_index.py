@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from stepscope.common.formatting import printable
-from trainer.training.error_messages import RunFailedError
+from trainer.errors import RunFailedError
 from trainer.workloads.datasets import (
     IMAGE_SUFFIXES,
     TRAIN_CSV,
