@@ -60,6 +60,11 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, characters, bias=False)
         self.apply(_begin)
+        with torch.no_grad():
+            for name, weights in self.named_parameters():
+                # The residual stream must not grow with the number of layers.
+                if name.endswith(("out.weight", "perceptron.2.weight")):
+                    weights.mul_((2 * config.num_layers) ** -0.5)
         self.head.weight = self.embedding.weight  # tied
 
     def forward(self, characters: Tensor) -> Tensor:
