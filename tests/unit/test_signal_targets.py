@@ -115,7 +115,7 @@ def test_a_job_is_killed_except_for_a_foreign_process(
 def test_the_lab_stops_the_lock_holder(tmp_path: Path, innocent: subprocess.Popen[bytes]) -> None:
     folder = make_sweep(tmp_path, innocent)
     (folder / LOCK).write_bytes(b"")
-    with pytest.raises(SweepError, match=f"kill -9 {innocent.pid}"):
+    with pytest.raises(SweepError, match="its process was not found"):
         Sweeps(tmp_path, tmp_path / "examples").stop(SWEEP, timeout_s=0.1)
     assert innocent.poll() is None
     with holding(folder / LOCK) as process:
