@@ -29,7 +29,7 @@ from stepscope.store import EventRow, SeriesBlock, StoreReader
 from stepscope.store.blocks import Floats, join
 from stepscope.store.reader import EVERY, StreamRows
 from stepscope.store.ring import RingError, read_ring, rows_after
-from stepscope.store.step_blocks import StepBlockBuilder
+from stepscope.store.step_blocks import STEPS, series_blocks
 
 MIN_PART = 4  # characters of an id that name a run
 MAX_NAMED = 10  # runs in a message
@@ -142,8 +142,7 @@ class Run:
         steps = self._rows(Stream.STEPS)  # after the ring: these may be moved now
         if ring is None:
             return steps, join([])
-        left, _ = StepBlockBuilder().block(rows_after(ring, steps.stored_slots))
-        return steps, left
+        return steps, series_blocks(rows_after(ring, steps.stored_slots))[STEPS]
 
 
 def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) -> Run:

@@ -31,7 +31,7 @@ from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
 from stepscope.store.recorder import MAX_NAME_CHARS, Recorder
 from stepscope.store.ring import WIDTH, RowLayout
-from stepscope.store.step_blocks import RATES, SAMPLES, STEP_TIME
+from stepscope.store.step_blocks import RATES, SAMPLES, STEP_TIME, STEPS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -248,7 +248,7 @@ class Tracker:
         if "epoch" in names or not 0 < len(keys) == len(names) < WIDTH:
             return
         if all(key.isascii() and len(key) <= MAX_NAME_CHARS for key in keys):
-            layout = recorder.ring.layout((STEP_TIME, *keys))
+            layout = recorder.ring.layout((*STEPS, STEP_TIME, *keys))
             if layout is not None:
                 self._layouts[names] = layout
 

@@ -32,13 +32,7 @@ def warnings(run: RunInfo) -> list[str]:
     """Return the warnings about the recording itself, one sentence each."""
     run_json, age_s = run.run_json, run.heartbeat_age_s
     found = [str(run_json["problem"])] if run_json.get("problem") else []
-    late, dropped = run_json.get("dropped_values") or 0, run_json.get("dropped") or 0
-    if late > 0:
-        step = "step lacks" if late == 1 else "steps lack"
-        found.append(
-            f"{late:,} {step} GPU values such as the loss: the copy was refused or failed. "
-            "Training was not delayed."
-        )
+    dropped = run_json.get("dropped") or 0
     if dropped > 0:
         were = "step or event was" if dropped == 1 else "steps or events were"
         why = run_json.get("dropped_reason") or (

@@ -35,7 +35,7 @@ from stepscope.run import RunError, RunInfo, RunStatus, is_own
 from stepscope.run.rank_info import now_of, of_a_peer, readable_ranks
 from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, StoreError, StoreWriter, store_name
-from stepscope.store.blocks import Event, QueueItem, Sample
+from stepscope.store.blocks import Event
 from stepscope.store.recovery import recover_ended
 
 log = logging.getLogger(__name__)
@@ -83,22 +83,18 @@ class AlertMonitor:
         has_channel = settings.command is not None or settings.webhook is not None
         self._sender = open_sender() if has_channel else None
 
-    def add(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
-        """Add stored rows and events."""
+    def add(self, blocks: Mapping[tuple[str, ...], SeriesBlock], events: Sequence[Event]) -> None:
+        """Add stored rows by stream and source, and events."""
         if self._is_off:
             return
         with self._guarded():
-            for row, key in enumerate(block.keys):
-                if key in self._keys or is_loss(key):
-                    has_value = block.count[row] + block.nonfinite[row] > 0
-                    self._add_values("", key, block.mean[row][has_value].tolist())
-            for item in items:
-                if isinstance(item, Sample):
-                    for key in self._keys & item.values.keys():
-                        value = item.values[key]
-                        self._add_values(item.source, key, [] if value is None else [value])
-                elif isinstance(item, Event):
-                    self._add_event(item)
+            for (_, source), block in blocks.items():
+                for row, key in enumerate(block.keys):
+                    if key in self._keys or is_loss(key):
+                        has_value = block.count[row] + block.nonfinite[row] > 0
+                        self._add_values(source, key, block.mean[row][has_value].tolist())
+            for event in events:
+                self._add_event(event)
 
     def check(
         self, run_json: RunJson, step: int, gap: StepGap | None, hang: str | None

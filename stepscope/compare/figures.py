@@ -98,15 +98,16 @@ def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
 
 def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
     run_json = of_metadata.run.run_json
-    series = {(info.stream, info.source): info for info in reader.series()}
-    of_steps, gpu = series.get((Stream.STEPS.value, "")), training_gpu(run_json)
-    steps, newest = reduced(reader, of_steps), final_values.read_newest(reader, of_steps)
-    ranks, each = run_json.get("world_size") or 1, final_values.samples_of_a_step(newest)
+    of_steps = reader.find(Stream.STEPS)
+    gpu = training_gpu(run_json)
+    steps = reduced(reader, of_steps)
+    newest = final_values.read_newest(reader, of_steps)
+    ranks = run_json.get("world_size") or 1
+    each = final_values.samples_of_a_step(newest)
     samples = None if each is None else each * ranks
     times = {key: typical(steps, key) for key in (STEP_TIME, "perf/mfu", *PHASES)}
-    energy, watts = final_values.energy_of(
-        reduced(reader, series.get((Stream.DEVICES.value, gpu or "")))
-    )
+    of_gpu = reader.find(Stream.DEVICES, gpu or "")
+    energy, watts = final_values.energy_of(reduced(reader, of_gpu))
     step_time, mfu = times.pop(STEP_TIME), times.pop("perf/mfu")
     found = {"step_time": step_time, "mfu": mfu}
     if samples and step_time:
@@ -115,7 +116,7 @@ def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
         found["energy"] = energy
         if samples and step_time:
             found["energy_per_sample"] = watts * step_time / samples
-    found |= final_values.peaks(reader, series.get((Stream.SAMPLES.value, "")))
+    found |= final_values.peaks(reduced(reader, reader.find(Stream.SAMPLES)))
     own = [key for key in steps.keys if key not in BY_KEY][:MAX_METRICS]
     metrics = final_values.metrics_of(steps, newest, (LOSS, "val/loss", "val/accuracy", *own))
     for key, values in metrics.items():

@@ -16,7 +16,7 @@ from stepscope.gpu.device_events import throttle_words
 from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
-from stepscope.store.final_values import highest
+from stepscope.store.final_values import highest, reduced
 from stepscope.store.step_blocks import STEP_TIME
 
 WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of the store.
@@ -30,13 +30,12 @@ MIN_READINGS = 10  # Minimum number of samples of a mean: one second at 10 Hz.
 
 def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAverages:
     """Return the figures of the newest steady steps, without pauses. Raises StoreError."""
-    series = {(info.stream, info.source): info for info in reader.series()}
-    steps = _steady(reader, series.get((Stream.STEPS.value, "")))
+    steps = _steady(reader, reader.find(Stream.STEPS))
     if not len(steps):
         return StepAverages(steps=0)
     times, data_wait, copies, device_time, gpu_wait = steps.with_keys(OF_STEPS).mean
-    samples = _during(steps, times, reader, series.get((Stream.SAMPLES.value, "")))
-    gpu = series.get((Stream.DEVICES.value, training_gpu(run_json) or ""))
+    samples = _during(steps, times, reader, reader.find(Stream.SAMPLES))
+    gpu = reader.find(Stream.DEVICES, training_gpu(run_json) or "")
     devices = _during(steps, times, reader, gpu)
     process_cpu, host_cpu = samples.with_keys(("process/cpu", "host/cpu")).mean
     utilization, masks, sm_clock = devices.with_keys(OF_DEVICES).mean
@@ -56,14 +55,12 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
         throttled=sum(map(bool, words)) / len(words) if enough else None,
         throttle_words=tuple(dict.fromkeys(itertools.chain(*words))),
         sm_clock=_mean(sm_clock),
-        sm_clock_max=highest(reader, gpu).get("gpu/sm_clock"),
+        sm_clock_max=highest(reduced(reader, gpu)).get("gpu/sm_clock"),
     )
 
 
-def _steady(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
+def _steady(reader: StoreReader, info: SeriesInfo) -> SeriesBlock:
     """Return the steps of the window with a step time."""
-    if info is None:
-        return SeriesBlock.from_rows([])
     block = _newest(reader, info)
     timed = np.flatnonzero(block.with_keys((STEP_TIME,)).mean[0] > 0)
     if not len(timed):
@@ -85,11 +82,9 @@ def _newest(reader: StoreReader, info: SeriesInfo) -> SeriesBlock:
 
 
 def _during(
-    steps: SeriesBlock, times: Floats, reader: StoreReader, info: SeriesInfo | None
+    steps: SeriesBlock, times: Floats, reader: StoreReader, info: SeriesInfo
 ) -> SeriesBlock:
     """Return the samples taken within the steps, not between them."""
-    if info is None:
-        return SeriesBlock.from_rows([])
     begin, end = float(steps.ts[0] - times[0]), float(steps.ts[-1])
     start, stop = reader.rows_between(info.id, "time", begin, end)
     block = reader.read(info.id, max(start, stop - READINGS), stop, 1)

@@ -16,7 +16,7 @@ from stepscope.common.metrics import Stream
 from stepscope.memory.breakdown import TENSORS, CategoryBytes, MemoryDomain, divide
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
-from stepscope.store.final_values import bucket_for, highest
+from stepscope.store.final_values import bucket_for, highest, reduced
 
 HOLD_S = 5.0  # Maximum age of a value: most are read once a second, and a tick may be late.
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
@@ -100,7 +100,9 @@ PEAK_METRICS: Mapping[MemoryDomain, Mapping[str, tuple[str, ...]]] = {
 
 def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
     """Return each category's own peak in bytes; differences have none. Raises StoreError."""
-    highs = highest(reader, source.samples) | highest(reader, source.device)
+    highs = highest(reduced(reader, source.samples))
+    if source.device is not None:
+        highs |= highest(reduced(reader, source.device))
     if highs.get("memory/gradients") == 0:  # No reading found any: zero_grad() freed them before.
         del highs["memory/gradients"]
     return {

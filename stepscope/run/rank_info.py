@@ -143,7 +143,6 @@ class RunJson(TypedDict):
     epochs: _Count
     total_steps: _Count
     dropped: _Count
-    dropped_values: _Count
     dropped_reason: _Text
     problem: _Text
     oom_kills: dict[str, Any]

@@ -109,7 +109,7 @@ class CommandServer:
                 took_s += self.profiling.reach()
         if self.snapshot is not None:
             took_s += self._reach_snapshot(self.snapshot)
-        if self._recorder.command_waiting:
+        if self._recorder.commands.waiting:
             took_s += self._serve_waiting(flush)
         else:
             self._check()

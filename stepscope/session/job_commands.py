@@ -27,7 +27,7 @@ from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
 from stepscope.run.rank_info import find_rank
 from stepscope.session.consensus import VOTE_TIMEOUT_S, Coordinator, Participant, Proposal
-from stepscope.store.commands import Command
+from stepscope.store.commands import Command, CommandQueue
 
 if TYPE_CHECKING:
     from stepscope.store.recorder import Recorder
@@ -51,7 +51,7 @@ def read_file(path: Path, type_: type[T]) -> T | None:
         return None
 
 
-class JobCommands(Participant):
+class JobCommands(Participant, CommandQueue):
     """Commands of one of the `ranks` that share a run folder.
 
     `on_command` is called with a command when it is proposed. `on_withdrawn` returns True if the

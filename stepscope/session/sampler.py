@@ -149,7 +149,7 @@ class Sampler:
         if values and SamplingTier.SLOW in tiers:
             values |= self._sharing.update(uuid, values)
         if values:
-            self._recorder.device(uuid, values)
+            self._recorder.sample(values, uuid)
         mask = values.get("gpu/throttle_reasons")
         events = device.events(now, mask, self._source.lost(uuid))
         if SamplingTier.RARE in tiers:

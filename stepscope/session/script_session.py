@@ -73,7 +73,7 @@ class ScriptSession(Session):
             self.parts.search()
             stop = {CommandName.STOP: self._stopper.at_boundary}
             self._commands = self.answer(self._sampler, stop)
-            self._waiting = recorder.command_waiting
+            self._waiting = recorder.commands.waiting
             self._profiling = self._commands.profiling
             self._at_close.callback(self._commands.close)
             self._at_close.callback(self._stopper.close)

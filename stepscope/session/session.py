@@ -107,7 +107,7 @@ class Session:
             on_command=self.announce,
             on_withdrawn=self.runs_alone,
         )
-        self.recorder.take_commands_from(job)
+        self.recorder.commands = job
 
     def announce(self, command: Command) -> None:
         """Prepare for a command that the training will execute. Called by another thread."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -45,12 +45,6 @@ def recorded(values: Floats) -> Floats:
     return np.where(np.isnan(values), RECORDED_NAN, values)
 
 
-def _cell(value: float | None) -> float:
-    if value is None:
-        return np.nan
-    return RECORDED_NAN if value != value else value
-
-
 @dataclass(frozen=True, slots=True)
 class SeriesBlock:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
@@ -83,21 +77,8 @@ class SeriesBlock:
         count, nonfinite = finite.astype(float), (~finite & ~missing(values)).astype(float)
         return cls(tuple(keys), ts, step, values, values, values, count, nonfinite)
 
-    @classmethod
-    def from_rows(
-        cls, rows: Sequence[tuple[float, int, Mapping[str, float | None]]]
-    ) -> SeriesBlock:
-        """Return rows (time, step, values) in order; an absent value, or None, is missing."""
-        keys = tuple(dict.fromkeys(key for _, _, values in rows for key in values))
-        table = [[_cell(values.get(key)) for _, _, values in rows] for key in keys]
-        ts = np.array([row[0] for row in rows], dtype=float)
-        step = np.array([row[1] for row in rows], dtype=float)
-        return cls.raw(keys, ts, step, np.array(table, dtype=float).reshape(len(keys), len(rows)))
-
     def slice(self, start: int, stop: int) -> SeriesBlock:
         """Return the buckets [start, stop)."""
-        if start == 0 and stop >= len(self):
-            return self
         return SeriesBlock(self.keys, *(part[..., start:stop] for part in self.arrays()))
 
     def with_keys(self, keys: Sequence[str]) -> SeriesBlock:
@@ -186,20 +167,6 @@ def decode_keys(text: object) -> tuple[str, ...]:
     return msgspec.convert(parse_json(text), names)
 
 
-MetricValues = Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Row of the samples or devices stream."""
-
-    stream: str
-    source: str
-    ts: float
-    step: int
-    values: MetricValues
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
     """Event marker; `ts` in epoch seconds, `data` such as values before and after."""
@@ -210,14 +177,3 @@ class Event:
     kind: str
     text: str
     data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    command_id: int
-    state: str
-    ts: float
-    result: str
-
-
-QueueItem = Sample | Event | CommandResult

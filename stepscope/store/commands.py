@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -42,53 +42,28 @@ class Command(msgspec.Struct, frozen=True):
         return self.name.replace("_", " ").capitalize()
 
 
-class CommandQueue(Protocol):
-    """Commands of a run, from the writer thread to the training thread."""
+class CommandQueue:
+    """Commands of a run, from the writer thread to the training thread.
 
-    waiting: Collection[object]
-    """Not empty when a boundary has to take commands."""
-    is_shared: bool
-    """True if several ranks take each command at the same step."""
-
-    def offer(self, command: Command) -> None:
-        """Queue a command. Thread-safe."""
-
-    def take(self, *, paused: bool = False) -> Command | None:
-        """Return the next command that is due at this boundary, or in this pause."""
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a command may be due, at most `timeout_s`."""
-
-    def may_leave(self) -> bool:
-        """Return True if the training may leave its boundary."""
-
-    def close(self) -> None:
-        """End the agreement of the ranks; before the recorder closes."""
-        return
-
-    def abandon(self) -> None:
-        """Detach after fork, in the child."""
-        return
-
-
-class LocalCommandQueue(CommandQueue):
-    """Commands of a single-process run, executed at the next step boundary.
-
+    Those of a single process, executed at its next step boundary; see `JobCommands` for a job.
     `request_boundary` is called after a command is queued, `on_command` before that.
     """
 
     is_shared = False
+    """True if several ranks take each command at the same step."""
 
     def __init__(
         self, request_boundary: Callable[[], None], on_command: Callable[[Command], None]
     ) -> None:
         self._queue: deque[Command] = deque()
         self.waiting: Collection[object] = self._queue
+        """Not empty when a boundary has to take commands."""
         self._came = threading.Event()
         self._request_boundary = request_boundary
         self._on_command = on_command
 
     def offer(self, command: Command) -> None:
+        """Queue a command. Thread-safe."""
         try:
             self._on_command(command)
         except Exception:
@@ -98,11 +73,20 @@ class LocalCommandQueue(CommandQueue):
         self._request_boundary()
 
     def take(self, *, paused: bool = False) -> Command | None:
+        """Return the next command that is due at this boundary, or in this pause."""
         return self._queue.popleft() if self._queue else None
 
     def wait(self, timeout_s: float) -> None:
+        """Wait until a command may be due, at most `timeout_s`."""
         self._came.wait(timeout_s)
         self._came.clear()
 
     def may_leave(self) -> bool:
+        """Return True if the training may leave its boundary."""
         return True
+
+    def close(self) -> None:
+        """End the agreement of the ranks; before the recorder closes."""
+
+    def abandon(self) -> None:
+        """Detach after fork, in the child."""

@@ -21,7 +21,7 @@ from stepscope.common.json_values import first_line
 log = logging.getLogger(__name__)
 
 POLL_S = 0.005
-CELLS = 256  # maximum number of scalars in one copy to the host, and of one row
+CELLS = 256  # number of scalars in one copy to the host, unless one row has more
 PERIOD_S = 0.01  # minimum time between two copies to the host that are not full
 
 MetricRow = dict[str, float | None]
@@ -31,7 +31,7 @@ RowSink = Callable[[int, float, MetricRow], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Page:
-    """Memory of CELLS elements on a device, for the scalars of one stream."""
+    """Memory on a device for the scalars of one stream."""
 
     stream: Any
     memory: Any
@@ -44,12 +44,9 @@ class _Batch:
 
     page: _Page
     cells: int = 0
-    values: Any = None  # array of the values on the host; None before the copy is queued
-    event: Any = None  # the CUDA event after the copy
-
-    def has_arrived(self) -> bool:
-        """Return True if the copy has ended or failed."""
-        return self.values is not None and (self.event is None or self.event.query())
+    values: Any = ()  # array of the values on the host
+    event: Any = None  # the CUDA event after the copy, until it has ended
+    is_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class _Waiting:
     ts: float
     row: MetricRow
     keys: tuple[str, ...]
-    batch: _Batch | None  # None: the scalars could not be copied
+    batch: _Batch | None  # None: no scalars, or they could not be copied
     first: int
 
 
@@ -74,25 +71,21 @@ class CudaScalarReadback:
         self._waiting: deque[_Waiting] = deque()
         self._warned = False
         self._pages: dict[tuple[int, int], _Page] = {}  # by device and stream
-        self._open: dict[tuple[int, int], _Batch] = {}  # the next copy to the host of each page
+        self._open: _Batch | None = None  # the next copy to the host
         self._due = 0.0
-        self.dropped = 0  # rows recorded without some of their scalars
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Any]) -> None:
         """Queue the copy of the scalars (CUDA tensors of one element). Never blocks."""
-        keys = tuple(scalars)[:CELLS]
-        batch = self._gather([scalars[key] for key in keys]) if keys else None
-        if scalars and (batch is None or len(keys) < len(scalars)):
-            self.dropped += 1
-        first = 0 if batch is None else batch.cells - len(keys)
-        self._waiting.append(_Waiting(step, ts, row, keys, batch, first))
+        batch = self._gather(list(scalars.values())) if scalars else None
+        first = 0 if batch is None else batch.cells - len(scalars)
+        self._waiting.append(_Waiting(step, ts, row, tuple(scalars), batch, first))
 
     def poll(self) -> None:
         """Record the rows whose scalars have been copied. Raises errors of the sink."""
-        for _ in range(self._count_arrived()):
+        while self._waiting and self._has_arrived(self._waiting[0].batch):
             self._record_row(self._waiting.popleft())
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -115,24 +108,21 @@ class CudaScalarReadback:
         if self._waiting:
             self._give_up(TimeoutError("the GPU does not answer"))
 
-    def _count_arrived(self) -> int:
-        """Return the number of rows whose scalars have been copied; 0 if the device fails."""
-        count = 0
+    def _has_arrived(self, batch: _Batch | None) -> bool:
+        """Return True if a batch is on the host, or never will be; sends the next one if due."""
         try:
-            if self._waiting and not _is_capturing():  # a query would end the capture
-                if time.monotonic() >= self._due:
-                    self._send()
-                arrived = None
-                for row in self._waiting:
-                    if row.batch is not arrived and row.batch is not None:
-                        if not row.batch.has_arrived():
-                            break
-                        arrived = row.batch
-                    count += 1
+            if _is_capturing():  # a query would end the capture
+                return False
+            if time.monotonic() >= self._due:
+                self._send()
+            if batch is None:
+                return True
+            if batch.event is not None and batch.event.query():
+                batch.event = None
         except Exception as error:  # noqa: BLE001 - torch's own, whichever it raises
             self._give_up(error)
-            return 0
-        return count
+            return False
+        return batch.is_sent and batch.event is None
 
     def _gather(self, scalars: list[Any]) -> _Batch | None:
         """Copy scalars on their device for the next copy to the host; return None on failure."""
@@ -140,12 +130,16 @@ class CudaScalarReadback:
             if _is_capturing():
                 return None
             key = _stream_key(scalars[0].device)
-            if key in self._open and self._open[key].cells + len(scalars) > CELLS:
+            page = self._pages.get(key)
+            if page is None or len(page.cells) < len(scalars):
+                page = _new_page(scalars[0].device, max(CELLS, len(scalars)))
+                self._pages[key] = page
+            batch = self._open
+            has_room = batch is not None and batch.cells + len(scalars) <= len(page.cells)
+            if batch is None or batch.page is not page or not has_room:
                 self._send()
-            if key not in self._pages:
-                self._pages[key] = _new_page(scalars[0].device)
-            batch = self._open.setdefault(key, _Batch(self._pages[key]))
-            cells = batch.page.cells[batch.cells : batch.cells + len(scalars)]
+                batch = self._open = _Batch(page)
+            cells = page.cells[batch.cells : batch.cells + len(scalars)]
             # A parameter becomes a plain tensor.
             plain = [scalar.detach().reshape(()) for scalar in scalars]
             sys.modules["torch"]._foreach_copy_(cells, plain)
@@ -158,19 +152,17 @@ class CudaScalarReadback:
         return batch
 
     def _send(self) -> None:
-        """Queue one copy to the host of each stream's scalars, on that stream."""
-        while self._open:
-            _, batch = self._open.popitem()
-            batch.values = ()  # if the copy fails
-            if batch.cells:
-                batch.values, batch.event = _copy_to_host(batch.page, batch.cells)
-                self._due = time.monotonic() + PERIOD_S
+        """Queue the copy of the open batch to the host, on its stream."""
+        batch, self._open = self._open, None
+        if batch is not None:
+            batch.is_sent = True  # also if the copy fails
+            self._due = time.monotonic() + PERIOD_S
+            batch.values, batch.event = _copy_to_host(batch.page, batch.cells)
 
     def _record_row(self, row: _Waiting) -> None:
         if row.batch is not None:
-            values = row.batch.values[row.first : row.first + len(row.keys)]
             # A copy that failed has no values, one that a signal handler began has too few.
-            self.dropped += len(values) < len(row.keys)
+            values = row.batch.values[row.first : row.first + len(row.keys)]
             row.row.update(zip(row.keys, map(float, values), strict=False))
         self._sink(row.step, row.ts, row.row)
 
@@ -180,7 +172,6 @@ class CudaScalarReadback:
         keep_for_good([*self._waiting])
         while self._waiting:
             row = self._waiting.popleft()
-            self.dropped += row.batch is not None
             self._sink(row.step, row.ts, row.row)
 
     def _warn_once(self, error: Exception) -> None:
@@ -203,11 +194,11 @@ def _stream_key(device: Any) -> tuple[int, int]:
     return device.index, sys.modules["torch"]._C._cuda_getCurrentRawStream(device.index)
 
 
-def _new_page(device: Any) -> _Page:
+def _new_page(device: Any, cells: int) -> _Page:
     """Return memory for the current stream, independent of the script's inference mode."""
     torch = sys.modules["torch"]
     with torch.inference_mode(mode=False):
-        memory = torch.empty(CELLS, dtype=torch.float64, device=device)
+        memory = torch.empty(cells, dtype=torch.float64, device=device)
         return _Page(torch.cuda.current_stream(device), memory, memory.unbind())
 
 
@@ -250,12 +241,6 @@ class CudaEventTimerPool:
             pair = self._free.pop()
         pair[0].record()
         return pair
-
-    def end(self, pair: CudaEventPair) -> None:
-        pair[1].record()
-
-    def has_ended(self, pair: CudaEventPair) -> bool:
-        return bool(pair[1].query())
 
     def seconds(self, pair: CudaEventPair) -> float:
         """Return the time between the events of a pair, and free the pair unless torch raises."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from stepscope.common.metrics import Stream
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
-from stepscope.store.blocks import Floats, join
+from stepscope.store.blocks import Floats
 from stepscope.store.step_blocks import LOSS, RATE, STEP_TIME
 
 MAX_BUCKETS = 512  # of a reduced read: one to two frames of the store
@@ -32,11 +32,11 @@ _LOWER, _HIGHER = ("loss", "error", "perplexity"), ("acc", "auc", "f1", "score")
 def final_values(folder: Path, run_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return `final` and `totals` of run.json (docs/storage.md). Raises StoreError."""
     with StoreReader(folder) as reader:
-        series = {(info.stream, info.source): info for info in reader.series()}
-        of_steps = series.get((Stream.STEPS.value, ""))
-        steps, newest = reduced(reader, of_steps), read_newest(reader, of_steps)
-        memory = peaks(reader, series.get((Stream.SAMPLES.value, "")))
-        gpu = series.get((Stream.DEVICES.value, str(run_json.get("device"))))
+        of_steps = reader.find(Stream.STEPS)
+        steps = reduced(reader, of_steps)
+        newest = read_newest(reader, of_steps)
+        memory = peaks(reduced(reader, reader.find(Stream.SAMPLES)))
+        gpu = reader.find(Stream.DEVICES, str(run_json.get("device")))
         joules, _ = energy_of(reduced(reader, gpu))
     ranks = run_json.get("world_size") or 1
     each, step_time = samples_of_a_step(newest), typical(steps, STEP_TIME)
@@ -55,26 +55,20 @@ def bucket_for(rows: int, most: int) -> int:
     return 1 << (max(1, -(-rows // most)) - 1).bit_length()
 
 
-def reduced(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
+def reduced(reader: StoreReader, info: SeriesInfo) -> SeriesBlock:
     """Return a whole series in at most MAX_BUCKETS buckets."""
-    if info is None:
-        return join([])
     return reader.read(info.id, 0, info.rows, bucket_for(info.rows, MAX_BUCKETS))
 
 
-def highest(reader: StoreReader, info: SeriesInfo | None) -> dict[str, float]:
-    """Return the maximum of each metric of a series, from a single bucket."""
-    if info is None or not info.rows:
-        return {}
-    whole = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
-    rows = zip(whole.keys, whole.high, strict=True)
-    finite = {key: high[np.isfinite(high)] for key, high in rows}  # NaN in an empty bucket
+def highest(block: SeriesBlock) -> dict[str, float]:
+    """Return the maximum of each metric with finite values."""
+    finite = {
+        key: high[np.isfinite(high)] for key, high in zip(block.keys, block.high, strict=True)
+    }
     return {key: float(high.max()) for key, high in finite.items() if len(high)}
 
 
-def read_newest(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
-    if info is None:
-        return join([])
+def read_newest(reader: StoreReader, info: SeriesInfo) -> SeriesBlock:
     return reader.read(info.id, max(0, info.rows - MAX_BUCKETS), info.rows, 1)
 
 
@@ -104,9 +98,9 @@ def samples_of_a_step(newest: SeriesBlock) -> float | None:
     return float(np.median(samples)) if len(samples) else None
 
 
-def peaks(reader: StoreReader, process: SeriesInfo | None) -> dict[str, float | None]:
+def peaks(samples: SeriesBlock) -> dict[str, float | None]:
     """Return the highest value in bytes of each metric of PEAKS."""
-    highs = highest(reader, process)
+    highs = highest(samples)
     return {name: highs.get(key) for name, key in PEAKS.items()}
 
 

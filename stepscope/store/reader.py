@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import sqlite3
 import time
@@ -33,14 +32,10 @@ from stepscope.store.blocks import (
 )
 from stepscope.store.schema import StoreError
 
-log = logging.getLogger(__name__)
-
 Axis = Literal["step", "time"]
 
 EVERY = -1  # limit for reading all events
 MAX_ROWS = 2**40
-MAX_HELD_VALUES = 2**20
-"""Number of values at which a read merges rows into buckets, before it decodes more."""
 MAX_EVENT_LENGTH = 2**20  # characters of one text of an event
 MAX_EVENTS_LENGTH = 2**25  # characters of all events of one call
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
@@ -48,8 +43,6 @@ _Text = Annotated[str, msgspec.Meta(max_length=MAX_EVENT_LENGTH)]
 _Time = Annotated[float, msgspec.Meta(ge=-MAX_TIME_S, le=MAX_TIME_S)]
 _SERIES_ROWS = list[tuple[int, _Name, _Name]]
 _EVENT_ROW = tuple[int, _Time, int, int, _Name, _Text, _Text]
-
-_logged: set[tuple[Path, int, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +88,11 @@ class StoreReader:
                 for number, stream, source in found
             ]
 
+    def find(self, stream: str, source: str = "") -> SeriesInfo:
+        """Return a series; one without rows if the run does not have it."""
+        found = (info for info in self.series() if (info.stream, info.source) == (stream, source))
+        return next(found, SeriesInfo(0, stream, source, 0))
+
     def keys(self, series: int) -> tuple[str, ...]:
         """Return every metric of a series in order of appearance."""
         with self._reading():
@@ -115,21 +113,18 @@ class StoreReader:
         start -= start % bucket
         level = (bucket.bit_length() - 1) // 4
         parts: list[SeriesBlock] = []
-        buckets: list[NDArray[np.intp]] = []
-        rows = width = 0
+        numbers = [np.empty(0, np.intp)]
         with self._reading():
             for number in range(level, -1, -1):
                 size = FACTOR**number
                 for block, first in self._blocks(series, number, start // size, stop // size):
-                    rows, width = rows + len(block), max(width, len(block.keys))
-                    if size < bucket and parts and rows * width > MAX_HELD_VALUES:
-                        merged, numbers = _grouped(parts, buckets)
-                        parts, buckets = [merged], [numbers]
-                        rows, width = len(merged) + len(block), max(width, len(merged.keys))
-                    parts.append(block)
-                    buckets.append((first + np.arange(len(block))) * size // bucket)
+                    of_rows = (first + np.arange(len(block))) * size // bucket
+                    # Frame by frame, since the rows of 3,000 metrics take much memory.
+                    part, of_part = _grouped(block, of_rows)
+                    parts.append(part)
+                    numbers.append(of_part)
                     start = (first + len(block)) * size
-        return _grouped(parts, buckets)[0]
+        return _grouped(join(parts), np.concatenate(numbers))[0]
 
     def rows_between(self, series: int, axis: Axis, low: float, high: float) -> tuple[int, int]:
         """Return the rows [start, stop) whose step, or time in epoch seconds, is in [low, high]."""
@@ -222,12 +217,8 @@ class StoreReader:
                 yield block.slice(begin - first, stop - first), begin
 
     def _log_omitted(self, what: str) -> None:
-        """Log once per store that `what` is omitted."""
-        key = self._folder, self._rank, what
-        if key not in _logged:
-            _logged.add(key)
-            name = f"{self._folder.name}/{schema.store_name(self._rank)}"
-            log.warning("%s: %s omitted: damaged or too large", name, what)
+        path = self._folder / schema.store_name(self._rank)
+        schema.warn_once(f"{path}: {what} omitted: damaged or too large")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -240,17 +231,10 @@ class StoreReader:
             raise StoreError(text) from error
 
 
-def _grouped(
-    parts: list[SeriesBlock], buckets: list[NDArray[np.intp]]
-) -> tuple[SeriesBlock, NDArray[np.intp]]:
-    """Return a block with one row per bucket, and the bucket numbers."""
-    if not parts:
-        return join([]), np.empty(0, np.intp)
-    numbers = np.concatenate(buckets)
-    is_start = np.ones(len(numbers), dtype=bool)
-    np.not_equal(numbers[1:], numbers[:-1], out=is_start[1:])
-    starts = np.flatnonzero(is_start)
-    return merge(join(parts), starts), numbers[starts]
+def _grouped(block: SeriesBlock, numbers: NDArray[np.intp]) -> tuple[SeriesBlock, NDArray[np.intp]]:
+    """Merge successive rows with the same bucket number; return also the bucket numbers."""
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    return merge(block, starts), numbers[starts]
 
 
 def _event(row: tuple[Any, ...]) -> EventRow:
@@ -277,7 +261,7 @@ def send_command(
     return command_id
 
 
-SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21  # maximum rows and values of a slice
+SLICE_ROWS = 4 * FRAME_ROWS  # 100 MB of 3,000 metrics
 
 
 class StreamRows:
@@ -302,12 +286,10 @@ class StreamRows:
         self, keys: Sequence[str] | None = None, source: str | None = None
     ) -> Iterator[tuple[str, SeriesBlock]]:
         """Yield (source, rows) in slices; None means all keys, or all sources."""
-        size = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
-        size -= size % FRAME_ROWS
-        for series in self._series:
-            if source not in (None, series.source):
-                continue
-            for start in range(0, series.rows, size):
-                with StoreReader(self.folder, self._rank) as reader:
-                    block = reader.read(series.id, start, min(start + size, series.rows), 1)
-                yield series.source, block.with_keys(self.keys if keys is None else keys)
+        with StoreReader(self.folder, self._rank) as reader:
+            for series in self._series:
+                if source not in (None, series.source):
+                    continue
+                for start in range(0, series.rows, SLICE_ROWS):
+                    block = reader.read(series.id, start, min(start + SLICE_ROWS, series.rows), 1)
+                    yield series.source, block.with_keys(self.keys if keys is None else keys)

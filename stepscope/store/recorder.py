@@ -1,7 +1,7 @@
 """Recorder: the interface of a training loop to a run folder for rows, events and commands.
 
-Rows of steps go into a memory-mapped ring, samples and events into a queue; a writer thread moves
-both into the run folder. Only the constructor raises; only `close` waits for the disk.
+Rows go into a memory-mapped ring, events into a queue; a writer thread moves both into the run
+folder. Only the constructor raises; only `close` waits for the disk.
 
 The usual step is one call of `record`, which checks one flag, `needs_boundary`. Any thread sets it
 after it has queued its work; the training thread clears it before it checks for work. So no request
@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,18 @@ from stepscope.common.json_values import first_line, parse_json, to_json, to_tex
 from stepscope.common.metrics import Stream
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.run.rank_info import RUN_VERSION
-from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
+from stepscope.store.blocks import Event
 from stepscope.store.commands import Command as Command
 from stepscope.store.commands import CommandName as CommandName
-from stepscope.store.commands import CommandQueue, LocalCommandQueue
+from stepscope.store.commands import CommandQueue
 from stepscope.store.cuda_readback import (
     CudaScalarReadback,
     MetricRow,
     is_gpu_scalar,
     keep_for_good,
 )
-from stepscope.store.ring import WIDTH, RowLayout
-from stepscope.store.step_blocks import STEP_TIME
+from stepscope.store.ring import SLOTS, WIDTH, RowLayout
+from stepscope.store.step_blocks import STEP_TIME, STEPS
 from stepscope.store.writer_thread import FindEvents, TakeRows, WriterThread
 
 log = logging.getLogger(__name__)
@@ -82,11 +82,10 @@ class Recorder:
         self.activity = 0  # rises with work other than steps, such as a validation batch
         self.needs_boundary = False
         """True: the next step has more to do than to record its row."""
-        self.take_commands_from(LocalCommandQueue(self.request_boundary, on_command))
+        self.commands = CommandQueue(self.request_boundary, on_command)
+        """Replaced by the owner before the first step, for a job."""
         self.counts: dict[str, Any] = {}
         """Samples and tokens of the current step by key; see `count`."""
-        self.also_dropped: Callable[[], int] = int
-        """Returns the number of rows with missing values in the owner's own GPU readback."""
         self._step_began = -math.inf  # the boot time of the last step, or of `restart_clock`
         self._readback: CudaScalarReadback | None = None  # None before the first value on a GPU
         self._readback_lock = threading.RLock()  # a signal handler may come in the middle
@@ -96,13 +95,6 @@ class Recorder:
         )
         self.ring = self._writer.ring
         _open_recorders.add(self)
-
-    def take_commands_from(self, commands: CommandQueue) -> None:
-        """Set the queue of commands; only before the first step."""
-        self.commands = commands
-        # Read in every step of a script, where a property would double the cost.
-        self.command_waiting: Collection[object] = commands.waiting
-        """Non-empty while `commands` wait for a step boundary."""
 
     def record(self, layout: RowLayout, numbers: Iterable[float]) -> bool:
         """Record the next step; return False, without recording, if it needs `log_step`.
@@ -172,19 +164,23 @@ class Recorder:
         finally:
             self._readback_lock.release()
 
-    def sample(self, values: MetricValues) -> None:
-        """Record one sample of process, host and allocator."""
-        self._put(Sample(Stream.SAMPLES, "", clock.now(), self.step, values))
-
-    def device(self, uuid: str, values: MetricValues) -> None:
-        """Record one sample of a GPU."""
-        self._put(Sample(Stream.DEVICES, uuid, clock.now(), self.step, values))
+    def sample(self, values: Mapping[str, float], gpu: str = "") -> None:
+        """Record one sample of a GPU (its UUID), or of process, host and allocator."""
+        if self.ring.waiting() > SLOTS // 2:  # on a full disk the rest is for steps
+            self.ring.dropped += 1
+        elif not self._closed:
+            stream = Stream.DEVICES if gpu else Stream.SAMPLES
+            self._put_row(self.step, clock.now(), values, (stream, gpu))
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
         """Add an event; `data` is converted to JSON."""
         kept = {name: to_json(value) for name, value in data.items()}
-        self._put(Event(clock.now(), self.step, self.epoch, to_text(kind), to_text(text), kept))
-        self._writer.wake()
+        if not self._closed:
+            epoch = self.epoch
+            self._writer.put(
+                Event(clock.now(), self.step, epoch, to_text(kind), to_text(text), kept)
+            )
+            self._writer.wake()
 
     def describe(self, **run_json: Any) -> None:
         """Add entries to run.json, such as total_steps; does nothing after `close`."""
@@ -198,9 +194,7 @@ class Recorder:
         self.needs_boundary = True
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
-        """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
-        ended = CommandResult(command.id, "done" if ok else "refused", clock.now(), text)
-        self._put(ended)
+        """Add the event of an executed or refused command; `data` such as before={...}."""
         self.event(command.name, text, **{"ok": ok, "command_id": command.id, **data})
 
     def observe(self, take_rows: TakeRows, find_events: FindEvents) -> None:
@@ -267,7 +261,7 @@ class Recorder:
             self._read_back(step, ts, row, tensors)
         else:
             self._put_row(step, ts, row)
-        if self._readback or self.command_waiting or self._closed:
+        if self._readback or self.commands.waiting:
             self.needs_boundary = True
 
     def _read_back(self, step: int, ts: float, row: MetricRow, tensors: dict[str, Any]) -> None:
@@ -278,12 +272,14 @@ class Recorder:
             self._readback.poll()
             self._readback.put(step, ts, row, tensors)
 
-    def _put_row(self, step: int, ts: float, row: Mapping[str, Any]) -> None:
+    def _put_row(
+        self, step: int, ts: float, row: Mapping[str, Any], series: tuple[str, str] = STEPS
+    ) -> None:
         """Put a row of numbers into the ring: several slots for a wide row."""
         keys = tuple(row)
         for start in range(0, len(keys), WIDTH):
             part = keys[start : start + WIDTH]
-            layout = self.ring.layout(part)
+            layout = self.ring.layout((*series, *part))
             if layout is None:
                 self.ring.dropped += 1
                 self._refuse(", ".join(part), ValueError("too many different names"))
@@ -301,21 +297,14 @@ class Recorder:
                 first_line(error),
             )
 
-    def _put(self, item: QueueItem) -> None:
-        if not self._closed:
-            self._writer.put(item)
-
     def _progress(self) -> dict[str, Any]:
-        dropped = self.also_dropped()
-        if self._readback is not None:
-            dropped += self._readback.dropped
-        return {"step": self.step, "epoch": self.epoch, "dropped_values": dropped}
+        return {"step": self.step, "epoch": self.epoch}
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:
             command = Command(command_id, CommandName(name), dict(parse_json(args)))
         except (ValueError, TypeError) as error:
-            self._put(CommandResult(command_id, "refused", clock.now(), f"not a command: {error}"))
+            log.warning("stepscope: %.100s is not a command: %s", name, first_line(error))
             return
         self.commands.offer(command)
 
@@ -351,6 +340,5 @@ def first_run_json(
         "step": 0,
         "epoch": 0,
         "dropped": 0,
-        "dropped_values": 0,
         **process_identity(),
     } | ({"slurm": slurm} if slurm else {})

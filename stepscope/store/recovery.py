@@ -10,23 +10,21 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from stepscope.common.files import is_own_folder
-from stepscope.common.metrics import Stream
 from stepscope.run import RunInfo, RunStatus, is_own, rank_json, write_run_json
 from stepscope.run.folder import is_here, recorder_of
 from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
 from stepscope.store.ring import RingError, read_ring, rows_after
-from stepscope.store.step_blocks import StepBlockBuilder
+from stepscope.store.schema import warn_once
+from stepscope.store.step_blocks import STEPS, find_broken_losses
 
 log = logging.getLogger(__name__)
 
 LIVE = tuple(status for status in RunStatus if status.live)
 
-_failed: set[tuple[Path, int]] = set()  # folder and rank of each failure that was logged
-
 
 def recover_ended(run: RunInfo) -> int:
-    """Store the last rows of an ended run of this host and user; return their number."""
+    """Store the last rows of an ended run of this host and user; return the number of steps."""
     if run.status.live or not is_own(run):
         return 0
     gained = 0
@@ -34,9 +32,7 @@ def recover_ended(run: RunInfo) -> int:
         try:
             gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            if (run.folder, number) not in _failed:  # the server calls this every few seconds
-                log.warning("%s: the last rows could not be stored: %s", run.id, error)
-            _failed.add((run.folder, number))
+            warn_once(f"{run.folder}: the last rows could not be stored: {error}")
     return gained
 
 
@@ -46,39 +42,32 @@ def ranks_with_unstored_rows(run: RunInfo) -> list[int]:
 
 
 def recover(folder: Path, rank: int = 0) -> int:
-    """Move the ring of a dead process into its store and delete it; return the number of rows.
+    """Move the ring of a dead process into its store and delete it; return the number of steps.
 
     Rolls back an incomplete transaction. Raises StoreError, RingError, OSError or sqlite3.Error if
     the ring or the store cannot be used.
     """
-    path = folder / f"rank{rank}.ring"
-    if _may_run(folder, rank):
+    path, journal = folder / f"rank{rank}.ring", folder / f"{store_name(rank)}-journal"
+    has_ring = os.path.lexists(path)
+    if _may_run(folder, rank) or not (has_ring or os.path.lexists(journal)):
         return 0
-    data = read_ring(path) if os.path.lexists(path) else None
-    if data is None and not os.path.lexists(folder / f"{store_name(rank)}-journal"):
-        return 0
+    data = read_ring(path) if has_ring else None
     with (
         closing(StoreWriter(folder / store_name(rank), reopen=True)) as writer,
         writer.transaction(),  # SQLite rolls an incomplete one back, and others wait
     ):
-        stored = writer.stored_slots()
         if data is None:
-            writer.store_slots(stored + 1)  # with a change SQLite deletes the journal
-            writer.store_slots(stored)
+            journal.unlink(missing_ok=True)  # SQLite leaves the journal of an unchanged store
             return 0
-        rows = rows_after(data, stored)
-        block, events = StepBlockBuilder().block(rows)
-        if len(block):
-            writer.append(Stream.STEPS, "", block)
-        for event in events:
+        steps = writer.append_slots(rows_after(data, writer.stored_slots()))[STEPS]
+        for event in find_broken_losses(steps, set()):
             writer.add_event(event)
-        writer.store_slots(rows.end)
     path.unlink(missing_ok=True)
     with suppress(*UNREADABLE):
         run_json = read_run_json(folder, rank)
         if run_json.get("problem") is not None:  # rows that did not fit on a full disk
             write_run_json(folder, run_json | {"problem": None}, rank_json(rank))
-    return len(block)
+    return len(steps)
 
 
 def note_end(

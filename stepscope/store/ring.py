@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stepscope.common.files import is_network_filesystem, read_regular_file
 
-MAGIC = b"stepscope ring 2\n"
+MAGIC = b"stepscope ring 3\n"
 HEADER_BYTES = 2**20  # thousands of combinations of metrics
 SLOTS = 1 << 17
 SLOT_BYTES = 128
@@ -39,7 +39,7 @@ Slots = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Number of a list of metrics, and the function that packs its rows into a slot."""
+    """Number of a series and some of its metrics, and the function that packs them into a slot."""
 
     number: int
     pack: Callable[..., None]
@@ -47,7 +47,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class RingRows:
-    """Rows of a ring in order, the number after them, and the metrics of each layout."""
+    """Rows of a ring in order, the number after them, and stream, source and metrics by layout."""
 
     slots: Slots
     end: int
@@ -67,7 +67,7 @@ class RingBuffer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.reason: str | None = None
-        self.dropped = 0  # rows of a full ring, and slots that were never written
+        self.dropped = 0  # rows and events that are lost, slots that were never written included
         self.last = -1  # number of the newest row; approximate while several threads write
         self.end = SLOTS - MARGIN  # number of the first row without a free slot
         self.drained = 0  # rows before this number are in the store
@@ -89,23 +89,26 @@ class RingBuffer:
         self.memory[: len(MAGIC)] = MAGIC
         self._slots = np.frombuffer(self.memory, SLOT, SLOTS, HEADER_BYTES)
 
-    def layout(self, keys: tuple[str, ...]) -> RowLayout | None:
-        """Return the layout of these keys (WIDTH at most); None if the header is full."""
-        if keys in self._layouts:
-            return self._layouts[keys]
+    def layout(self, names: tuple[str, ...]) -> RowLayout | None:
+        """Return the layout of a stream, a source and WIDTH metrics at most.
+
+        Returns None if the header is full.
+        """
+        if names in self._layouts:
+            return self._layouts[names]
         with self._layout_lock:
-            if keys in self._layouts:  # added by another thread meanwhile
-                return self._layouts[keys]
-            line = json.dumps(keys).encode() + b"\n"
+            if names in self._layouts:  # added by another thread meanwhile
+                return self._layouts[names]
+            line = json.dumps(names).encode() + b"\n"
             begin, end = self._header_used, self._header_used + len(line)
             if end >= HEADER_BYTES:
                 return None
             # In the file before any row that needs it.
             self.memory[begin:end] = line
             self._header_used = end
-            pad = 8 * (WIDTH - len(keys))
-            pack = struct.Struct(f"<qdq{len(keys)}d{pad}xq").pack_into
-            layout = self._layouts[keys] = RowLayout(len(self._layouts), pack)
+            width = len(names) - 2
+            pack = struct.Struct(f"<qdq{width}d{8 * (WIDTH - width)}xq").pack_into
+            layout = self._layouts[names] = RowLayout(len(self._layouts), pack)
             return layout
 
     def put(self, layout: RowLayout, ts: float, step: int, *values: float) -> None:
@@ -118,20 +121,20 @@ class RingBuffer:
         layout.pack(self.memory, slot, layout.number, ts, step, *values, number + 1)
 
     def waiting(self) -> int:
-        """Return the approximate number of rows pending for the writer."""
+        """Return the approximate number of rows pending for the writer; exact after `stop`."""
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
-    def pending(self, most: int = SLOTS, *, everything: bool = False) -> RingRows:
+    def pending(self, most: int = SLOTS) -> RingRows:
         """Return a copy of at most `most` rows before the first unwritten slot.
 
-        Skips an unwritten slot before MARGIN later rows, or with `everything`: its thread was
+        Skips an unwritten slot before MARGIN later rows, or after `stop`: its thread was
         interrupted.
         """
         numbers = np.arange(self.drained, self.drained + min(most, self.waiting()))
         taken = self._slots[numbers % SLOTS]
         written = taken["number"] == numbers + 1
         first = len(written) if written.all() else int(np.argmin(written))
-        if not everything and len(written) - first <= MARGIN:
+        if self._final is None and len(written) - first <= MARGIN:
             taken, written = taken[:first], written[:first]
         return RingRows(taken[written], self.drained + len(taken), list(self._layouts))
 
@@ -190,7 +193,8 @@ def _read_layouts(header: bytes) -> list[tuple[str, ...]]:
     layouts = []
     for line in header.partition(b"\0")[0].splitlines():
         try:
-            layouts.append(tuple(map(str, json.loads(line)))[:WIDTH])
+            stream, source, *keys = map(str, json.loads(line))
+            layouts.append((stream, source, *keys[:WIDTH]))
         except (ValueError, TypeError, RecursionError):
             break  # written in part when the process was killed: no row has this layout
     return layouts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import sqlite3
 import stat
@@ -9,6 +11,8 @@ import time
 from pathlib import Path
 
 from stepscope.common.files import is_network_filesystem, read_tail
+
+log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 4  # `PRAGMA user_version` of a store; stores of another version are refused.
 BUSY_TIMEOUT_S = 5.0
@@ -39,7 +43,7 @@ CREATE TABLE events (
 );
 CREATE TABLE commands (
     id INTEGER PRIMARY KEY, asked_ts REAL NOT NULL, name TEXT NOT NULL, args TEXT NOT NULL,
-    state TEXT NOT NULL DEFAULT 'asked', done_ts REAL, result TEXT
+    state TEXT NOT NULL DEFAULT 'asked'
 );
 CREATE TABLE ring (stored INTEGER NOT NULL);
 INSERT INTO ring VALUES (0);
@@ -53,6 +57,7 @@ MAX_QUERY_S = 2.0
 CHECK_EVERY = 20_000
 MAX_BYTES = {"": 2**40, "-wal": 2**32, "-shm": 2**26, "-journal": 2**32}
 """Maximum file sizes: if checkpoints fail for an hour, the WAL has less than 4 GiB."""
+WAL_PAGES = 256  # of 4 KiB: SQLite copies a longer WAL into the file after a commit
 WAL_BYTES = 4 * 2**20
 MAX_SERIES = 1000
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7").decode(errors="replace")
@@ -63,6 +68,12 @@ NO_WAIT = "PRAGMA synchronous = NORMAL"
 
 class StoreError(Exception):
     """Unusable store; the message is one sentence with a remedy."""
+
+
+@functools.lru_cache(maxsize=1000)
+def warn_once(text: str) -> None:
+    """Log a warning once per process: pages read a store every second."""
+    log.warning("%s", text)
 
 
 def create(path: Path) -> sqlite3.Connection:
@@ -76,8 +87,7 @@ def create(path: Path) -> sqlite3.Connection:
         connection.execute(NO_WAIT)
         mode = "DELETE" if is_network_filesystem(path) else "WAL"
         connection.execute(f"PRAGMA journal_mode = {mode}")
-        # The writer thread makes the checkpoints: automatic ones would slow commits down.
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         # A WAL that grew while a reader was stopped is truncated when it is next reused.
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         # In one transaction: a reader finds all tables or none.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.store import SeriesBlock
-from stepscope.store.blocks import Event, Floats, recorded
-from stepscope.store.ring import RingRows
+from stepscope.common.metrics import Stream
+from stepscope.store.blocks import Event, Floats, SeriesBlock, recorded
+from stepscope.store.ring import RingRows, Slots
 
+STEPS = (Stream.STEPS, "")  # the series of the steps: its stream and source
 STEP_TIME = "perf/step_time"
 SAMPLES = "perf/samples"
 RATE = "perf/samples_per_sec"
@@ -18,51 +19,46 @@ RATES = {SAMPLES: RATE, "perf/tokens": "perf/tokens_per_sec"}
 LOSS = "train/loss"
 
 
-@dataclass(slots=True)
-class StepBlockBuilder:
-    """Converts slots into blocks, batch after batch, for one store."""
+def series_blocks(rows: RingRows) -> dict[tuple[str, ...], SeriesBlock]:
+    """Return the new rows of each series by stream and source; those of steps may be none."""
+    layouts = rows.layouts
+    names = list(dict.fromkeys([STEPS, *(layout[:2] for layout in layouts)]))
+    series_of = np.array([names.index(layout[:2]) for layout in layouts], dtype=np.intp)
+    series = series_of[rows.slots["layout"]]
+    return {name: _block(rows.slots[series == at], layouts) for at, name in enumerate(names)}
 
-    _ts: float = -np.inf
-    _step: float = -np.inf
-    _broken: frozenset[str] = frozenset()  # losses whose last value was not finite
 
-    def block(self, rows: RingRows, epoch: int = 0) -> tuple[SeriesBlock, list[Event]]:
-        """Return the rows, and an event for each loss that became NaN or infinite."""
-        slots = rows.slots
-        # The slots of one wide row follow each other with the same time and step.
-        is_first = np.ones(len(slots), dtype=bool)
-        is_first[1:] = (np.diff(slots["ts"]) != 0) | (np.diff(slots["step"]) != 0)
-        row_of, firsts = np.cumsum(is_first) - 1, slots[is_first]
-        columns: dict[str, Floats] = {}
-        for number in sorted(set(slots["layout"].tolist())):  # np.unique imports numpy.ma: 10 ms
-            chosen = np.flatnonzero(slots["layout"] == number)
-            for place, key in enumerate(rows.layouts[number]):
-                column = columns.setdefault(key, np.full(len(firsts), np.nan))
-                column[row_of[chosen]] = recorded(slots["values"][chosen, place])
-        for amount in RATES.keys() & columns.keys():
-            with np.errstate(divide="ignore", invalid="ignore"):  # a step time of 0
-                rate = columns.pop(amount) / columns.get(STEP_TIME, np.nan)
-            columns.setdefault(RATES[amount], rate)
-        # Two threads may write in another order than they claimed.
-        ts = np.maximum.accumulate(np.append(self._ts, firsts["ts"]))
-        step = np.maximum.accumulate(np.append(self._step, firsts["step"].astype(float)))
-        self._ts, self._step = float(ts[-1]), float(step[-1])
-        values = np.array([*columns.values()]).reshape(len(columns), len(firsts))
-        block = SeriesBlock.raw((*columns,), ts[1:], step[1:], values)
-        return block, self._loss_events(block, epoch)
+def _block(slots: Slots, layouts: Sequence[tuple[str, ...]]) -> SeriesBlock:
+    """Return the rows of one series, with rates in place of counts."""
+    # The slots of one wide row follow each other with the same time and step.
+    is_first = np.ones(len(slots), dtype=bool)
+    is_first[1:] = (np.diff(slots["ts"]) != 0) | (np.diff(slots["step"]) != 0)
+    row_of = np.cumsum(is_first) - 1
+    firsts = slots[is_first]
+    columns: dict[str, Floats] = {}
+    for number in sorted(set(slots["layout"].tolist())):  # np.unique imports numpy.ma: 10 ms
+        chosen = slots["layout"] == number
+        for place, key in enumerate(layouts[number][2:]):
+            column = columns.setdefault(key, np.full(len(firsts), np.nan))
+            column[row_of[chosen]] = recorded(slots["values"][chosen, place])
+    for amount in RATES.keys() & columns.keys():
+        with np.errstate(divide="ignore", invalid="ignore"):  # a step time of 0
+            rate = columns.pop(amount) / columns.get(STEP_TIME, np.nan)
+        columns.setdefault(RATES[amount], rate)
+    values = np.array([*columns.values()]).reshape(len(columns), len(firsts))
+    return SeriesBlock.raw(tuple(columns), firsts["ts"], firsts["step"].astype(float), values)
 
-    def _loss_events(self, block: SeriesBlock, epoch: int) -> list[Event]:
-        events = []
-        for row, key in enumerate(block.keys):
-            given = np.flatnonzero(block.count[row] + block.nonfinite[row])
-            if not len(given) or (key != LOSS and not key.startswith(f"{LOSS}.")):
-                continue
-            is_broken = block.nonfinite[row, given] > 0
-            was_broken = np.append(key in self._broken, is_broken[:-1])
-            self._broken = self._broken | {key} if is_broken[-1] else self._broken - {key}
-            for at in given[is_broken & ~was_broken]:
-                name = "" if key == LOSS else f"({key}) "
-                step = int(block.step[at])
-                text = f"The loss {name}is {block.mean[row, at]} at step {step}"
-                events.append(Event(float(block.ts[at]), step, epoch, "nan", text, {}))
-        return events
+
+def find_broken_losses(block: SeriesBlock, known: set[str], epoch: int = 0) -> list[Event]:
+    """Return an event for each loss that is NaN or infinite first here; add them to `known`."""
+    events = []
+    for row, key in enumerate(block.keys):
+        is_loss = key == LOSS or key.startswith(f"{LOSS}.")
+        if is_loss and key not in known and block.nonfinite[row].any():
+            known.add(key)
+            at = int(np.argmax(block.nonfinite[row]))
+            name = "" if key == LOSS else f"({key}) "
+            step = int(block.step[at])
+            text = f"The loss {name}is {block.mean[row, at]} at step {step}"
+            events.append(Event(float(block.ts[at]), step, epoch, "nan", text, {}))
+    return events

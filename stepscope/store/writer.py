@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from stepscope.store import schema
 from stepscope.store.blocks import (
     FACTOR,
     FRAME_ROWS,
-    CommandResult,
     Event,
     SeriesBlock,
     decode,
@@ -23,9 +23,10 @@ from stepscope.store.blocks import (
     join,
     merge,
 )
+from stepscope.store.ring import RingRows
 from stepscope.store.schema import StoreError
+from stepscope.store.step_blocks import series_blocks
 
-CHECKPOINT_COMMITS = 20
 LEVELS = 12  # FACTOR**12 rows: more than 2**47
 CLOSE_BUSY_MS = 500  # timeout for readers at `close`; the file is complete without them
 
@@ -36,7 +37,6 @@ class StoreWriter:
     def __init__(self, path: Path, *, reopen: bool = False) -> None:
         """Create a store, or `reopen` the store of a killed process. Raises StoreError."""
         self._path = path
-        self._commits = 0
         self._connection = schema.open_writable(path) if reopen else schema.create(path)
         self._connection.set_progress_handler(None, 0)
 
@@ -51,11 +51,6 @@ class StoreWriter:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
-        self._commits += 1
-        if self._commits % CHECKPOINT_COMMITS == 0:
-            # PASSIVE waits for no reader. It may fail on a full disk; the commit stays valid.
-            with suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def append(self, stream: str, source: str, rows: SeriesBlock) -> None:
         """Append rows to a series."""
@@ -66,6 +61,15 @@ class StoreWriter:
         query = "SELECT id FROM series WHERE stream = ? AND source = ?"
         (series,) = self._connection.execute(query, name).fetchone()
         self._append_level(series, 0, rows)
+
+    def append_slots(self, rows: RingRows) -> dict[tuple[str, ...], SeriesBlock]:
+        """Append rows of the ring, and count them as stored; return them as `series_blocks`."""
+        blocks = series_blocks(rows)
+        for (stream, source), block in blocks.items():
+            if len(block):
+                self.append(stream, source, block)
+        self._connection.execute("UPDATE ring SET stored = ?", (rows.end,))
+        return blocks
 
     def add_event(self, event: Event) -> None:
         """Append one event; its `data` must be JSON."""
@@ -84,20 +88,9 @@ class StoreWriter:
             self._connection.execute(f"UPDATE commands SET state = 'taken' WHERE id IN ({ids})")
         return rows
 
-    def end_command(self, ended: CommandResult) -> None:
-        """Store the result of a command."""
-        self._connection.execute(
-            "UPDATE commands SET state = ?, done_ts = ?, result = ? WHERE id = ?",
-            (ended.state, ended.ts, ended.result, ended.command_id),
-        )
-
     def stored_slots(self) -> int:
         """Return the number of ring rows in this store."""
         return int(self._connection.execute("SELECT stored FROM ring").fetchone()[0])
-
-    def store_slots(self, stored: int) -> None:
-        """Store the number of ring rows in this store, in the transaction that adds them."""
-        self._connection.execute("UPDATE ring SET stored = ?", (stored,))
 
     def close(self) -> None:
         """Merge the WAL into the file, so that the folder can be copied, and close."""
@@ -111,20 +104,22 @@ class StoreWriter:
             self._connection.close()
 
     def _append_level(self, series: int, level: int, rows: SeriesBlock) -> None:
-        first, tail = self._unfinished_frame(series, level)
-        keys = tuple(dict.fromkeys((*tail.keys, *rows.keys)))  # also of earlier frames
-        held = join([tail, rows]).with_keys(keys)
+        first, newest = self._newest_frame(series, level)
+        held = join([newest, rows])  # also the metrics of earlier frames
+        # Two threads may record in another order than they took the time.
+        ts, step = np.maximum.accumulate(held.ts), np.maximum.accumulate(held.step)
+        held = replace(held, ts=ts, step=step)
         for start in range(0, len(held), FRAME_ROWS):
             frame = held.slice(start, start + FRAME_ROWS)
             self._insert_frame(series, level, first + start, frame)
         # Each FACTOR complete rows become one bucket of the next level.
-        fresh = held.slice(len(tail) - len(tail) % FACTOR, len(held) - len(held) % FACTOR)
-        if len(fresh) and level < LEVELS:
-            starts = np.arange(0, len(fresh), FACTOR, dtype=np.intp)
-            self._append_level(series, level + 1, merge(fresh, starts))
+        begin, end = len(newest) - len(newest) % FACTOR, len(held) - len(held) % FACTOR
+        if begin < end and level < LEVELS:
+            starts = np.arange(0, end - begin, FACTOR, dtype=np.intp)
+            self._append_level(series, level + 1, merge(held.slice(begin, end), starts))
 
-    def _unfinished_frame(self, series: int, level: int) -> tuple[int, SeriesBlock]:
-        """Return the newest frame and its first row; its end and no rows if it is full."""
+    def _newest_frame(self, series: int, level: int) -> tuple[int, SeriesBlock]:
+        """Return the first row and the rows of the newest frame."""
         newest = self._connection.execute(
             "SELECT f.first, f.rows, l.keys, f.data FROM frames f JOIN layouts l "
             "ON l.id = f.layout WHERE f.series = ? AND f.level = ? ORDER BY f.first DESC LIMIT 1",
@@ -134,9 +129,7 @@ class StoreWriter:
             return 0, join([])
         try:
             first, rows, keys, data = newest
-            block = decode(data, decode_keys(keys), rows, level)
-            full = rows - rows % FRAME_ROWS
-            return first + full, block.slice(full, rows)
+            return int(first), decode(data, decode_keys(keys), rows, level)
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{self._path}: damaged, nothing can be added ({error}).") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import logging
 import os
@@ -19,21 +18,21 @@ from typing import Any
 from stepscope.common.clock import clock
 from stepscope.common.files import WakeableSleep, atomic_write
 from stepscope.common.json_values import first_line
-from stepscope.common.metrics import BY_KEY, Stream
+from stepscope.common.metrics import BY_KEY
 from stepscope.run import HEARTBEAT_S, RUN_JSON, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, schema, store_name
-from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, join
+from stepscope.store.blocks import Event, join
 from stepscope.store.final_values import final_values
-from stepscope.store.ring import RingBuffer, RingRows
-from stepscope.store.step_blocks import StepBlockBuilder
+from stepscope.store.ring import RingBuffer
+from stepscope.store.step_blocks import STEPS, find_broken_losses
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.5
 """Interval of commits; half of it without a mapped ring, which loses rows of a killed process."""
 RETRY_S = 2.0  # pause after a failed write
-QUEUE_LIMIT = 100_000  # maximum number of queued samples and events (about 400 B each)
-BATCH_LIMIT = 16_384  # rows, or items, of a commit: on a nearly full disk some batches still fit
+QUEUE_LIMIT = 100_000  # maximum number of queued events (about 400 B each)
+BATCH_LIMIT = 16_384  # rows, or events, of a commit: on a nearly full disk some batches still fit
 BALLAST = "ballast"
 BALLAST_BYTES, RESERVE_BYTES = 256 * 1024, 64 * 1024
 """Size of a file that is cut to the second size when the disk is full, for rows and run.json. The
@@ -43,8 +42,8 @@ _NUMBERED = re.compile(r"\.optimizer|\.group")
 
 OnCommand = Callable[[int, str, str], None]
 """Called with a command's id, name and arguments (JSON), in the writer thread."""
-TakeRows = Callable[[SeriesBlock, Sequence[QueueItem]], None]
-"""Called with the stored rows of steps and other items."""
+TakeRows = Callable[[Mapping[tuple[str, ...], SeriesBlock], Sequence[Event]], None]
+"""Called with the stored rows by stream and source, and events."""
 FindEvents = Callable[[Mapping[str, Any], int], Sequence[tuple[str, str, dict[str, Any]]]]
 """Returns new events (kind, text, data) from run.json and the step, about once a second."""
 
@@ -69,17 +68,16 @@ class WriterThread:
         self.run_json = run_json
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
         self.observer: tuple[TakeRows, FindEvents] | None = None
-        self._lost = 0
         self._failure = ""  # The error of the last write that failed.
         self._json = rank_json(rank)
         self._ballast = folder / (BALLAST if rank == 0 else f"rank{rank}.{BALLAST}")
         self._progress = progress
         self._offer = offer
-        self._queue: deque[QueueItem] = deque()
+        self._queue: deque[Event] = deque()
         self._closing = threading.Event()
-        self._ended = False
-        self._steps = StepBlockBuilder()
-        self._custom: list[str] = []
+        self._next_flush = time.monotonic() + FLUSH_S
+        self._next_beat = time.monotonic() + HEARTBEAT_S  # run.json has just been written
+        self._broken_losses: set[str] = set()
         self._logged: set[str] = set()
         with contextlib.ExitStack() as undo:  # a failed start leaves no files
             self._store = StoreWriter(folder / store_name(rank))
@@ -106,20 +104,15 @@ class WriterThread:
                 "stepscope: %s; a killed process may lose its last half second", self.ring.reason
             )
 
-    @property
-    def dropped(self) -> int:
-        """Rows and events lost to full queues or errors of this thread."""
-        return self._lost + self.ring.dropped
-
-    def put(self, item: QueueItem) -> None:
-        """Queue an item; count it as dropped if the queue is full."""
+    def put(self, event: Event) -> None:
+        """Queue an event; count it as dropped if the queue is full."""
         if len(self._queue) >= QUEUE_LIMIT:
-            self._lost += 1
+            self.ring.dropped += 1
         else:
-            self._queue.append(item)
+            self._queue.append(event)
 
     def close(self, timeout_s: float) -> None:
-        """Write the pending rows and items, and end the thread; idempotent."""
+        """Write the pending rows and events, and end the thread; idempotent."""
         self.ring.stop()
         self._closing.set()
         self.wake()
@@ -134,13 +127,16 @@ class WriterThread:
         self.ring.leave()
 
     def _work(self) -> None:
-        while not self._ended:
-            last_try = self._closing.is_set()
+        is_ended = False
+        while not is_ended:
+            is_ended = self._closing.is_set()
             try:
-                self._loop()
+                if is_ended:
+                    self._end()
+                else:
+                    self._serve()
             except Exception as error:  # noqa: BLE001 - the recording would end with this thread
                 self._log_once("the writer failed and retries", error, traceback=True)
-                self._ended = last_try
                 self._closing.wait(RETRY_S)
         self._store.close()
         self._sleeper.close()
@@ -148,59 +144,51 @@ class WriterThread:
             with contextlib.suppress(OSError):  # such as a folder that was moved away
                 self.ring.delete()
 
-    def _loop(self) -> None:
-        flush_s = FLUSH_S if self.ring.reason is None else FLUSH_S / 2
-        next_flush = time.monotonic() + flush_s
-        next_beat = time.monotonic() + HEARTBEAT_S  # run.json has just been written
-        while not self._closing.is_set():
-            woken = self._sleeper.sleep(min(next_flush, next_beat) - time.monotonic())
-            if self._closing.is_set():
-                break
-            now = time.monotonic()
-            if woken or now >= next_flush:
-                is_stored = self._flush()
-                next_flush = now + (flush_s if is_stored else RETRY_S)
-            is_due = now >= next_beat
-            if is_due:
-                self._poll_observer()
-                next_beat = now + HEARTBEAT_S
-            if woken or is_due:
-                self._beat()
-            self._sleeper.forget_touches()  # before the poll: a later touch has a later command
-            self._poll_commands()
-        self._end()
+    def _serve(self) -> None:
+        """Sleep, then write what is due."""
+        woken = self._sleeper.sleep(min(self._next_flush, self._next_beat) - time.monotonic())
+        if self._closing.is_set():
+            return
+        now = time.monotonic()
+        if woken or now >= self._next_flush:
+            flush_s = FLUSH_S if self.ring.reason is None else FLUSH_S / 2
+            self._next_flush = now + (flush_s if self._flush() else RETRY_S)
+        is_due = now >= self._next_beat
+        if is_due:
+            self._next_beat = now + HEARTBEAT_S
+            self._poll_observer()
+        if woken or is_due:
+            self._beat()
+        self._sleeper.forget_touches()  # before the poll: a later touch has a later command
+        self._poll_commands()
 
     def _end(self) -> None:
-        """Write the last rows and items, and the last run.json."""
-        self._flush(everything=True)
+        """Write the last rows and events, and the last run.json."""
+        self._flush()
         self._poll_observer()
-        if not self._flush(everything=True):
+        if not self._flush():
             self._note_unstored()
         with contextlib.suppress(OSError):  # the end of the run is still written
             self._ballast.unlink(missing_ok=True)
         self._beat(durable=True)
         if self._json == RUN_JSON:
             self._note_final_values()
-        self._ended = True
 
-    def _flush(self, *, everything: bool = False) -> bool:
-        """Commit pending rows and items, with `everything` also new ones; False on failure."""
+    def _flush(self) -> bool:
+        """Commit pending rows and events, at the end also new ones; return False on failure."""
         while self.ring.waiting() > 0 or self._queue:
-            rows = self.ring.pending(BATCH_LIMIT, everything=everything)
-            batch = list(itertools.islice(self._queue, BATCH_LIMIT))
-            if rows.end == self.ring.drained and not batch:
-                break  # the next slot is claimed and not written yet
-            if not self._store_rows(rows, batch):
+            if not self._store_batch():
                 return False
             if self.run_json["problem"]:
                 log.warning("stepscope: the store can be written again")
                 self.run_json["problem"] = None
-            if not everything and max(self.ring.waiting(), len(self._queue)) < BATCH_LIMIT:
+            is_long = max(self.ring.waiting(), len(self._queue)) >= BATCH_LIMIT
+            if not is_long and not self._closing.is_set():
                 break  # each commit costs a millisecond of a core that the training may need
         return True
 
     def _note_unstored(self) -> None:
-        """Record how many rows and items a full disk or a locked store did not take."""
+        """Record how many rows and events a full disk or a locked store did not take."""
         unstored, lost = self.ring.waiting(), len(self._queue)
         self._queue.clear()
         self.run_json["problem"] = None
@@ -213,48 +201,37 @@ class WriterThread:
             )
             log.warning("stepscope: %s", self.run_json["problem"])
         if lost:
-            self._lost += lost
+            self.ring.dropped += lost
             self.run_json["dropped_reason"] = self._failure
             log.error("stepscope: %d rows and events are lost: %s", lost, self._failure)
 
-    def _store_rows(self, rows: RingRows, batch: Sequence[QueueItem]) -> bool:
-        """Commit rows and items and release them; return False to retry later."""
-        steps = copy.copy(self._steps)
+    def _store_batch(self) -> bool:
+        """Commit the oldest rows and events and release them; return False to retry later."""
+        rows = self.ring.pending(BATCH_LIMIT)
+        events = list(itertools.islice(self._queue, BATCH_LIMIT))
         try:
-            block, events = steps.block(rows, self._progress()["epoch"])
             with self._store.transaction():
-                self._write(block, [*events, *batch])
-                self._store.store_slots(rows.end)
-            self._steps = steps
+                blocks = self._store.append_slots(rows)
+                for event in events:
+                    self._store.add_event(event)
         except (sqlite3.OperationalError, OSError, MemoryError) as error:
             self._note_problem(error)
             return False
         except Exception as error:  # noqa: BLE001 - the later rows must be stored
-            block, lost = join([]), len(rows.slots) + len(batch)
-            self._lost += lost
+            blocks = {STEPS: join([])}
+            lost = len(rows.slots) + len(events)
+            self.ring.dropped += lost
             self._log_once(f"{lost} rows and events could not be stored and are lost", error)
         self.ring.release(rows)
-        for _ in batch:
+        for _ in events:
             self._queue.popleft()
+        steps = blocks[STEPS]
+        self._note_custom(steps.keys)
+        for event in find_broken_losses(steps, self._broken_losses, self._progress()["epoch"]):
+            self.put(event)
         if self.observer is not None:
-            self.observer[0](block, batch)
+            self.observer[0](blocks, events)
         return True
-
-    def _write(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
-        if len(block):
-            self._store.append(Stream.STEPS, "", block)
-            self._note_custom(block.keys)
-        rows: dict[tuple[str, str], list[tuple[float, int, MetricValues]]] = {}
-        for item in items:
-            if isinstance(item, Sample):
-                series = rows.setdefault((item.stream, item.source), [])
-                series.append((item.ts, item.step, item.values))
-            elif isinstance(item, Event):
-                self._store.add_event(item)
-            else:
-                self._store.end_command(item)
-        for (stream, source), series in rows.items():
-            self._store.append(stream, source, SeriesBlock.from_rows(series))
 
     def _poll_observer(self) -> None:
         """Queue the new events of the observer."""
@@ -267,10 +244,10 @@ class WriterThread:
 
     def _note_custom(self, keys: tuple[str, ...]) -> None:
         """List the run's custom metrics in run.json, for the page."""
-        own = (key for key in keys if key not in BY_KEY and not _NUMBERED.search(key))
-        custom = list(dict.fromkeys((*self._custom, *own)))[:MAX_LISTED_CUSTOM]
-        if custom != self._custom:
-            self._custom = custom
+        known = self.run_json.get("custom") or ()
+        own = [key for key in keys if key not in BY_KEY and not _NUMBERED.search(key)]
+        custom = list(dict.fromkeys([*known, *own]))[:MAX_LISTED_CUSTOM]
+        if len(custom) > len(known):
             with self.run_json_lock:
                 self.run_json["custom"] = custom
 
@@ -312,7 +289,7 @@ class WriterThread:
             self.run_json["heartbeat"] = time.time()
             if offset_s := clock.wall_offset():
                 self.run_json["wall_offset_s"] = offset_s
-            self.run_json.update(self._progress(), dropped=self.dropped)
+            self.run_json.update(self._progress(), dropped=self.ring.dropped)
             run_json = dict(self.run_json)
         try:
             write_run_json(self.folder, run_json, self._json, durable=durable)

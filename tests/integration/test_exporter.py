@@ -27,11 +27,12 @@ from stepscope.export import prometheus
 from stepscope.export.prometheus import GPU_METRICS, RUN_METRICS, ExporterCollector
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
-from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store import StoreWriter, store_name
 from tests.support.fake_machine import BUSY, GIB, FakeSource, Gpu, divided, gpus, machine
 from tests.support.fake_machine import facts as facts_of
 from tests.support.fake_nvml import FakeNvml, install
 from tests.support.prometheus_text import Samples, get, scrape, serving
+from tests.support.row_blocks import block_of_rows
 from tests.support.run_folders import Row, make_run, make_store
 from tests.support.waiting import wait_until
 
@@ -56,7 +57,7 @@ def stored(folder: Path) -> Iterator[Callable[[str, list[Row]], None]]:
 
     def append(stream: str, rows: list[Row]) -> None:
         with writer.transaction():
-            writer.append(stream, "", SeriesBlock.from_rows(rows))
+            writer.append(stream, "", block_of_rows(rows))
 
     yield append
     writer.close()

@@ -42,7 +42,7 @@ class Ask(TrainerCallback):
             from stepscope.store.reader import send_command
             recorder = tracker.current().session.recorder
             send_command(recorder.folder, "stop", {})
-            while not recorder.command_waiting:
+            while not recorder.commands.waiting:
                 pass
 
 if "joins" in what:

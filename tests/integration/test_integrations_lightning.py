@@ -58,7 +58,7 @@ class Ask(pl.Callback):
             from stepscope.store.reader import send_command
             recorder = tracker.current().session.recorder
             send_command(recorder.folder, "stop", {})
-            while not recorder.command_waiting:
+            while not recorder.commands.waiting:
                 pass
 
 callback = StepscopeCallback("tiny", runs="runs")

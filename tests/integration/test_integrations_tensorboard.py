@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store import StoreWriter, store_name
+from tests.support.row_blocks import block_of_rows
 from tests.support.run_folders import Row, make_run, make_store
 
 pytest.importorskip("tensorboard")
@@ -49,7 +50,7 @@ def export(run: Path, logdir: Path, *arguments: str) -> int:
 def store(run: Path, stream: str, source: str, rows: list[Row]) -> None:
     writer = StoreWriter(run / store_name(0))
     with writer.transaction():
-        writer.append(stream, source, SeriesBlock.from_rows(rows))
+        writer.append(stream, source, block_of_rows(rows))
     writer.close()
 
 

@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections import deque
 from contextlib import closing
 from pathlib import Path
 
@@ -15,9 +14,10 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader, writer_thread
+from stepscope.store import recorder as recorder_module
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Command, CommandName, Recorder
-from stepscope.store.step_blocks import STEP_TIME
+from stepscope.store.step_blocks import STEP_TIME, STEPS
 from stepscope.store.writer_thread import BALLAST, WriterThread
 from tests.support.child_process import child
 from tests.support.run_values import metric, steps_of
@@ -32,7 +32,7 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
     for nothing in ({}, {"val/loss": None}):
         recorder.log(100, nothing)
     recorder.sample({"process/rss": 0.0})
-    recorder.device("GPU-x", {"gpu/util": 0.0})
+    recorder.sample({"gpu/util": 0.0}, "GPU-x")
     recorder.epoch = 2
     recorder.event("mark", "half way", before={"a": 1})
     recorder.close(RunStatus.FINISHED)
@@ -48,6 +48,22 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
     assert rows == {("steps", ""): 100, ("samples", ""): 1, ("devices", "GPU-x"): 1}
     assert (event.step, event.epoch, event.text) == (100, 2, "half way")
     assert event.data == {"before": {"a": 1}}
+
+
+def test_samples_of_a_full_disk_leave_half_of_the_ring_to_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "SLOTS", 20)
+    monkeypatch.setattr(writer_thread, "FLUSH_S", 60.0)
+    recorder = Recorder(tmp_path, name="test")
+    for step in range(1, 12):
+        recorder.log(step, {"train/loss": 1.0})
+    recorder.sample({"process/rss": 1.0})
+    recorder.log(12, {"train/loss": 1.0})
+    recorder.close(RunStatus.FINISHED)
+    with StoreReader(tmp_path) as reader:
+        assert {(info.stream, info.rows) for info in reader.series()} == {("steps", 12)}
+    assert recorder.run_json["dropped"] == 1
 
 
 def test_commands_wake_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +89,7 @@ def test_commands_wake_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert event.data == {"ok": True, "command_id": command.id, "after": {"a": 2}}
 
 
-def test_the_store_has_the_result_of_each_command(tmp_path: Path) -> None:
+def test_commands_that_no_run_knows_are_passed_over(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, name="test")
     send_command(tmp_path, "format_disk", {})
     with closing(sqlite3.connect(tmp_path / STORE_NAME)) as connection, connection:
@@ -81,22 +97,16 @@ def test_the_store_has_the_result_of_each_command(tmp_path: Path) -> None:
         connection.execute(deep, ("[" * 100_000,))
     for name in ("pause", "save_checkpoint"):
         send_command(tmp_path, name, {})
-    wait_until(lambda: len(recorder.command_waiting) == 2)
+    wait_until(lambda: len(recorder.commands.waiting) == 2)
     done, failed = recorder.commands.take(), recorder.commands.take()
     assert done is not None
     assert failed is not None
     recorder.finish(done, "Paused")
     recorder.finish(failed, "full", ok=False)
     recorder.close(RunStatus.STOPPED)
-    with closing(sqlite3.connect(tmp_path / STORE_NAME)) as connection:
-        rows = connection.execute("SELECT name, state, result FROM commands ORDER BY id").fetchall()
-    refused = {name: (state, result) for name, state, result in rows[:2]}
-    assert refused.keys() == {"format_disk", "mark"}
-    assert all(state == "refused" and text for state, text in refused.values())
-    assert rows[2:] == [
-        ("pause", "done", "Paused"),
-        ("save_checkpoint", "refused", "full"),
-    ]
+    with StoreReader(tmp_path) as reader:
+        events = [(event.kind, event.text, event.data["ok"]) for event in reader.events()]
+    assert events == [("pause", "Paused", True), ("save_checkpoint", "full", False)]
 
 
 def test_the_status_of_a_closed_run_is_final(
@@ -196,33 +206,14 @@ def test_a_full_disk_delays_rows_and_recovers(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-class InterleavedCommands(deque[Command]):
-    """Commands of a recorder, of which one is sent just after they were checked."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-        self.is_sent = False
-
-    def __bool__(self) -> bool:
-        found = len(self) > 0
-        if not self.is_sent:
-            self.is_sent = True
-            self._recorder.commands.offer(Command(1, CommandName.MARK, {}))
-        return found
-
-
-def test_a_command_that_comes_while_a_step_checks_for_work_is_seen_by_the_next_step(
-    tmp_path: Path,
-) -> None:
+def test_a_step_with_more_to_do_than_its_row_is_not_recorded_at_once(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, name="test")
-    layout = recorder.ring.layout((STEP_TIME, "train/loss"))
+    layout = recorder.ring.layout((*STEPS, STEP_TIME, "train/loss"))
     assert layout is not None
     try:
         assert recorder.record(layout, [1.0])
-        recorder.command_waiting = waiting = InterleavedCommands(recorder)
         recorder.log_step({"train/loss": 2.0})
-        assert waiting.is_sent
+        recorder.commands.offer(Command(1, CommandName.MARK, {}))
         assert not recorder.record(layout, [3.0]), "a command waits"
         assert recorder.commands.take() == Command(1, CommandName.MARK, {})
         recorder.log_step({"train/loss": 3.0})

@@ -87,19 +87,25 @@ def test_kill_9_loses_half_a_second_at_most_on_a_shared_disk(tmp_path: Path, lin
     assert times[-1] - times[len(numbers) - 1] <= 0.5 + delay_s
 
 
-def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> None:
+def test_a_broken_loss_and_a_sample_in_the_last_rows_are_stored(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "killed", pid=2**22 + 1)
     StoreWriter(folder / STORE_NAME).close()
     ring = RingBuffer(tmp_path / "rank0.ring")
-    layout = ring.layout(("train/loss",))
+    layout = ring.layout(("steps", "", "train/loss"))
     assert layout is not None
     for step in range(1, 11):
         ring.put(layout, float(step), step, float("nan") if step > 4 else 1.0)
+    of_gpu = ring.layout(("devices", "GPU-a", "gpu/util"))
+    assert of_gpu is not None
+    ring.put(of_gpu, 10.0, 10, 50.0)
     shutil.copy(tmp_path / "rank0.ring", folder)  # as a killed process leaves it
     ring.delete()
     assert recover(folder) == 10
     with StoreReader(folder) as reader:
         (event,) = reader.events()
+        gpu = reader.find("devices", "GPU-a")
+        assert reader.read(gpu.id, 0, gpu.rows, 1).mean.tolist() == [[50.0]]
+        assert not reader.find("samples").rows
     assert (event.kind, event.step, event.ts) == ("nan", 5, 5.0)
     assert "nan" in event.text
 

@@ -130,7 +130,7 @@ def test_the_end_of_a_run_has_its_last_and_best_values(tmp_path: Path) -> None:
         recorder.log(step, {"train/loss": loss, **rate})
     recorder.sample({"memory/peak_allocated": 5.0})
     for energy in (100.0, 350.0):
-        recorder.device("GPU-1", {"gpu/energy": energy})
+        recorder.sample({"gpu/energy": energy}, "GPU-1")
     recorder.describe(device="GPU-1")
     recorder.close(RunStatus.FINISHED)
     found = read_metadata(read_run(tmp_path / "r"))

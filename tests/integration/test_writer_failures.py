@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreError, StoreReader, schema, writer_thread
-from stepscope.store.blocks import Sample
+from stepscope.store.blocks import Event
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover_ended
@@ -22,7 +22,7 @@ from stepscope.store.writer_thread import WriterThread
 from tests.support.run_values import steps_and_losses
 from tests.support.waiting import wait_until
 
-INVALID = Sample("samples", "", 1.0, 1, {"host/cpu": "no number"})  # type: ignore[dict-item]
+INVALID = Event(1.0, 1, 0, "mark", "no JSON", {"object": object()})
 
 
 def texts(folder: Path) -> list[str]:
@@ -35,8 +35,8 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     go = threading.Event()
     flush = WriterThread._flush
 
-    def when_released(self: WriterThread, *, everything: bool = False) -> bool:
-        return not go.is_set() or flush(self, everything=everything)
+    def when_released(self: WriterThread) -> bool:
+        return not go.is_set() or flush(self)
 
     monkeypatch.setattr(WriterThread, "_flush", when_released)
     return go.set
@@ -90,11 +90,11 @@ def test_the_end_of_a_locked_store_is_tried_few_times(
     """Each try waits for the lock."""
     monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.01)
     tries = []
-    store_rows = WriterThread._store_rows
+    store_batch = WriterThread._store_batch
 
-    def count(self: WriterThread, *args: Any) -> bool:
+    def count(self: WriterThread) -> bool:
         tries.append(1)
-        return store_rows(self, *args)
+        return store_batch(self)
 
     recorder = Recorder(tmp_path, name="test")
     wait_until((tmp_path / STORE_NAME).exists)
@@ -102,7 +102,7 @@ def test_the_end_of_a_locked_store_is_tried_few_times(
         other.execute("BEGIN IMMEDIATE")
         for step in range(1000):
             recorder.log(step, {"train/loss": 1.0})
-        monkeypatch.setattr(WriterThread, "_store_rows", count)
+        monkeypatch.setattr(WriterThread, "_store_batch", count)
         recorder.close(RunStatus.FINISHED)
     assert 0 < len(tries) <= 4
     run = read_run(tmp_path)
@@ -119,7 +119,7 @@ def test_a_failing_callback_loses_no_command(
     recorder = Recorder(tmp_path, name="test", on_command=fail)
     for name in ("mark", "stop"):
         send_command(tmp_path, name, {})
-    wait_until(lambda: len(recorder.command_waiting) == 2)
+    wait_until(lambda: len(recorder.commands.waiting) == 2)
     recorder.close(RunStatus.FINISHED)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [LookupError] * 2
 

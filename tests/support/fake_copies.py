@@ -14,8 +14,8 @@ from stepscope.store import cuda_readback
 def replace_copies(monkeypatch: pytest.MonkeyPatch, new_event: Callable[[], Any]) -> None:
     """Replace the calls of CUDA; every row is sent to the host by itself."""
 
-    def new_page(_device: object) -> Any:
-        memory = torch.empty(cuda_readback.CELLS, dtype=torch.float64)
+    def new_page(_device: object, cells: int) -> Any:
+        memory = torch.empty(cells, dtype=torch.float64)
         return cuda_readback._Page(None, memory, memory.unbind())
 
     def copy_to_host(page: Any, count: int) -> Any:

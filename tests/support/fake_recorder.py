@@ -41,7 +41,7 @@ class FakeRecorder:
         self.events.append((kind, text, data))
 
     @property
-    def command_waiting(self) -> list[Command]:
+    def waiting(self) -> list[Command]:
         return self.asked
 
     @property
@@ -77,11 +77,11 @@ class SampleRecorder(FakeRecorder):
         self.devices: list[tuple[str, dict[str, float]]] = []
         self.run_json: list[dict[str, Any]] = []
 
-    def device(self, uuid: str, values: dict[str, float]) -> None:
-        self.devices.append((uuid, values))
-
-    def sample(self, values: dict[str, float]) -> None:
-        self.samples.append(values)
+    def sample(self, values: dict[str, float], gpu: str = "") -> None:
+        if gpu:
+            self.devices.append((gpu, values))
+        else:
+            self.samples.append(values)
 
     def describe(self, **run_info: Any) -> None:
         self.run_json.append(run_info)

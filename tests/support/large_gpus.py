@@ -39,7 +39,7 @@ def record(server: Server, gpus: list[dict[str, Any]], epochs: int = 0) -> str:
     values |= {"gpu/temp": 77.0, "gpu/power": 699.9}
     for place, gpu in enumerate(gpus):
         for _ in range(2):
-            recorder.device(str(gpu["uuid"]), values | {"gpu/util": 100.0 - 10 * place})
+            recorder.sample(values | {"gpu/util": 100.0 - 10 * place}, str(gpu["uuid"]))
     recorder.event("empty_cache", "Empty cache")
     recorder.close(RunStatus.FINISHED)
     return folder.name

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import process_identity, write_run_json
-from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter, store_name
+from stepscope.store import STORE_NAME, StoreWriter, store_name
+from tests.support.row_blocks import block_of_rows
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 CREATED = 1_700_000_000.0
@@ -45,7 +46,7 @@ def write_run(
         sources += [("devices", one, rows) for one, rows in (gpus or {}).items()]
         for stream, source, rows in sources:
             moved = [(CREATED + seconds, step, values) for seconds, step, values in rows]
-            writer.append(stream, source, SeriesBlock.from_rows(moved))
+            writer.append(stream, source, block_of_rows(moved))
     writer.close()
     assert (folder / STORE_NAME).exists() or rank
     return folder

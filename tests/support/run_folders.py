@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import STALE_S, new_run_folder, process_identity, write_run_json
-from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store import StoreWriter, store_name
 from stepscope.store.blocks import Event
+from tests.support.row_blocks import block_of_rows
 
 Row = tuple[float, int, dict[str, float | None]]
 
@@ -30,13 +31,13 @@ def make_store(folder: Path, rank: int = 0) -> None:
     writer = StoreWriter(folder / store_name(rank))
     with writer.transaction():
         steps: list[Row] = [(10.5, 1, {"train/loss": 0.1}), (11.0, 2, {"train/loss": None})]
-        writer.append("steps", "", SeriesBlock.from_rows(steps))
+        writer.append("steps", "", block_of_rows(steps))
     with writer.transaction():
         late: list[Row] = [(12.0, 3, {"train/loss": 0.3, "=cmd()": float("inf")})]
-        writer.append("steps", "", SeriesBlock.from_rows(late))
+        writer.append("steps", "", block_of_rows(late))
         for uuid in ("GPU-a", "GPU-b"):
             row: list[Row] = [(10.0, 1, {"gpu/util": 50.0})]
-            writer.append("devices", uuid, SeriesBlock.from_rows(row))
+            writer.append("devices", uuid, block_of_rows(row))
         data = {"after": float("inf"), "list": [1]}
         writer.add_event(Event(9.0, 0, 1, "mark", '=1+1,"\nü', data))
     writer.close()

@@ -18,9 +18,9 @@ from stepscope.alerts.settings import DEFAULTS, AlertRule, AlertSettings, Comman
 from stepscope.common.stall_detector import StepGap
 from stepscope.run import RunStatus
 from stepscope.store import SeriesBlock
-from stepscope.store.blocks import RECORDED_NAN, Event, Sample
+from stepscope.store.blocks import RECORDED_NAN, Event
+from tests.support.row_blocks import block_of_rows
 
-NOTHING = SeriesBlock.raw((), np.empty(0), np.empty(0), np.empty((0, 0)))
 GPU, OTHER = "GPU-a", "GPU-b"
 GIB = 2.0**30
 BUSY = StepGap(0.0, 0.1, 0.0)
@@ -49,12 +49,13 @@ class Bench:
     def steps(self, **values: list[float]) -> None:
         keys = tuple(key.replace("_", "/", 1) for key in values)
         axis = np.arange(len(next(iter(values.values()))), dtype=float)
-        self.monitor.add(SeriesBlock.raw(keys, axis, axis, np.array(list(values.values()))), ())
+        block = SeriesBlock.raw(keys, axis, axis, np.array(list(values.values())))
+        self.monitor.add({("steps", ""): block}, ())
 
     def sampled(self, source: str, **values: float) -> None:
         named = {key.replace("_", "/", 1): value for key, value in values.items()}
         stream = "devices" if source else "samples"
-        self.monitor.add(NOTHING, [Sample(stream, source, 0.0, 0, named)])
+        self.monitor.add({(stream, source): block_of_rows([(0.0, 0, named)])}, ())
 
     def events(self, gap: StepGap | None = BUSY) -> list[tuple[str, str, dict[str, Any]]]:
         return self.monitor.check(self.run_json, 5, gap, None)
@@ -107,9 +108,9 @@ def test_only_heat_of_a_training_gpu_is_throttling(
 
 def test_lost_and_recovered_gpus_are_events_of_the_sampler(bench: Bench) -> None:
     lost = Event(0.0, 0, 0, "gpu_lost", "GPU 1 (H100): GPU is lost", {"uuid": OTHER})
-    bench.monitor.add(NOTHING, [lost])
+    bench.monitor.add({}, [lost])
     assert bench.check(1) + bench.check(2) == [f"1 gpu_lost raised {OTHER}"]
-    bench.monitor.add(NOTHING, [Event(0.0, 0, 0, "gpu_recovered", "", {"uuid": OTHER})])
+    bench.monitor.add({}, [Event(0.0, 0, 0, "gpu_recovered", "", {"uuid": OTHER})])
     found = [change for now in (3, 32, 33, 34) for change in bench.check(now)]
     assert found == [f"33 gpu_lost cleared {OTHER}"]
 

@@ -15,9 +15,10 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.export.tables import Column, Table, opened, write_csv
-from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter
+from stepscope.store import STORE_NAME, StoreWriter
 from stepscope.store import reader as store_rows
 from tests.support.killed_runs import killed_run
+from tests.support.row_blocks import block_of_rows
 from tests.support.run_folders import Row, make_run, make_store
 
 
@@ -45,7 +46,7 @@ def replace_store(run: Path, *batches: list[Row]) -> None:
     writer = StoreWriter(run / STORE_NAME)
     for rows in batches:
         with writer.transaction():
-            writer.append("steps", "", SeriesBlock.from_rows(rows))
+            writer.append("steps", "", block_of_rows(rows))
     writer.close()
 
 

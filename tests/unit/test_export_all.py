@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from stepscope.cli import main
-from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store import StoreWriter, store_name
+from tests.support.row_blocks import block_of_rows
 from tests.support.run_folders import Row, make_run, make_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ PARQUET = ("--all", "--format", "parquet", "--output")
 def add_rows(folder: Path, rows: list[Row], rank: int = 0) -> None:
     writer = StoreWriter(folder / store_name(rank))
     with writer.transaction():
-        writer.append("steps", "", SeriesBlock.from_rows(rows))
+        writer.append("steps", "", block_of_rows(rows))
     writer.close()
 
 

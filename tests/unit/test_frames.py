@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from stepscope.store.blocks import SeriesBlock, decode, encode, join, merge
+from tests.support.row_blocks import block_of_rows
 
 
 def rows(*values: float | None, key: str = "train/loss") -> SeriesBlock:
-    return SeriesBlock.from_rows([(100.0 + i, i, {key: value}) for i, value in enumerate(values)])
+    return block_of_rows([(100.0 + i, i, {key: value}) for i, value in enumerate(values)])
 
 
 def test_missing_values_are_nan_and_zero_is_a_value() -> None:
-    block = SeriesBlock.from_rows(
-        [(1.0, 0, {"a": 0.0}), (2.0, 1, {"a": None}), (3.0, 2, {"b": 5.0})]
-    )
+    block = block_of_rows([(1.0, 0, {"a": 0.0}), (2.0, 1, {"a": None}), (3.0, 2, {"b": 5.0})])
     assert block.keys == ("a", "b")
     assert block.count.tolist() == [[1, 0, 0], [0, 0, 1]]
     assert block.mean[0, 0] == 0.0

@@ -26,6 +26,7 @@ from dashboard.run_list import Listing
 from stepscope.run import read_run
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 from tests.support.rank_folder import RankFolder
+from tests.support.row_blocks import block_of_rows
 
 CREATED = 1_700_000_000.0
 TIME, WAIT, PEAK, UTIL = "perf/step_time", "perf/comm_wait", "memory/allocated", "gpu/util"
@@ -48,12 +49,12 @@ class JobFolder(RankFolder):
         rows = [(CREATED + 0.1 * step, step, named) for step in range(start, stop)]
         with self._store(number) as store:
             stream = "samples" if "allocated" in values else "steps"
-            store.append(stream, "", SeriesBlock.from_rows(rows))
+            store.append(stream, "", block_of_rows(rows))
 
     def device(self, number: int, gpu: str, util: float) -> None:
         rows = [(CREATED + 0.1 * step, step, {UTIL: util}) for step in range(20)]
         with self._store(number) as store:
-            store.append("devices", gpu, SeriesBlock.from_rows(rows))
+            store.append("devices", gpu, block_of_rows(rows))
 
     @contextmanager
     def _store(self, number: int) -> Iterator[StoreWriter]:
@@ -165,7 +166,7 @@ def drawn(ranks: int, *rows: tuple[int, str, float, float]) -> dict[str, dict[in
     """Return the columns with a value of rows (rank, metric, time, value)."""
     blocks: list[list[SeriesBlock]] = [[] for _ in range(ranks)]
     for rank, name, at, value in rows:
-        blocks[rank].append(SeriesBlock.from_rows([(CREATED + at, 1, {name: value})]))
+        blocks[rank].append(block_of_rows([(CREATED + at, 1, {name: value})]))
     width_s, cells = heatmap(blocks, CREATED)
     assert width_s % MIN_WIDTH_S == 0
     return {

@@ -74,11 +74,11 @@ def test_a_long_run_is_read_in_slices(recorder: Recorder, monkeypatch: pytest.Mo
 
 
 def test_one_gpu_is_the_default_and_one_of_several_must_be_named(recorder: Recorder) -> None:
-    recorder.device("GPU-a", {"gpu/util": 40.0})
+    recorder.sample({"gpu/util": 40.0}, "GPU-a")
     run = stepscope.open("first")
     wait_until(lambda: "gpu/util" in run.metrics)
     assert run.series("gpu/util").value.tolist() == [40.0]
-    recorder.device("GPU-b", {"gpu/util": 60.0})
+    recorder.sample({"gpu/util": 60.0}, "GPU-b")
     recorder.close(RunStatus.FINISHED)
     assert run.gpus == ("GPU-a", "GPU-b")
     assert run.series("gpu/util", gpu="GPU-b").value.tolist() == [60.0]

@@ -22,9 +22,10 @@ from stepscope.remote.access import read_only_reason
 from stepscope.remote.mirror import Answer, Mirror
 from stepscope.remote.source import parse_source
 from stepscope.run import RunStatus, is_own, read_run
-from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
+from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
 from tests.support.recorded_runs import write_run
+from tests.support.row_blocks import block_of_rows
 
 LIVE = {"status": "running"}
 STEPS = [(1.0, 1, {"train/loss": 1.0})]
@@ -125,7 +126,7 @@ def test_a_growing_store_is_equal_after_each_exchange(link: Link) -> None:
     for count in (1, 5, 63, 64, 200, 179, 1, 700, 3000, 1):
         with writer.transaction():
             new = [(float(step + n), step + n, {"train/loss": 1.0}) for n in range(count)]
-            writer.append("steps", "", SeriesBlock.from_rows(new))
+            writer.append("steps", "", block_of_rows(new))
             writer.add_event(Event(1.0, step, 0, "mark", f"at {step}", {}))
         step += count
         link.ask("r")

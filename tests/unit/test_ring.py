@@ -32,7 +32,7 @@ def ring(tmp_path: Path) -> Iterator[RingBuffer]:
 
 
 def layout(ring: RingBuffer, *keys: str) -> RowLayout:
-    found = ring.layout(keys)
+    found = ring.layout(("steps", "", *keys))
     assert found is not None
     return found
 
@@ -98,7 +98,7 @@ def test_stop_finds_every_claimed_row_and_accepts_no_more(ring: RingBuffer) -> N
     ring.stop()
     ring.last = 0
     fill(ring, 6, 7)
-    rows = ring.pending(everything=True)
+    rows = ring.pending()
     ring.release(rows)
     assert rows.slots["step"].tolist() == [1, 2, 4]
     assert (ring.waiting(), ring.dropped) == (0, 3), "two slots and a late row"
@@ -110,10 +110,10 @@ def test_layouts_are_distinct_and_limited(ring: RingBuffer) -> None:
     assert layout(ring, "a") is layout(ring, "a")
     assert layout(ring, "b").number != layout(ring, "a").number
     names = 0
-    while ring.layout((f"{'metric' * 100}/{names}",)):
+    while ring.layout(("steps", "", f"{'metric' * 100}/{names}")):
         names += 1
     assert 1000 < names < HEADER_BYTES
-    assert ring.layout(("a",)) is not None, "known ones remain"
+    assert layout(ring, "a") is not None, "known ones remain"
 
 
 def test_the_rows_of_a_dead_process_are_read_from_the_file(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_rows_of_a_dead_process_are_read_from_the_file(tmp_path: Path) -> No
     fill(ring, 11, 13)
     left = left_by(path, 4)
     assert left.slots["step"].tolist() == [4, 5, 6, 7, 8, 9, 11, 12]
-    assert (left.end, left.layouts) == (13, [("train/loss",)])
+    assert (left.end, left.layouts) == (13, [("steps", "", "train/loss")])
     data = bytearray(path.read_bytes())
     last = HEADER_BYTES + 13 * SLOT_BYTES
     data[last - 8 : last] = bytes(8)  # torn by the kill

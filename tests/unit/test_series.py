@@ -17,6 +17,7 @@ from dashboard.charts.series import SeriesCursor, keys_of
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
+from tests.support.row_blocks import block_of_rows
 
 NAN, INF = float("nan"), float("inf")
 
@@ -117,7 +118,7 @@ def test_a_client_far_behind_or_of_another_run_gets_an_overview(tmp_path: Path) 
 def write(folder: Path, rows: list[Any]) -> None:
     writer = StoreWriter(folder / STORE_NAME)
     with writer.transaction():
-        writer.append("steps", "", SeriesBlock.from_rows(rows))
+        writer.append("steps", "", block_of_rows(rows))
     writer.close()
 
 
@@ -222,7 +223,6 @@ def state(status: RunStatus, age_s: float = 0.0, **run_info: Any) -> dict[str, A
     [
         (RunStatus.RUNNING, 1.0, {"dropped": 0}, None),
         (RunStatus.FINISHED, 0.0, {"dropped": 1234}, "1,234 steps"),
-        (RunStatus.RUNNING, 0.0, {"dropped_values": 3}, "3 steps lack GPU values"),
         (RunStatus.PAUSED, 12.4, {}, "No update for 12 s."),
         (RunStatus.FINISHED, 1e6, {}, None),
         (RunStatus.RUNNING, 1.0, {"problem": "Disk full."}, "Disk full."),

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from stepscope.store import SeriesBlock
-from stepscope.store.blocks import Event
 from stepscope.store.ring import RingBuffer
-from stepscope.store.step_blocks import StepBlockBuilder
+from stepscope.store.step_blocks import STEPS, find_broken_losses, series_blocks
 
 NAN = math.nan
 
@@ -25,21 +24,15 @@ def ring(tmp_path: Path) -> Iterator[RingBuffer]:
 
 
 def put(ring: RingBuffer, ts: float, step: int, **values: float) -> None:
-    layout = ring.layout(tuple(values))
+    layout = ring.layout((*STEPS, *values))
     assert layout is not None
     ring.put(layout, ts, step, *values.values())
 
 
-def converted(
-    ring: RingBuffer, rows: StepBlockBuilder | None = None
-) -> tuple[SeriesBlock, list[Event]]:
+def block(ring: RingBuffer) -> SeriesBlock:
     pending = ring.pending()
     ring.release(pending)
-    return (rows or StepBlockBuilder()).block(pending, epoch=3)
-
-
-def block(ring: RingBuffer) -> SeriesBlock:
-    return converted(ring)[0]
+    return series_blocks(pending)[STEPS]
 
 
 def column(block: SeriesBlock, key: str) -> list[float]:
@@ -87,15 +80,19 @@ def test_a_rate_of_the_script_is_kept(ring: RingBuffer) -> None:
     assert column(block(ring), "perf/samples_per_sec") == [30.0]
 
 
-def test_rows_out_of_order_have_no_falling_axis(ring: RingBuffer) -> None:
-    rows = StepBlockBuilder()
-    put(ring, 10.0, 2, a=1.0)
-    put(ring, 4.0, 1, a=1.0)
-    first, _ = converted(ring, rows)
-    put(ring, 5.0, 1, a=1.0)
-    second, _ = converted(ring, rows)
-    for axis in (np.append(first.ts, second.ts), 5 * np.append(first.step, second.step)):
-        assert axis.tolist() == [10.0] * 3
+def test_samples_are_series_of_their_own(ring: RingBuffer) -> None:
+    for stream, source in (("samples", ""), ("devices", "GPU-a"), ("devices", "GPU-b")):
+        layout = ring.layout((stream, source, "value"))
+        assert layout is not None
+        ring.put(layout, 1.0, 1, float(len(source)))
+        put(ring, 1.0, 1, **{f"steps/{source}": 2.0})
+    found = {series: block.mean.tolist() for series, block in series_blocks(ring.pending()).items()}
+    assert found.pop(STEPS) == [[2.0], [2.0], [2.0]]
+    assert found == {
+        ("samples", ""): [[0.0]],
+        ("devices", "GPU-a"): [[5.0]],
+        ("devices", "GPU-b"): [[5.0]],
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,16 +101,15 @@ def test_rows_out_of_order_have_no_falling_axis(ring: RingBuffer) -> None:
 def test_a_broken_loss_is_kept_and_becomes_one_event(
     ring: RingBuffer, key: str, value: float
 ) -> None:
-    rows = StepBlockBuilder()
+    known: set[str] = set()
     losses = [1.0, value, value, 2.0]
     for step, loss in enumerate(losses, start=1):
         put(ring, float(step), step, **{key: loss, "train/loss_scale": NAN})
-    found, (broken,) = converted(ring, rows)
+    found = block(ring)
+    (broken,) = find_broken_losses(found, known, epoch=3)
     assert same(column(found, key), losses)
     assert found.nonfinite[found.keys.index(key)].tolist() == [0, 1, 1, 0]
     assert (broken.ts, broken.step, broken.epoch, broken.kind) == (2.0, 2, 3, "nan")
     assert f"({key})" in broken.text or key == "train/loss"
     put(ring, 5.0, 5, **{key: value})
-    assert [event.step for event in converted(ring, rows)[1]] == [5]
-    put(ring, 6.0, 6, **{key: value})
-    assert converted(ring, rows)[1] == [], "the same break in the next batch"
+    assert find_broken_losses(block(ring), known) == [], "only the first one"

@@ -96,7 +96,7 @@ def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     live.train_on(None)
     for name in ("pause", "stop", "mark"):
         send_command(live.recorder.folder, name, {"text": "behind the stop"})
-    wait_until(lambda: len(live.recorder.command_waiting) == 3)
+    wait_until(lambda: len(live.recorder.commands.waiting) == 3)
     with pytest.raises(KeyboardInterrupt):
         live.boundary()
     assert live.boundary() > 0  # the script caught it: what stood behind is served now

@@ -93,7 +93,7 @@ class CudaStepTimer:
         pairs.append(pair)
         yield
         if pair is not None:
-            self._pool.end(pair)
+            pair[1].record()
 
     def _seconds(self, pairs: list[CudaEventPair | None]) -> float | None:
         """Return the sum; None if a pair is missing or incomplete."""
@@ -149,7 +149,6 @@ class HostReader:
 
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
-        self.dropped = 0
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Tensor]) -> None:
         """Log the row with the scalars (0-d tensors)."""

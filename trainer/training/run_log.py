@@ -79,7 +79,6 @@ class RunLog:
         Saves last.pt if the run is stopped.
         """
         training, config = self._training, self._training.config
-        self._recorder.also_dropped = lambda: reader.dropped
         self._recorder.describe(
             total_steps=training.total_steps,
             first_step=training.step,

@@ -45,7 +45,7 @@ class CopyTimer:
         has_ended = self._is_measuring or bool(self._under_way)
         self._is_measuring = False
         copy_s = None
-        if has_ended and all(map(self._pairs.has_ended, self._under_way)):
+        if has_ended and all(end.query() for _, end in self._under_way):
             total_s = sum(map(self._pairs.seconds, self._under_way))
             copy_s = None if self._has_missed else total_s
             self._has_missed = False
@@ -104,7 +104,7 @@ class CopyTimer:
             return pair
 
     def _end(self, pair: CudaEventPair) -> None:
-        self._pairs.end(pair)
+        pair[1].record()
         self._under_way.append(pair)
 
 
