@@ -51,7 +51,7 @@ def make_runs(root: Path) -> None:
     (killed / "agreement/answers").mkdir(parents=True)
     (killed / "agreement/proposals.json").write_text("{}")
     (killed / "agreement/answers/rank0.json").write_text("{}")
-    (killed / "rank0.ring").write_bytes(b"stepscope ring 2\n")
+    (killed / "rank0.ring").write_bytes(b"stepscope ring 3\n")
     lab = root / "lab" / SWEEP
     lab.mkdir(parents=True)
     sweep = json.loads((ROOT / "tests/data/sweep.json").read_text())
