@@ -30,12 +30,6 @@ def test_bytes_give_the_block_back_bit_for_bit(level: int) -> None:
         np.testing.assert_array_equal(getattr(back, name), getattr(block, name))
 
 
-def test_damaged_bytes_are_refused() -> None:
-    block = rows(1.0, 2.0)
-    with pytest.raises(ValueError, match="reshape"):
-        decode(encode(block, 0), ("a", "b"), 2, 0)
-
-
 def test_a_nan_that_was_recorded_is_not_missing_however_it_travels() -> None:
     block = rows(None, float("nan"))
     traveled = join([block, rows(1.0, key="val/loss")]).with_keys(("val/loss", "train/loss"))

@@ -67,14 +67,6 @@ def test_a_long_run_reads_few_frames_at_any_length(tmp_path: Path, writer: Store
     assert max(read) <= 5  # one query a level
 
 
-def test_small_commits_are_read_from_few_frames(tmp_path: Path, writer: StoreWriter) -> None:
-    write(writer, 600, batch=5)
-    with closing(sqlite3.connect(tmp_path / STORE_NAME)) as connection:
-        query = "SELECT level, first, rows FROM frames ORDER BY level, first"
-        frames = connection.execute(query).fetchall()
-    assert frames == [(0, 0, 256), (0, 256, 256), (0, 512, 88), (1, 0, 37), (2, 0, 2)]
-
-
 def test_a_metric_may_appear_at_any_row(tmp_path: Path, writer: StoreWriter) -> None:
     write(writer, 700)
     with writer.transaction():
