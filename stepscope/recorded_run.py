@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ from stepscope.store.reader import EVERY, StreamRows
 from stepscope.store.ring import RingError, read_ring, rows_after
 from stepscope.store.step_blocks import STEPS, series_blocks
 
-MIN_PART = 4  # characters of an id that name a run
 MAX_NAMED = 10  # runs in a message
 
 
@@ -148,8 +146,7 @@ class Run:
 def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) -> Run:
     """Open a recorded run by its folder, or below `runs` by its id (the folder's name).
 
-    A part of the id is enough if no other run has it: words of the name, or 4 to 8 characters at
-    the start of the last one. `runs` is the folder of all runs, by default
+    A part of the id is enough if no other run has it. `runs` is the folder of all runs, by default
     STEPSCOPE_RUNS or ./runs; `rank` is the folder rank of a process of a distributed run. Raises
     RunError for an unknown run, and for a part of several ids.
     """
@@ -159,10 +156,8 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
         check_readable(Path(run))
     root = runs_root(Path(runs) if runs is not None else None)
     name = str(run)
-    if len(name) >= MIN_PART and not os.path.lexists(root / name):
-        # "base-1" is not "base-10": a part ends a word, or is the start of the hexadecimal one.
-        part = re.compile(rf"(?:^|-){re.escape(name)}(?:-|$|(?<=[0-9a-f]{{4}})[0-9a-f]{{1,4}}$)")
-        found = [folder.name for folder in run_folders(root) if part.search(folder.name)]
+    if name and not os.path.lexists(root / name):
+        found = [folder.name for folder in run_folders(root) if name in folder.name]
         if len(found) > 1:
             shown = ", ".join(found[:MAX_NAMED]) + (", …" if len(found) > MAX_NAMED else "")
             raise RunError(f"run: must be of one run, {name[:120]!r} is part of {shown}.")

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
 import secrets
 import select
 import stat
@@ -19,6 +18,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import psutil
 
 from stepscope.common.json_values import parse_json
 
@@ -38,7 +39,6 @@ def modified_ns(path: Path | str) -> int:
         return 0
 
 
-MOUNTS = Path("/proc/self/mountinfo")
 LOCAL_FILE_SYSTEMS = frozenset(
     {"bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "iso9660"}
     | {"jfs", "msdos", "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs", "rootfs"}
@@ -152,18 +152,10 @@ def is_network_filesystem(path: Path) -> bool:
     True for every type but LOCAL_FILE_SYSTEMS.
     """
     path, kind = path.resolve(), ""
-    for line in MOUNTS.read_bytes().splitlines():
-        before, _, after = line.partition(b" - ")
-        point = _unescaped(before.split(b" ")[4])
-        if path.is_relative_to(point):  # a later mount is on top, or covers an earlier one
-            kind = os.fsdecode(after.split(b" ")[0])
+    for mount in psutil.disk_partitions(all=True):
+        if path.is_relative_to(mount.mountpoint):  # a later mount is on top, or covers an earlier
+            kind = mount.fstype
     return bool(kind) and kind not in LOCAL_FILE_SYSTEMS
-
-
-def _unescaped(point: bytes) -> Path:
-    """Return a mount point of the table, where a space is written as \\040."""
-    octal = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8) & 0xFF]), point)
-    return Path(os.fsdecode(octal))
 
 
 TOUCHED, REPLACED = 0x4, 0x80

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 INPUT = "input"
@@ -43,22 +43,14 @@ def frame_phase(file: str, function: str) -> str | None:
     return None
 
 
-def stack_phase(
-    frames: Iterable[tuple[str, str]], own_files: Mapping[str, str] | None = None
-) -> str | None:
+def stack_phase(frames: Iterable[tuple[str, str]]) -> str | None:
     """Return the phase of a stack by its frames, the innermost first; None if unknown.
 
-    A frame is its file and function. `own_files` maps ends of further files to phases. A forward
-    pass within a backward pass is activation checkpointing, and part of the backward pass.
+    A frame is its file and function. A forward pass within a backward pass is activation
+    checkpointing, and part of the backward pass.
     """
-    phases: list[str] = []
-    for file, function in frames:
-        phase = frame_phase(file, function)
-        for end, own_phase in (own_files or {}).items():
-            if phase is None and file.endswith(end):
-                phase = own_phase
-        if phase is not None:
-            phases.append(phase)
+    found = (frame_phase(file, function) for file, function in frames)
+    phases = [phase for phase in found if phase is not None]
     if not phases:
         return None
     is_recomputed = phases[0] == FORWARD and BACKWARD in phases

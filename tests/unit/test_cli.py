@@ -72,7 +72,8 @@ def test_a_part_of_an_id_opens_the_only_run_that_has_it(runs: Path) -> None:
         open_run("train")
     os.rename(make_run(runs, "x"), runs / "20261126-base-10-0a1bcdef")
     assert open_run("base-10").id == open_run("0a1bc").id == "20261126-base-10-0a1bcdef"
-    for unknown in ("0a1d", "0a1", "../abcd", "base-1", "rain", "1126", "a1bcd"):
+    assert open_run("se-1").id == "20261126-base-10-0a1bcdef"
+    for unknown in ("0a1d", "0a1", "../abcd", "rain", "1126", ""):
         with pytest.raises(RunError):
             open_run(unknown)
 

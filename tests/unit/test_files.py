@@ -7,6 +7,7 @@ import fcntl
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,14 +125,13 @@ NETWORK = ("nfs4", "cifs", "lustre", "unknown", "9p", "fuse.sshfs", "fuse.fuse-o
 
 
 def test_an_unknown_file_system_is_a_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mountinfo")
     for kind in (*LOCAL, *NETWORK):
         other = "nfs4" if kind in LOCAL else "ext4"
-        mounts = [("/", "ext2"), ("/", other), (r"/mnt/my\040disk", kind), ("/data", "ext4")]
-        lines = (f"2 1 0:2 / {point} rw shared:1 - {name} source rw\n" for point, name in mounts)
-        files.MOUNTS.write_text("".join(lines))
+        mounts = [("/", "ext2"), ("/", other), ("/mnt/my disk", kind), ("/data", "ext4")]
+        found = [SimpleNamespace(mountpoint=point, fstype=name) for point, name in mounts]
+        monkeypatch.setattr(files.psutil, "disk_partitions", lambda *, all, found=found: found)
         assert is_network_filesystem(Path("/mnt/my disk/runs/new")) == (kind in NETWORK), kind
         assert is_network_filesystem(Path("/mnt/my")) == (kind in LOCAL), kind
 

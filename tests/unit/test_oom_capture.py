@@ -56,7 +56,7 @@ def here() -> OomRecord:
     """Return the stack of the caller as it is recorded."""
     record = OomRecord(ts=0.0)
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(0))]
-    capture.read_stack(record, frames, {})
+    capture.read_stack(record, frames)
     return record
 
 
@@ -114,10 +114,10 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
     try:
         nn.Sequential(Probe(fail))(torch.zeros(2))
     except MemoryError as error:
-        capture.read_traceback(place, error.__traceback__, {})
+        capture.read_traceback(place, error.__traceback__)
     assert place.phase == "forward"
     assert place.stack[0].endswith(" fail")
-    capture.read_traceback(place, None, {})
+    capture.read_traceback(place, None)
     assert (place.phase, place.stack) == (None, ())
 
 

@@ -8,15 +8,8 @@ import stepscope
 from stepscope.distributed.hangs import record
 from stepscope.memory.oom import capture
 from stepscope.memory.snapshots import open_snapshot
-from trainer.runners import training_run
 
 PACKAGE = Path(stepscope.__file__).parent
-PROJECT = PACKAGE.parent
-
-
-def test_a_failed_allocation_of_loading_is_known_by_its_files() -> None:
-    assert len(training_run.DATA_FILES) == 2
-    assert [name for name in training_run.DATA_FILES if not (PROJECT / name).is_file()] == []
 
 
 def test_the_packages_own_frames_are_known_by_its_folder() -> None:

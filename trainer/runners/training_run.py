@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from stepscope.common.stack_phases import INPUT
 from stepscope.host.environment import granted_cores
 from stepscope.run import RunKind, RunStatus
 from stepscope.run.status import RunOutcome
@@ -48,9 +47,6 @@ from trainer.training.rank_info import (
     sampled_by,
 )
 from trainer.training.state import TrainState
-
-DATA_FILES = {f"trainer/training/{name}.py": INPUT for name in ("loaders", "worker_pool")}
-"""Files whose failed allocations belong to the input phase."""
 
 
 def run(
@@ -174,7 +170,6 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank
         allocator_index=device.cuda_index,
         host=ranks.local_rank == 0,
     )
-    session.oom.own_parts = DATA_FILES
     session.oom.attach()
     return sampler
 

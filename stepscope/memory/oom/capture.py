@@ -48,13 +48,8 @@ def add_allocation(
     requested: int,
     allowed: int,
     free: int,
-    own_parts: Mapping[str, str],
 ) -> None:
-    """Add the state at an allocation that fails now; sizes in bytes.
-
-    `own_parts` maps the end of a file's path to the phase of a step, for a training loop without
-    torch's classes.
-    """
+    """Add the state at an allocation that fails now; sizes in bytes."""
     record.device = device
     record.requested = int(requested)
     record.allowed = int(allowed)
@@ -66,7 +61,7 @@ def add_allocation(
             "counters": lambda: _read_counters(record, device),
             "device": lambda: _read_device(record, device),
             "settings": lambda: _read_settings(record),
-            "stack": lambda: read_stack(record, stack_of_call, own_parts),
+            "stack": lambda: read_stack(record, stack_of_call),
             "processes": lambda: _read_processes(record),
         },
     )
@@ -76,7 +71,6 @@ def add_error(
     record: OomRecord,
     error: BaseException,
     memory: MemoryKind,
-    own_parts: Mapping[str, str],
     first_kills: Any,
 ) -> None:
     """Add the state after a failure from its exception: the stack has unwound since.
@@ -86,7 +80,7 @@ def add_error(
     record.memory = memory
     record.message = to_text(error)[:MAX_MESSAGE_CHARS]
     record.requested = requested_bytes(record.message)
-    readers = {"stack": lambda: read_traceback(record, error.__traceback__, own_parts)}
+    readers = {"stack": lambda: read_traceback(record, error.__traceback__)}
     if memory is not MemoryKind.GPU:
         readers["host"] = lambda: _read_host(record, first_kills)
     _read_values(record, readers)
@@ -179,34 +173,28 @@ def _read_host(record: OomRecord, first_kills: Any) -> None:
     )
 
 
-def read_stack(
-    record: OomRecord, frames: Sequence[FrameType], own_parts: Mapping[str, str]
-) -> None:
+def read_stack(record: OomRecord, frames: Sequence[FrameType]) -> None:
     """Add stack and phase from the frames of the calling thread, the innermost first.
 
     In a thread of autograd the stack continues with the thread that waits in `backward()`.
     """
     if _is_python_thread():
-        _add_frames(record, frames, own_parts)
+        _add_frames(record, frames)
     else:
-        _add_frames(record, [*frames, *_waiting_in_backward()], own_parts)
+        _add_frames(record, [*frames, *_waiting_in_backward()])
         record.phase = BACKWARD
 
 
-def read_traceback(
-    record: OomRecord, trace: TracebackType | None, own_parts: Mapping[str, str]
-) -> None:
+def read_traceback(record: OomRecord, trace: TracebackType | None) -> None:
     """Add stack and phase of the origin of an exception."""
     frames = [frame for frame, _ in islice(traceback.walk_tb(trace), MAX_DEPTH)]
-    _add_frames(record, frames[::-1], own_parts)
+    _add_frames(record, frames[::-1])
 
 
-def _add_frames(
-    record: OomRecord, frames: Sequence[FrameType], own_parts: Mapping[str, str]
-) -> None:
+def _add_frames(record: OomRecord, frames: Sequence[FrameType]) -> None:
     # Without frames of this package, and of Python's start of a program.
     shown = [frame for frame in frames if not _file(frame).startswith((_PACKAGE, "<frozen "))]
-    record.phase = stack_phase(((_file(one), one.f_code.co_name) for one in shown), own_parts)
+    record.phase = stack_phase((_file(one), one.f_code.co_name) for one in shown)
     record.stack = tuple(
         to_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")[
             -MAX_TEXT_CHARS:

@@ -44,8 +44,7 @@ class OomObserver:
     """The failed allocations of one run, created with its session.
 
     `step` returns the last completed optimizer step, `growth` the growth of allocated memory.
-    `own_parts` are those of `capture.add_allocation`, `first_kills` is the kernel's kill counter at
-    the start.
+    `first_kills` is the kernel's kill counter at the start.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class OomObserver:
         self.step: Callable[[], int] = lambda: recorder.step
         self.first_step = 0
         self.first_kills = first_kills
-        self.own_parts: Mapping[str, str] = {}
         self._growth = growth
         self.pending = False  # True after a failure, until the run ends or completes another step.
         self._name = oom_name(rank)
@@ -107,7 +105,7 @@ class OomObserver:
         try:
             record = self._new_record()
             record.growth = self._growth()
-            capture.add_allocation(record, device, requested, allowed, free, self.own_parts)
+            capture.add_allocation(record, device, requested, allowed, free)
             if record.peak_allocated is not None:
                 record.peak_allocated = max(record.peak_allocated, int(self._peak))
             self._add(record)
@@ -148,7 +146,7 @@ class OomObserver:
                 self._report = replace(self._report, ended=True)
             else:
                 record = self._new_record()
-                capture.add_error(record, error, memory, self.own_parts, self.first_kills)
+                capture.add_error(record, error, memory, self.first_kills)
                 self._add(record, ended=True)
             self.pending = False
             self._write()
