@@ -123,9 +123,9 @@ def is_material(trend: GrowthTrend, kind: str, seconds: float, *, filling: bool 
     return trend.grown >= max(MIN_BYTES[kind], fraction * trend.first_level)
 
 
-def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
+def find_trend(steps: Floats, values: Floats, min_samples: int = MIN_SAMPLES) -> GrowthTrend | None:
     """Return the rise of `values` (bytes) over steps that do not fall; None if it is not steady."""
-    if len(steps) < MIN_SAMPLES:
+    if len(steps) < min_samples:
         return None
     floor = np.minimum.accumulate(values[::-1])[::-1]
     if floor[0] == floor[len(floor) // 4]:  # most series end here, in a few microseconds

@@ -37,6 +37,8 @@ MAX_GROUPS = 4 * MIN_SAMPLES
 GROUPS_PER_EVALUATION = 4
 WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: optimizer state, workspaces, pools are allocated.
 NEWEST_S = 0.1  # Duration of a group of the newest samples, of some 13 s.
+MIN_NEWEST_SAMPLES = 2 * STRETCHES
+"""Minimum number of groups for growth without an event: an allocation that failed is evidence."""
 MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
 
 
@@ -197,7 +199,7 @@ class GrowthMonitor:
             level = float(values[-len(values) // STRETCHES :].min())
             if level >= reported.last_level:  # else it was freed since
                 return replace(reported, last_step=int(steps[-1]), last_level=level)
-        return find_trend(steps, values)
+        return find_trend(steps, values, MIN_NEWEST_SAMPLES)
 
 
 def newest_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:

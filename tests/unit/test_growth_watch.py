@@ -117,6 +117,7 @@ def test_in_the_first_epoch_a_data_set_may_fill_its_cache(bench: Bench) -> None:
     ("level", "steps", "grown"),
     [
         (leak(10 * MIB), 60, 500 * MIB),
+        (leak(10 * MIB), 20, 160 * MIB),
         (lambda step: (200 + 4 * step + 400 * (step * 7919 % 101 < 30)) * MIB, 300, 980 * MIB),
         (lambda step: (200 + 300 * (step % 2)) * MIB, 100, None),
         (lambda step: (200 + 3 * step + 20 * (step * 7919 % 101)) * MIB, 100, None),
