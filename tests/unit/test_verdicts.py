@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from dashboard import verdicts
 from dashboard.verdicts import bottleneck_line, find
 from stepscope.diagnosis.classify import BottleneckKind, StepAverages, verdict
+from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
 from stepscope.run import RunStatus, read_run
 from stepscope.run_setup import RunSetup
 from stepscope.store.blocks import Event
@@ -56,6 +58,20 @@ def test_a_loss_that_became_nan_is_the_diagnosis_until_it_is_finite_or_the_run_f
     assert found is not None
     assert (found["kind"] == BottleneckKind.NOT_FINITE) is is_broken
     assert (found["text"] == "train/loss is NaN from step 7 on.") is is_broken
+
+
+def test_a_straggler_to_act_on_is_the_diagnosis_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = read_run(write_run(tmp_path / "job", {"world_size": 2}, steps=rows(0.06)))
+    late = StragglerFinding(StragglerKind.STRAGGLER, "Rank 1 is late.", ranks=(1,), next="Look.")
+    for next_step, kind in (("Look.", "straggler"), (None, "input-bound")):
+        straggler = replace(late, next=next_step)
+        monkeypatch.setattr(verdicts, "straggler_of", lambda run, found=straggler: found)
+        found = find(job, [CPU])
+        assert found.line is not None
+        assert found.job is not None
+        assert (found.line["kind"], found.job["ranks"]) == (kind, [1])
 
 
 def test_what_the_browser_gets() -> None:
