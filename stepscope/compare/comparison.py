@@ -34,8 +34,7 @@ from stepscope.lab.gate import METRICS, Gate, GateResult, GateVerdict, gate_resu
 from stepscope.lab.statistics import unpaired_interval
 from stepscope.lab.verdict_text import signed
 from stepscope.memory.breakdown import CATEGORIES
-from stepscope.run import RunKind, RunStatus
-from stepscope.run_setup import training_gpu
+from stepscope.run import RunStatus
 from stepscope.store.blocks import Floats
 
 MAX_ROWS = 1000  # differences of a part
@@ -58,7 +57,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "peak_process": ("Peak process memory", format_bytes),
     "energy": ("Energy", formatting.format_energy),
     "energy_per_sample": ("Energy per sample", lambda joules: f"{three_digits(1e3 * joules)} mJ"),
-    "duration": ("Duration", lambda s: format_short_time(s) if s < 60 else format_duration(s)),
+    "duration": ("Duration", format_duration),
     "steps": ("Steps", "{:,.0f}".format),
 }
 """Label and format of each figure; metrics of the training follow."""
@@ -104,14 +103,13 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs side by side; `runs` are their ids, `baseline` an index of them.
+    """Runs side by side; `runs` are their ids.
 
     `obstacles` are the reasons why runs are not comparable, `notes` the limits of a comparison.
     Settings are rows only if they differ. Phases are in seconds per step, memory is in bytes.
     """
 
     runs: tuple[str, ...]
-    baseline: int
     obstacles: tuple[str, ...]
     notes: tuple[str, ...]
     configuration: tuple[ComparisonRow, ...]
@@ -123,27 +121,17 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[RunFigures], baseline: int = 0) -> Comparison:
-    """Compare runs with one of them, the baseline. Raises ValueError without it."""
-    if not 0 <= baseline < len(runs):
-        raise ValueError(f"baseline: must be the index of one of {len(runs)} runs, got {baseline}.")
-    sources = {"configuration": _configuration, "environment": _environment, "code": _code}
-    found = {part: differences([read(one) for one in runs]) for part, read in sources.items()}
-    cut = [
-        f"{PARTS[part]}: {len(rows):,} entries differ, the first {MAX_ROWS:,} are shown."
-        for part, rows in found.items()
-        if len(rows) > MAX_ROWS
-    ]
+    """Compare runs with one of them, the baseline."""
     hardware = [_hardware(one.run.run_json) for one in runs]
     of_baseline = hardware[baseline]
     comparable = [None in (one, of_baseline) or one == of_baseline for one in hardware]
     return Comparison(
         runs=tuple(one.run.id for one in runs),
-        baseline=baseline,
         obstacles=obstacles(runs),
-        notes=(*_notes(runs), *cut),
-        configuration=found["configuration"][:MAX_ROWS],
-        environment=found["environment"][:MAX_ROWS],
-        code=found["code"][:MAX_ROWS],
+        notes=_notes(runs),
+        configuration=differences([one.metadata.config for one in runs]),
+        environment=differences([_environment(one) for one in runs]),
+        code=differences([_code(one) for one in runs]),
         figures=_rows(FIGURES, [one.values for one in runs], baseline, comparable),
         phases=_rows(_PHASES, [one.phases for one in runs], baseline, comparable),
         memory=_rows(_MEMORY, [one.memory for one in runs], baseline, comparable),
@@ -159,7 +147,7 @@ def kind_of(key: str) -> tuple[str, Callable[[float], str]]:
 
 
 def differences(each: Sequence[Mapping[str, Any]]) -> tuple[ComparisonRow, ...]:
-    """Return the entries that differ between runs; nested ones have names with dots."""
+    """Return the first MAX_ROWS entries that differ; nested ones have names with dots."""
     flat = [_flat(values) for values in each]
     rows = []
     for name in dict.fromkeys(name for values in flat for name in values):
@@ -167,7 +155,7 @@ def differences(each: Sequence[Mapping[str, Any]]) -> tuple[ComparisonRow, ...]:
         if len(set(values)) > 1:
             texts = tuple(None if value is None else _cut_value(value) for value in values)
             rows.append(ComparisonRow(name, _cut(name), texts))
-    return tuple(rows)
+    return tuple(rows[:MAX_ROWS])
 
 
 def obstacles(runs: Sequence[RunFigures]) -> tuple[str, ...]:
@@ -177,7 +165,6 @@ def obstacles(runs: Sequence[RunFigures]) -> tuple[str, ...]:
             "Workload": _workload(one),
             "Hardware": _hardware(one.run.run_json),
             "Ranks": one.run.world_size,
-            "Visible GPUs": _visible_gpus(one.run.run_json),
             "Parameters of the model": one.run.run_json.get("parameters"),
             "FLOP per step": (flop := one.run.run_json.get("flops_per_step")) and format_flop(flop),
             "Samples per step": one.samples_per_step and f"{one.samples_per_step:.4g}",
@@ -222,7 +209,7 @@ def compare_sides(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> tupl
         if not _positive(key, both):
             rows.append(SideRow(key, label, float(old.mean()), float(changed.mean())))
             continue
-        means = [_geometric_mean(side) for side in (old, changed)]
+        means = [float(np.exp(np.log(side).mean())) for side in (old, changed)]
         row = SideRow(key, label, means[0], means[1], means[1] / means[0] - 1)
         if key in spread:
             _, low, high = unpaired_interval(old, changed, ALPHA / len(spread))
@@ -257,11 +244,6 @@ def check_runs(
     return results
 
 
-def _geometric_mean(values: Floats) -> float:
-    """Return the geometric mean; of equal values, such as steps, exactly their value."""
-    return float(values[0] if np.ptp(values) == 0 else np.exp(np.log(values).mean()))
-
-
 def _values(key: str, runs: Sequence[RunFigures]) -> Floats:
     return np.array([one.values[key] for one in runs])
 
@@ -284,35 +266,24 @@ def _notes(runs: Sequence[RunFigures]) -> tuple[str, ...]:
             reason = _cut(one.run.reason or "no reason").rstrip(".")
             found.append(f"{one.run.id} {one.run.status}: {reason}.")
         if one.not_finite:
-            names = ", ".join(kind_of(f"final {key}")[0] for key in one.not_finite)
-            found.append(f"{one.run.id}: not finite (NaN or infinite): {names}.")
+            keys = ", ".join(one.not_finite)
+            found.append(f"{one.run.id}: not finite (NaN or infinite): {keys}.")
     if len({one.values.get("steps") for one in runs}) > 1:
         found.append("The runs differ in steps: final, best and total values are not comparable.")
     return tuple(map(printable, found))
 
 
-def _configuration(one: RunFigures) -> dict[str, Any]:
-    return dict(one.metadata.config)
-
-
 def _workload(one: RunFigures) -> Any:
     path = dict_of(one.run.run_json.get("script")).get("path")
-    if _is_built_in(one):
-        return one.metadata.config.get("workload")
-    return path.rpartition("/")[2] if isinstance(path, str) else one.run.run_json.get("name")
+    if isinstance(path, str):
+        return path.rpartition("/")[2]
+    return one.metadata.config.get("workload") or one.run.run_json.get("name")
 
 
 def _hardware(run_json: Mapping[str, Any]) -> Any:
     found = dict_of(run_json.get("environment"))
     cpu = found.get("cpu") and f"{found['cpu']}, {found.get('cores')} cores"
     return found.get("gpu") or cpu
-
-
-def _visible_gpus(run_json: Mapping[str, Any]) -> int | None:
-    """Return the GPUs that rank 0 could use; None for a run on the CPU or if unknown."""
-    if training_gpu(run_json) is None:
-        return None
-    return len(run_json.get("devices") or ()) or None
 
 
 def _environment(one: RunFigures) -> dict[str, Any]:
@@ -340,15 +311,15 @@ def _rows(
     comparable: Sequence[bool],
 ) -> tuple[ComparisonRow, ...]:
     """Return a row for each key, those of `order` first; only `comparable` runs have changes."""
-    known = dict.fromkeys(key for values in each for key in values)
     rows = []
-    for key in (*filter(known.__contains__, order), *(key for key in known if key not in order)):
-        values = tuple(values.get(key) for values in each)
+    for key in dict.fromkeys((*order, *(key for values in each for key in values))):
+        values = tuple(one.get(key) for one in each)
         changes = tuple(
             _change(values[baseline], value) if is_comparable else None
             for value, is_comparable in zip(values, comparable, strict=True)
         )
-        rows.append(ComparisonRow(key, kind_of(key)[0], values, changes))
+        if any(key in one for one in each):
+            rows.append(ComparisonRow(key, kind_of(key)[0], values, changes))
     return tuple(rows)
 
 
@@ -372,7 +343,3 @@ def _cut_value(text: str) -> str:
     """Return the text; a long one cut, with its checksum, so that other ones differ from it."""
     checksum = f" (CRC {zlib.crc32(text.encode(errors='replace')):08x})"
     return _cut(text) + (checksum if len(text) > MAX_CHARS else "")
-
-
-def _is_built_in(one: RunFigures) -> bool:
-    return bool(one.run.run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER)

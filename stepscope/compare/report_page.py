@@ -18,7 +18,6 @@ from stepscope.lab.folder import SweepError
 from stepscope.store import StoreError
 from stepscope.store.blocks import Floats
 
-MAX_BYTES = 2_000_000
 MAX_TEXT = 600  # characters of a cell
 MAX_BLOCK = 20_000  # characters of a log or stack
 _STYLE = """
@@ -78,11 +77,10 @@ class Report:
         """Add a heading; the caller scrubs recorded text in it, so that fixed titles stay."""
         self.parts.append(f"<h{level}>{_html(title)}</h{level}>")
 
-    def paragraph(self, value: str | None, kind: str = "", *, fixed: bool = False) -> None:
-        """Add a sentence with a class of the style sheet; a fixed one has no recorded text."""
+    def paragraph(self, value: str | None, kind: str = "") -> None:
+        """Add a sentence with a class of the style sheet."""
         if value:
-            text = _html(value if fixed else self.scrub(value), 4000)
-            self.parts.append(f'<p class="{kind}">{text}</p>')
+            self.parts.append(f'<p class="{kind}">{_html(self.scrub(value), 4000)}</p>')
 
     def block(self, value: str, title: str) -> None:
         """Add text of several lines with a heading, the end of a long one; nothing for none."""
@@ -114,9 +112,9 @@ class Report:
         )
 
     def html(self) -> str:
-        """Return the page. Raises ReportError if it is larger than MAX_BYTES."""
+        """Return the page."""
         name = _html(self.scrub(self.title))
-        html = (
+        return (
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -124,9 +122,6 @@ class Report:
             f"<title>{name}</title><style>{_STYLE}</style></head>"
             f"<body><main><h1>{name}</h1>{''.join(self.parts)}</main></body></html>\n"
         )
-        if len(html.encode()) > MAX_BYTES:
-            raise ReportError(f"report: must be at most 2 MB, got {len(html):,}. Use fewer runs.")
-        return html
 
 
 def _html(text: str, limit: int = MAX_TEXT) -> str:

@@ -113,7 +113,7 @@ def end(recorded: RunData) -> Iterator[Finding]:
         return
     cause = next((rank for rank in recorded.ranks if rank.number == run.cause), recorded.ranks[0])
     kind = "crashed" if run.status is RunStatus.CRASHED else _failure(cause)
-    short = _shortage(recorded, cause) if kind in ("crashed", FAILURES["oom"]) else None
+    short = shortage(recorded, cause) if kind in ("crashed", FAILURES["oom"]) else None
     if short is not None and short.report.ended:
         yield _out_of_memory(short, run.cause_rank)
         return
@@ -125,7 +125,7 @@ def end(recorded: RunData) -> Iterator[Finding]:
 def caught_failures(recorded: RunData) -> Iterator[Finding]:
     """Yield failed allocations that the script has caught."""
     for rank in recorded.ranks:
-        short = _shortage(recorded, rank)
+        short = shortage(recorded, rank)
         if short is None or short.report.ended:
             continue
         times = short.report.seen
@@ -225,7 +225,7 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
 )
 
 
-def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
+def shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
     """Return the analysis of a rank's failed allocations; None without a valid file."""
     try:
         return diagnose_run(recorded.run, rank.number)

@@ -7,7 +7,6 @@ import re
 import shutil
 from contextlib import suppress
 from dataclasses import asdict
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepscope.cli import main
-from stepscope.compare.report_page import MAX_BYTES, ReportError
+from stepscope.compare.report_page import ReportError
 from stepscope.compare.reports import (
     MAX_DETAILED_RUNS,
     MAX_ROWS,
@@ -24,7 +23,6 @@ from stepscope.compare.reports import (
     values_of,
 )
 from stepscope.compare.scrubber import Scrubber
-from stepscope.diagnosis.findings import nothing_to_say, read_recorded
 from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name
 from stepscope.memory.oom.record import OomReport
@@ -103,15 +101,6 @@ def test_common_words_and_short_names_stay() -> None:
     assert Scrubber(frozenset({"memory", "Example"}), frozenset({"train", "bo"}))(text) == text
 
 
-def test_a_sentence_without_recorded_text_is_not_scrubbed(tmp_path: Path) -> None:
-    row = {"train/loss": 1.0, "perf/step_time": 0.1}
-    steps = [(0.1 * step, step, row) for step in range(1, 30)]
-    run = read_run(write_run(tmp_path / "r", {"user": "wait"}, steps=steps))
-    said = nothing_to_say(read_recorded(run))
-    assert "wait" in said.split()
-    assert escape(said) in run_report([run])
-
-
 def test_recorded_names_are_in_no_part_unless_full(tmp_path: Path) -> None:
     told = {"host": "secrethost", "user": "bob7", "status": "failed", "tags": ["of-bob7"]}
     told |= {"reason": "secrethost: /home/bob7/run.py failed", "config": {"root": "/home/bob7"}}
@@ -133,21 +122,20 @@ def test_metrics_of_the_script_have_a_chart(tmp_path: Path) -> None:
     assert "<figcaption>&lt;b&gt;</figcaption>" in html
 
 
-def test_many_runs_are_a_page_within_the_limit(tmp_path: Path) -> None:
+def test_the_first_of_many_runs_have_details(tmp_path: Path) -> None:
     steps = [(step / 10, step, dict.fromkeys(KEYS, 1 / step)) for step in range(1, 513)]
     first = write_run(tmp_path / "r00", {"config": {"x": 1}}, steps=steps)
     names = [f"r{number:02}" for number in range(20)]
     for name in names[1:]:
         shutil.copytree(first, tmp_path / name)
     html = run_report([read_run(tmp_path / name) for name in names])
-    assert len(html.encode()) < MAX_BYTES
     assert html.count("<h2>") == 1 + MAX_DETAILED_RUNS
     single = run_report([read_run(first)])
     assert max(map(len, re.findall(r' d="(M[^"]+)"', single))) > 4000, "all points"
 
 
 def test_settings_that_are_not_shown_are_counted() -> None:
-    *rows, last = values_of({str(number): number for number in range(MAX_ROWS + 5)}, True)
+    *rows, last = values_of({str(number): number for number in range(MAX_ROWS + 5)})
     assert len(rows) == MAX_ROWS
     assert "5" in str(last[1])
 
@@ -200,7 +188,7 @@ def test_a_sweep_has_its_verdicts() -> None:
 def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
     for name, seconds in (("a", 0.1), ("b", 0.2)):
         rows = [(seconds * step, step, {"perf/step_time": seconds}) for step in range(1, 41)]
-        config = {"learning_rate": seconds, "dataset": "secret-set"}
+        config = {"learning_rate": seconds, "dataset": "/home/bob/secret-set"}
         told = {"kind": "init", "config": config, "environment": {"host": f"node-{name}"}}
         write_run(tmp_path / name, told, steps=rows)
     (tmp_path / "c").mkdir()
