@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.charts.rank_events import read_rank_events
 from dashboard.out_of_memory import out_of_memory_line
-from stepscope.common.metrics import Stream
-from stepscope.diagnosis.classify import (
-    BottleneckDiagnosis,
-    BottleneckKind,
-    IsSettingAllowed,
-    verdict,
-)
-from stepscope.diagnosis.findings import straggler_of
-from stepscope.diagnosis.step_window import recent_figures
+from stepscope.diagnosis.findings import read_rank, straggler_of
+from stepscope.diagnosis.learning import NOT_FINITE
+from stepscope.diagnosis.results import BottleneckDiagnosis, BottleneckKind, IsSettingAllowed
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.detect import StragglerFinding
 from stepscope.distributed.stragglers.reader import in_job
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run_setup import setting_text, setup_of
-from stepscope.store import StoreReader
-from stepscope.store.final_values import last_value, read_newest
-from stepscope.store.reader import EVERY
-from stepscope.store.step_blocks import LOSS
+from stepscope.run_setup import Recommendation, setting_text
 from trainer.config import SETTINGS
 from trainer.training.config_validation import TrainDevice, is_possible
 
@@ -71,39 +60,26 @@ def _job_line(found: Hang | StragglerFinding | None) -> Line | None:
 
 
 def _store_line(run: RunInfo, allowed: IsSettingAllowed) -> Line | None:
-    """Return a loss that is not finite, or the bottleneck. Raises StoreError."""
-    with StoreReader(run.folder) as reader:
-        if run.status is not RunStatus.FAILED:
-            line = _broken_loss(reader, run.status.live)
-            if line is not None:
-                return line
-        figures = recent_figures(reader, run.run_json)
-    return bottleneck_line(verdict(figures, setup_of(run.run_json, figures.step_time), allowed))
-
-
-def _broken_loss(reader: StoreReader, live: bool) -> Line | None:
-    """Return a NaN or infinite loss; in a live run it must still be so."""
-    if live:
-        infos = [info for info in reader.series() if info.stream == Stream.STEPS]
-        values = [last_value(read_newest(reader, info), LOSS) for info in infos]
-        if all(value is None or math.isfinite(value) for value in values):
-            return None
-    events = reader.events(limit=EVERY, kind="nan")
-    if not events:
-        return None
-    return {
-        "kind": BottleneckKind.NOT_FINITE.value,
-        "text": f"{events[0].text.rstrip('.')}.",
-        "words": "Try a lower learning rate, or clip the gradients.",
-    }
+    """Return what keeps a run from learning, or what costs its time. Raises StoreError."""
+    rank = read_rank(run, 0)
+    broken = rank.record.broken
+    is_past = run.status.live and broken is not None and broken.recovered
+    for found in rank.learning:
+        # A failed run has a broken loss as its reason.
+        if found.kind != NOT_FINITE or not (is_past or run.status is RunStatus.FAILED):
+            return _line(found.kind, found.text, found.next)
+    return bottleneck_line(rank.verdicts(allowed)[0])
 
 
 def bottleneck_line(found: BottleneckDiagnosis) -> Line | None:
     """Return a bottleneck with the sidebar's setting to try; None if no cause is known."""
     if not (found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED):
         return None
-    line = {"kind": found.kind.value, "text": found.text}
-    step = found.next
+    return _line(found.kind.value, found.text, found.next)
+
+
+def _line(kind: str, text: str, step: Recommendation | None) -> Line:
+    line = {"kind": kind, "text": text}
     if step is None:
         return line
     if step.name is None:

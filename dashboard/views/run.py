@@ -12,6 +12,7 @@ from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live
+from dashboard.views.code_lines import code_lines
 from dashboard.views.memory_probe import estimate_buttons, estimate_panel
 from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_memory import memory_tab
@@ -77,6 +78,8 @@ simulated_badge(server, run)
 live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:
     live.welcome(server, found, refused)
+elif tab == "overview":
+    code_lines(run)
 elif tab == "memory":
     memory_tab(run)
 elif tab == "ranks":

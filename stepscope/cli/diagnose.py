@@ -13,7 +13,14 @@ from stepscope.cli import CommandError
 from stepscope.cli.arguments import add_json
 from stepscope.cli.named_runs import add_run, named_runs
 from stepscope.common.formatting import printable
-from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
+from stepscope.diagnosis.code_time import TABLE, line_shares, table_note
+from stepscope.diagnosis.findings import (
+    Finding,
+    RunData,
+    findings,
+    nothing_to_say,
+    read_recorded,
+)
 from stepscope.store import StoreError
 
 EXAMPLES = ("stepscope diagnose RUN", "stepscope diagnose RUN --json | jq '.[0].next'")
@@ -40,9 +47,22 @@ def run(options: argparse.Namespace, root: Path) -> int:
     else:
         for finding in results:
             print(line(finding, is_job=len(recorded.ranks) > 1))
+        print_lines(recorded)
     if not results:
         print(printable(nothing_to_say(recorded)), file=sys.stderr if options.json else sys.stdout)
     return 0
+
+
+def print_lines(recorded: RunData) -> None:
+    """Print where the time of the first process goes, by line of the script."""
+    facts = recorded.ranks[0].facts
+    rows = [] if facts is None else line_shares(facts)
+    if facts is None or not rows:
+        return
+    print(f"\n{TABLE}: {table_note(facts)}")
+    for row in rows:
+        share, phase, place, call, below = row.cells
+        print(printable(f"{share:>10}  {phase:<10} {place}  {call}  {below}".rstrip()))
 
 
 def line(finding: Finding, *, is_job: bool) -> str:

@@ -84,20 +84,20 @@ STEPS = (
         "forward",
         "s",
         "Part of the step time from the arrival of the batch to the start of backward(); on a "
-        "GPU what the host takes to launch it. In distributed jobs.",
+        "GPU what the host takes to launch it. In jobs and watched scripts.",
     ),
     (
         "perf/backward",
         "backward",
         "s",
-        "Part of the step time in backward(), with waiting for other ranks. In distributed jobs.",
+        "Part of the step time in backward(), with waiting for other ranks. In jobs and watched scripts.",
     ),
     (
         "perf/optimizer",
         "optimizer",
         "s",
         "Part of the step time from the end of backward() to the end of the optimizer's step, "
-        "with clipping. In distributed jobs.",
+        "with clipping. In jobs and watched scripts.",
     ),
     (
         "perf/forward_compute",

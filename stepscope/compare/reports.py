@@ -23,6 +23,7 @@ from stepscope.compare.report_page import (
     untrusted_content,
 )
 from stepscope.compare.scrubber import scrubber_of
+from stepscope.diagnosis.code_time import TABLE, line_shares, table_note
 from stepscope.diagnosis.findings import (
     RunData,
     findings,
@@ -127,6 +128,13 @@ def _add_run(report: Report, figures: RunFigures, name: str, full: bool) -> None
         report.paragraph(f"{finding.text} {finding.next or ''}", "verdict")
     if not found:
         report.paragraph(nothing_to_say(recorded), "verdict")
+    for rank in recorded.ranks[:MAX_RANKS]:
+        if rank.facts is not None:
+            of_rank = f", rank {rank.number}" if len(recorded.ranks) > 1 else ""
+            shares = [row.cells for row in line_shares(rank.facts)]
+            headings = ("share", "phase", "line", "call", "function below")
+            report.table(f"{TABLE}{of_rank}", headings, shares)
+            report.paragraph(table_note(rank.facts) if shares else None, "note")
     _add_failure(report, recorded)
     _tables(report, compare_runs([figures]), ("value",), full)
     _add_charts(report, lines)

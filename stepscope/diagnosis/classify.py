@@ -1,146 +1,119 @@
-"""Classify the bottleneck of a run's steps. Pure; no I/O.
+"""Classify what costs a run its time. Pure; no I/O.
 
 A step on a GPU has four parts: computing, idle while the host waits for data, copying a batch, and
 idle between launches. A verdict explains the *visible wait*: the idle and copy time if it is more
 than a fifth of a step, else the step itself. `share` is the fraction of it that the cause explains;
-below EXPLAINED no cause is named.
+below EXPLAINED no cause is named. On a CPU the shares are those of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
+from stepscope.common.formatting import format_short_time
+from stepscope.diagnosis.host_time import (
+    lines_that_cost,
+    recompilation,
+    slowing_down,
+)
+from stepscope.diagnosis.loader_advice import advise_loader
 from stepscope.diagnosis.recommendations import next_to_try
-from stepscope.distributed.stragglers.reader import BUSY_HOST
-from stepscope.run_setup import Recommendation, RunSetup
+from stepscope.diagnosis.results import (
+    MIN_STEPS,
+    BottleneckDiagnosis,
+    BottleneckKind,
+    IsSettingAllowed,
+    StepAverages,
+    StepBreakdown,
+)
+from stepscope.diagnosis.step_trend import Slowdown
+from stepscope.run_setup import RunSetup
+from stepscope.session.training_facts import TrainingFacts
 
-MIN_STEPS = 20  # Minimum number of steady steps, as in TraceML.
 EXPLAINED = 0.8  # Minimum fraction of the visible wait for a single cause.
 STANDS_STILL = 1 - EXPLAINED  # Minimum wait for data or copies in a step; critical in TraceML.
+DATA_WAIT = 0.25  # Minimum fraction of the time that waits for data, on a CPU.
+MIN_COST_S = 1.0  # Minimum time that a cause has cost on a CPU: below, no change is worth it.
 GAPS = 0.25  # Minimum fraction of a step in gaps between launches: small gaps are usual.
 AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
 
-IsSettingAllowed = Callable[[str, Any], bool]
 
+def verdicts(
+    figures: StepAverages,
+    setup: RunSetup,
+    facts: TrainingFacts | None = None,
+    slowdown: Slowdown | None = None,
+    allowed: IsSettingAllowed = lambda name, value: True,
+) -> list[BottleneckDiagnosis]:
+    """Return what costs the run its time, the most important first; or one that abstains.
 
-class BottleneckKind(StrEnum):
-    """Bottleneck of a step. The last three name no cause."""
-
-    INPUT = "input-bound"
-    TRANSFER = "transfer-bound"
-    LAUNCH = "launch-bound"
-    COMPUTE = "compute-bound"
-    THROTTLED = "throttled"
-    CONTENTION = "cpu-contention"
-    STRAGGLER = "straggler"  # Found in the steps of all ranks, never by `verdict`.
-    NOT_FINITE = "loss-not-finite"  # Found in the events of an ended run, never by `verdict`.
-    SIMULATED = "simulated"
-    UNCLEAR = "no single cause"
-    TOO_YOUNG = "not enough data yet"
-
-    @property
-    def names_a_cause(self) -> bool:
-        """False for a verdict that abstains."""
-        abstains = (BottleneckKind.SIMULATED, BottleneckKind.UNCLEAR, BottleneckKind.TOO_YOUNG)
-        return self not in abstains
-
-
-PHASES = {
-    BottleneckKind.INPUT: "data",
-    BottleneckKind.TRANSFER: "copy",
-    BottleneckKind.LAUNCH: "launch",
-}
-"""Phase of a step by kind; that of all others is "compute"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepAverages:
-    """Means over a window of steady steps; None if not recorded.
-
-    Times are seconds per step. `utilization`, `throttled` and `host_cpu` are fractions: of time, of
-    samples with an abnormal clocks event reason, and of all cores. `process_cpu` is in cores.
-    Clocks are in MHz, and `sm_clock_max` is the run's maximum.
+    `figures` is a window of steps; `allowed(field, value)` filters the recommended settings.
     """
-
-    steps: int
-    step_time: float = 0.0
-    data_wait: float | None = None
-    copies: float | None = None
-    device_time: float | None = None
-    gpu_wait: float | None = None
-    utilization: float | None = None
-    process_cpu: float | None = None
-    host_cpu: float | None = None
-    throttled: float | None = None
-    throttle_words: tuple[str, ...] = ()
-    sm_clock: float | None = None
-    sm_clock_max: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBreakdown:
-    """The parts of a step as fractions of its wall time; they sum to 1."""
-
-    compute: float
-    data: float
-    copies: float
-    other: float  # Gaps between launches on a GPU; any wait but that for data on a CPU.
-
-    @property
-    def idle(self) -> float:
-        """The fraction in which the device does not compute."""
-        return self.data + self.copies + self.other
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BottleneckDiagnosis:
-    """Verdict on a run's steps as a sentence, with a recommendation if it has a cause."""
-
-    kind: BottleneckKind
-    text: str
-    share: float | None = None  # None without a cause.
-    next: Recommendation | None = None
-    parts: StepBreakdown | None = None  # None if unknown.
-    figures: StepAverages = field(default_factory=lambda: StepAverages(steps=0))
-
-    @property
-    def phase(self) -> str:
-        """The phase of the verdict."""
-        return PHASES.get(self.kind, "compute")
-
-
-def verdict(
-    figures: StepAverages, setup: RunSetup, allowed: IsSettingAllowed = lambda name, value: True
-) -> BottleneckDiagnosis:
-    """Classify a window of steps; `allowed(field, value)` filters the recommended settings."""
     missing = MIN_STEPS - figures.steps
     if missing > 0 or figures.step_time <= 0:
         missing = max(1, missing)
         steps = "1 more step is" if missing == 1 else f"{missing} more steps are"
         text = f"Not enough data yet: {steps} needed; the first, slow steps do not count."
-        return BottleneckDiagnosis(kind=BottleneckKind.TOO_YOUNG, text=text, figures=figures)
+        return [BottleneckDiagnosis(kind=BottleneckKind.TOO_YOUNG, text=text, figures=figures)]
     if setup.simulated:
         text = "No diagnosis: the GPU is simulated, and its times are not those of a GPU."
-        return BottleneckDiagnosis(kind=BottleneckKind.SIMULATED, text=text, figures=figures)
+        return [BottleneckDiagnosis(kind=BottleneckKind.SIMULATED, text=text, figures=figures)]
+    facts = facts or TrainingFacts()
+    if facts.compilation_count:
+        setup = replace(setup, applied=setup.applied | {"compile"})
+    by_parts = _by_parts(figures, setup, facts, allowed)
+    by_lines = lines_that_cost(facts, setup, idle=by_parts.parts.idle if by_parts.parts else None)
+    candidates = [
+        recompilation(facts),
+        slowing_down(slowdown, facts),
+        *by_lines,
+        by_parts if by_parts.kind.names_a_cause else None,
+    ]
+    found = [one for one in candidates if one is not None]
+    # That the rest computes, or that kernels are launched slowly, is no news beside a cause.
+    vague = BottleneckKind.COMPUTE, BottleneckKind.LAUNCH
+    causes = [one for one in found if one.kind not in vague]
+    by_cost = sorted(causes or found, key=lambda one: -_order(one))
+    return by_cost or [by_parts]
+
+
+def _order(found: BottleneckDiagnosis) -> float:
+    """Return a number that is higher for a diagnosis to be shown earlier."""
+    is_change = found.kind in (BottleneckKind.RECOMPILING, BottleneckKind.SLOWING)
+    return 2.0 if is_change else found.share or 0.0
+
+
+def verdict(
+    figures: StepAverages,
+    setup: RunSetup,
+    allowed: IsSettingAllowed = lambda name, value: True,
+) -> BottleneckDiagnosis:
+    """Return the most important of `verdicts` by a window of steps alone."""
+    return verdicts(figures, setup, allowed=allowed)[0]
+
+
+def _by_parts(
+    figures: StepAverages, setup: RunSetup, facts: TrainingFacts, allowed: IsSettingAllowed
+) -> BottleneckDiagnosis:
+    """Classify a window of steps by the parts of a step."""
     parts = parts_of(figures, setup)
     if isinstance(parts, str):
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts, figures=figures)
     kind, share = _cause(parts, figures, setup)
-    # NCCL's kernels occupy the GPU while they wait for other ranks.
-    waits_too = kind is BottleneckKind.COMPUTE and setup.on_gpu and setup.world_size > 1
     if kind is BottleneckKind.UNCLEAR or share is None:
         text = _unclear(parts, setup)
         return BottleneckDiagnosis(kind=kind, text=text, parts=parts, figures=figures)
+    text = _text(kind, parts, figures, setup)
+    cause, step = None, next_to_try(kind.value, setup, allowed)
+    if kind is BottleneckKind.INPUT and facts.loaders and not setup.own:
+        advice = advise_loader(facts.loaders, setup)
+        text = f"{text}{advice.evidence}"
+        cause, step = advice.cause, advice.next
+    if kind is BottleneckKind.COMPUTE and setup.on_gpu and setup.world_size > 1:
+        step = None  # NCCL's kernels occupy the GPU while they wait for other ranks.
     return BottleneckDiagnosis(
-        kind=kind,
-        text=_text(kind, parts, figures, setup),
-        share=share,
-        next=None if waits_too else next_to_try(kind.value, setup, allowed),
-        parts=parts,
-        figures=figures,
+        kind=kind, text=text, cause=cause, share=share, next=step, parts=parts, figures=figures
     )
 
 
@@ -157,8 +130,8 @@ def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
       part of the measured data wait, and is subtracted from it.
     - The remainder is gaps between launches.
 
-    On a CPU, computing is the time without data wait, at most the CPU time of the process. The rest
-    is waiting, for a core if all are in use. Without the CPU time it is undetermined.
+    On a CPU, computing is forward, backward and the optimizer. Where these are not recorded it is
+    the time without data wait, at most the CPU time of the process.
     """
     if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
         return (
@@ -187,7 +160,11 @@ def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
 
 
 def _cpu_parts(figures: StepAverages, wait: float) -> StepBreakdown | str:
-    if figures.process_cpu is None and wait <= STANDS_STILL:
+    if figures.computing is not None:
+        compute = min(1.0 - wait, figures.computing / figures.step_time)
+        other = 1.0 - wait - compute
+        return StepBreakdown(compute=compute, data=wait, copies=0.0, other=other)
+    if figures.process_cpu is None and wait < DATA_WAIT:
         return "No diagnosis: whether the process computes is unknown before a second of steps."
     busy = 1.0 if figures.process_cpu is None else figures.process_cpu
     other = max(0.0, 1.0 - wait - busy)
@@ -207,6 +184,8 @@ def _cause(
     parts: StepBreakdown, figures: StepAverages, setup: RunSetup
 ) -> tuple[BottleneckKind, float | None]:
     """Return the kind and the fraction of the visible wait that it explains."""
+    if not setup.on_gpu:
+        return _cause_on_cpu(parts, figures.steps * figures.step_time)
     idle = parts.idle
     if idle > STANDS_STILL:
         if parts.data >= EXPLAINED * idle:
@@ -214,14 +193,9 @@ def _cause(
         if parts.copies >= EXPLAINED * idle:
             return BottleneckKind.TRANSFER, parts.copies / idle
     # Without measured copies, gaps may be copies.
-    launches = setup.on_gpu and figures.copies is not None
-    if launches and idle >= GAPS and parts.other >= EXPLAINED * idle:
+    is_known = figures.copies is not None
+    if is_known and idle >= GAPS and parts.other >= EXPLAINED * idle:
         return BottleneckKind.LAUNCH, parts.other / idle
-    # Elsewhere, the wait may be for data or for another rank.
-    is_known = figures.data_wait is not None and setup.world_size == 1 and not setup.on_gpu
-    others_run = is_known and (figures.host_cpu or 0.0) >= BUSY_HOST
-    if others_run and idle > STANDS_STILL and parts.other >= EXPLAINED * idle:
-        return BottleneckKind.CONTENTION, parts.other / idle
     if parts.compute >= EXPLAINED:
         throttled = parts.compute * (figures.throttled or 0.0)
         if throttled >= EXPLAINED:
@@ -230,9 +204,25 @@ def _cause(
     return BottleneckKind.UNCLEAR, None
 
 
+def _cause_on_cpu(parts: StepBreakdown, span_s: float) -> tuple[BottleneckKind, float | None]:
+    for kind, share, least in (
+        (BottleneckKind.INPUT, parts.data, DATA_WAIT),
+        (BottleneckKind.COMPUTE, parts.compute, EXPLAINED),
+    ):
+        if share >= least and share * span_s >= MIN_COST_S:
+            return kind, share
+    return BottleneckKind.UNCLEAR, None
+
+
 def _text(
     kind: BottleneckKind, parts: StepBreakdown, figures: StepAverages, setup: RunSetup
 ) -> str:
+    if kind is BottleneckKind.INPUT and figures.long_waits is not None:
+        count, seconds = figures.long_waits
+        return (
+            f"Input-bound: {parts.data:.0%} of the time waits for data, most of it in {count} of "
+            f"{figures.steps} steps ({format_short_time(seconds)} each)."
+        )
     if kind is BottleneckKind.INPUT:
         return f"Input-bound: {parts.data:.0%} of each step waits for data."
     if kind is BottleneckKind.TRANSFER:
@@ -241,12 +231,6 @@ def _text(
         return (
             f"Launch-bound: the GPU is idle for {parts.other:.0%} of each step because the "
             "host launches kernels too slowly."
-        )
-    if kind is BottleneckKind.CONTENTION:
-        return (
-            f"CPU contention: {parts.other:.0%} of each step waits for a core. All cores are "
-            f"{figures.host_cpu or 0:.0%} busy, {figures.process_cpu or 0:.1f} of {setup.cores} "
-            "with the training process itself."
         )
     who = "the GPU computes" if setup.on_gpu else "the CPU computes"
     if setup.on_gpu and setup.world_size > 1:

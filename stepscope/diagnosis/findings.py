@@ -7,7 +7,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from stepscope.diagnosis.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
+from stepscope.diagnosis.classify import verdicts
+from stepscope.diagnosis.learning import (
+    NOT_FINITE,
+    LearningFinding,
+    LearningRecord,
+    learning_findings,
+    read_learning,
+)
+from stepscope.diagnosis.results import (
+    BottleneckDiagnosis,
+    BottleneckKind,
+    IsSettingAllowed,
+    StepAverages,
+)
+from stepscope.diagnosis.step_trend import Slowdown, find_slowdown
 from stepscope.diagnosis.step_window import recent_figures
 from stepscope.distributed.hangs.cases import Hang
 from stepscope.distributed.hangs.diagnose import hang_of
@@ -20,23 +34,27 @@ from stepscope.run import RunInfo, RunStatus, run_json_of
 from stepscope.run.folder import SIGTERM, TRACEBACK_FILE, fatal_signal, rank_file
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankStatus, ranks_of
-from stepscope.run_setup import Recommendation, setting_text, setup_of
+from stepscope.run_setup import Recommendation, RunSetup, setting_text, setup_of
+from stepscope.session.training_facts import TrainingFacts, read_facts
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
-FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}  # Findings by their events' kinds.
+FAILURES = {"oom": "out-of-memory", "nan": NOT_FINITE}  # Findings by their events' kinds.
+MAX_FINDINGS = 3  # of one rank, on what it learns and on its time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One finding of a run.
 
-    `rank` is the global rank, None for several. `phase` is that of a step, or None. `share` is the
-    fraction of the time or memory that the finding explains, or None. `next` is a recommendation as
-    a sentence, and `setting` its field and value of RunConfig, or None.
+    `cause` is a special case of the kind, or None. `rank` is the global rank, None for several.
+    `phase` is that of a step, or None. `share` is the fraction of the time or memory that the
+    finding explains, or None. `next` is a recommendation as a sentence, and `setting` its field and
+    value of RunConfig, or None.
     """
 
     kind: str
+    cause: str | None = None
     rank: int | None
     phase: str | None = None
     share: float | None = None
@@ -54,11 +72,25 @@ class RankData:
     figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
     times: RankStepPhases | None = None  # Phases of its newest steps, in a job of several ranks.
+    facts: TrainingFacts | None = None
+    slowdown: Slowdown | None = None
+    record: LearningRecord = LearningRecord()
 
     @property
-    def verdict(self) -> BottleneckDiagnosis:
-        """The verdict on its steps."""
-        return verdict(self.figures, setup_of(self.run_json, self.figures.step_time))
+    def setup(self) -> RunSetup:
+        """How the process trains."""
+        return setup_of(self.run_json, self.figures.step_time)
+
+    def verdicts(
+        self, allowed: IsSettingAllowed = lambda name, value: True
+    ) -> list[BottleneckDiagnosis]:
+        """Return what costs its time; `allowed` filters the recommended settings."""
+        return verdicts(self.figures, self.setup, self.facts, self.slowdown, allowed)
+
+    @property
+    def learning(self) -> list[LearningFinding]:
+        """What keeps it from learning."""
+        return learning_findings(self.record, self.facts, self.setup)
 
 
 @dataclass(frozen=True)
@@ -79,13 +111,13 @@ class RunData:
 
 def read_recorded(run: RunInfo) -> RunData:
     """Read the input of the finders from the files of all ranks."""
-    ranks = tuple(_read_rank(run, number) for number in rank_numbers(run.folder))
+    ranks = tuple(read_rank(run, number) for number in rank_numbers(run.folder))
     return RunData(run, ranks, hang_of(run))
 
 
 def straggler_of(run: RunInfo) -> StragglerFinding | None:
     """Return the finding on the steps of all ranks; None for one process. Raises StoreError."""
-    ranks = tuple(_read_rank(run, number) for number in rank_numbers(run.folder))
+    ranks = tuple(read_rank(run, number) for number in rank_numbers(run.folder))
     return RunData(run, ranks).straggler
 
 
@@ -98,7 +130,7 @@ def nothing_to_say(recorded: RunData) -> str:
     """Return the sentence that replaces an empty list."""
     straggler = recorded.straggler
     ranks = f" {straggler.text}" if straggler is not None else ""
-    verdict = recorded.ranks[0].verdict
+    verdict = recorded.ranks[0].verdicts()[0]
     if verdict.kind is BottleneckKind.TOO_YOUNG and not recorded.run.status.live:
         reason = recorded.run.reason or "The run has fewer steps than a diagnosis needs."
         return f"No findings. {reason}"
@@ -153,19 +185,20 @@ def absent_ranks(recorded: RunData) -> Iterator[Finding]:
 
 
 def bottlenecks(recorded: RunData) -> Iterator[Finding]:
-    """Yield the bottleneck of each rank's steps."""
+    """Yield what costs each rank its time."""
     for rank in recorded.ranks:
-        verdict = rank.verdict
-        if not verdict.kind.names_a_cause:
-            continue
-        yield Finding(
-            kind=verdict.kind.value,
-            rank=_torch_rank(rank),
-            phase=verdict.phase,
-            share=None if verdict.share is None else round(verdict.share, 4),
-            text=verdict.text,
-            **_advice(verdict.next),
-        )
+        for verdict in rank.verdicts()[: MAX_FINDINGS - len(rank.learning)]:
+            if not verdict.kind.names_a_cause:
+                continue
+            yield Finding(
+                kind=verdict.kind.value,
+                cause=verdict.cause,
+                rank=_torch_rank(rank),
+                phase=verdict.phase,
+                share=None if verdict.share is None else round(verdict.share, 4),
+                text=verdict.text,
+                **_advice(verdict.next),
+            )
 
 
 def stragglers(recorded: RunData) -> Iterator[Finding]:
@@ -184,16 +217,19 @@ def stragglers(recorded: RunData) -> Iterator[Finding]:
     )
 
 
-def broken_losses(recorded: RunData) -> Iterator[Finding]:
-    """Yield losses that became non-finite, of a run that has not failed."""
-    if recorded.run.status is RunStatus.FAILED:
-        return  # a finding of `end`
+def obstacles_to_learning(recorded: RunData) -> Iterator[Finding]:
+    """Yield what keeps each rank from learning, such as a broken loss."""
     for rank in recorded.ranks:
-        broken = [event for event in rank.events if event.kind == "nan"]
-        if broken:
-            kind, text = FAILURES["nan"], f"{broken[-1].text.rstrip('.')}."
-            advice = _advice(_after(kind, recorded))
-            yield Finding(kind=kind, rank=_torch_rank(rank), text=text, **advice)
+        for found in rank.learning[:MAX_FINDINGS]:
+            if found.kind == NOT_FINITE and recorded.run.status is RunStatus.FAILED:
+                continue  # a finding of `end`
+            yield Finding(
+                kind=found.kind,
+                cause=found.cause,
+                rank=_torch_rank(rank),
+                text=found.text,
+                **_advice(found.next),
+            )
 
 
 def growing_memory(recorded: RunData) -> Iterator[Finding]:
@@ -218,9 +254,9 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
     absent_ranks,
     hangs,
     caught_failures,
+    obstacles_to_learning,
     stragglers,
     bottlenecks,
-    broken_losses,
     growing_memory,
 )
 
@@ -298,19 +334,24 @@ _WORDS = {
 }
 
 
-def _read_rank(run: RunInfo, number: int) -> RankData:
+def read_rank(run: RunInfo, number: int) -> RankData:
+    """Read one process of a run. Raises StoreError for the first one."""
     own = run_json_of(run, number)
     if not (run.folder / store_name(number)).is_file():
         return RankData(number=number, run_json=own)
     try:
         with StoreReader(run.folder, number) as reader:
             events = tuple(reader.events(limit=EVERY))
+            facts = read_facts(run.folder, number)
             return RankData(
                 number=number,
                 run_json=own,
                 figures=recent_figures(reader, own),
                 events=events,
                 times=recent_times(reader, number, own) if in_job(own) else None,
+                facts=facts,
+                slowdown=find_slowdown(reader, facts),
+                record=read_learning(reader),
             )
     except StoreError:
         if number == 0:

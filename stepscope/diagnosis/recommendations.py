@@ -15,7 +15,13 @@ from stepscope.run_setup import (
 
 MOST_WORKERS = 4  # Maximum number of workers proposed at first: each takes memory.
 FEWEST_CORES = 2  # Minimum assumed: two workers that wait for a disk need no core each.
+SHORT_STEP_S = 0.002  # Below, nothing shows that compiling pays.
 LONG_STEP_S = 0.02  # Minimum step time for more CPU threads, which slow short operations.
+
+UNKNOWN_LOADER = (
+    "num_workers in the DataLoader pays where a batch takes much longer to make than to receive "
+    "from another process, which takes about 1 ms."
+)
 
 Candidate = tuple[str, Any]
 
@@ -35,7 +41,16 @@ def next_to_try(
                     text=f"Try {setting_text(name, value)}.", name=name, value=value
                 )
         return None if candidates else Recommendation(text=_NOTHING_LEFT[kind])
+    if kind == "compute-bound" and not setup.on_gpu:
+        return Recommendation("A profile lists the operators that take the time.")
+    if kind == "input-bound":
+        return Recommendation(UNKNOWN_LOADER)
     return Recommendation(text=_script_text(kind, setup))
+
+
+def proposed_workers(setup: RunSetup) -> int:
+    """Return the number of DataLoader workers to try first."""
+    return min(MOST_WORKERS, max(FEWEST_CORES, setup.cores))
 
 
 def _input(setup: RunSetup) -> Iterator[Candidate]:
@@ -85,6 +100,8 @@ def _compute(setup: RunSetup) -> Iterator[Candidate]:
             yield "precision", precision
     elif setup.step_time >= LONG_STEP_S and setup.threads < setup.cores:
         yield "num_threads", setup.cores
+    if 0 < setup.step_time < SHORT_STEP_S:
+        return
     if setup.text("compile_mode", "none") == "none" and not setup.is_on("cuda_graphs"):
         yield "compile_mode", "default"
     if setup.is_on("activation_checkpointing"):
@@ -110,16 +127,10 @@ _NOTHING_LEFT = {
 
 def _script_text(kind: str, setup: RunSetup) -> str:
     """Return the changes of a script that no setting in effect has made already."""
-    workers = min(MOST_WORKERS, max(FEWEST_CORES, setup.cores))
     old = setup.capability is not None and setup.capability < BF16_FROM
     dtype = "float16, with a GradScaler," if old else "bfloat16"
     autocast = f"torch.autocast('cuda') in {dtype} around the forward pass, if it is not in use"
-    device = ("bf16", autocast) if setup.on_gpu else ("", "a GPU")
     options: dict[str, tuple[tuple[str, str], ...]] = {
-        "input-bound": (
-            ("num_workers", f"num_workers={workers} (more if it already has that many)"),
-            ("persistent_workers", "persistent_workers=True in the DataLoader"),
-        ),
         "transfer-bound": (
             ("pin_memory", "pin_memory=True in the DataLoader"),
             ("non_blocking", ".to(device, non_blocking=True) for each batch"),
@@ -129,8 +140,8 @@ def _script_text(kind: str, setup: RunSetup) -> str:
             ("fused", "fused=True in the optimizer"),
             ("compile", "torch.compile(model, mode='reduce-overhead')"),
         ),
-        "compute-bound": (device, ("compile", "torch.compile(model)")),
+        "compute-bound": (("bf16", autocast), ("compile", "torch.compile(model)")),
     }
     left = [text for name, text in options.get(kind, ()) if name not in setup.applied]
-    joint = " and " if kind in ("input-bound", "transfer-bound") else ", or "
+    joint = " and " if kind == "transfer-bound" else ", or "
     return f"Try {joint.join(left)}." if left else _NOTHING_LEFT[kind]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.common.metrics import Stream
-from stepscope.diagnosis.classify import MIN_STEPS, StepAverages
+from stepscope.diagnosis.results import MIN_STEPS, StepAverages
 from stepscope.distributed.stragglers.reader import FIRST_STEPS, WINDOW_S
 from stepscope.gpu.device_events import throttle_words
 from stepscope.run_setup import training_gpu
@@ -23,8 +23,18 @@ WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of
 LEAST_S = 3.0  # Minimum time span of short steps, so that the sampler has enough samples in it.
 MOST_STEPS = 16384  # Maximum number of steps for LEAST_S: 3 s of 0.2 ms each, read in some 10 ms.
 READINGS = 4096  # Maximum number of newest samples that are read: seven minutes at 10 Hz.
-OF_STEPS = (STEP_TIME, "perf/data_wait", "perf/h2d", "perf/gpu_time", "perf/gpu_wait")
+OF_STEPS = (
+    STEP_TIME,
+    "perf/data_wait",
+    "perf/h2d",
+    "perf/gpu_time",
+    "perf/gpu_wait",
+    "perf/forward",
+    "perf/backward",
+    "perf/optimizer",
+)
 OF_DEVICES = ("gpu/util", "gpu/throttle_reasons", "gpu/sm_clock")
+MOST_OF_WAIT, FEW_STEPS = 0.8, 0.15  # Fractions: so much of the wait in so few of the steps.
 MIN_READINGS = 10  # Minimum number of samples of a mean: one second at 10 Hz.
 
 
@@ -33,7 +43,8 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
     steps = _steady(reader, reader.find(Stream.STEPS))
     if not len(steps):
         return StepAverages(steps=0)
-    times, data_wait, copies, device_time, gpu_wait = steps.with_keys(OF_STEPS).mean
+    of_steps = steps.with_keys(OF_STEPS).mean
+    times, data_wait, copies, device_time, gpu_wait, *computing = of_steps
     samples = _during(steps, times, reader, reader.find(Stream.SAMPLES))
     gpu = reader.find(Stream.DEVICES, training_gpu(run_json) or "")
     devices = _during(steps, times, reader, gpu)
@@ -46,6 +57,8 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
         steps=len(times),
         step_time=float(times.mean()),
         data_wait=_mean(data_wait),
+        long_waits=_long_waits(data_wait),
+        computing=_sum_of_means(computing),
         copies=_mean(copies, min(MIN_READINGS, len(copies) / 2)),
         device_time=_mean(device_time),
         gpu_wait=_mean(gpu_wait),
@@ -96,6 +109,22 @@ def _during(
 
 def _rows(block: SeriesBlock, chosen: NDArray[np.intp]) -> SeriesBlock:
     return SeriesBlock(block.keys, *(part[..., chosen] for part in block.arrays()))
+
+
+def _long_waits(waits: Floats) -> tuple[int, float] | None:
+    """Return the number and mean of few waits that take most of the time; None without."""
+    waits = np.sort(waits[np.isfinite(waits)])[::-1]
+    if not len(waits) or waits.sum() <= 0:
+        return None
+    count = int(np.searchsorted(np.cumsum(waits), MOST_OF_WAIT * waits.sum())) + 1
+    return (count, float(waits[:count].mean())) if count <= FEW_STEPS * len(waits) else None
+
+
+def _sum_of_means(phases: Sequence[Floats]) -> float | None:
+    """Return the mean time of all phases together; None if one is not recorded."""
+    means = [_mean(phase) for phase in phases]
+    known = [mean for mean in means if mean is not None]
+    return sum(known) if len(known) == len(means) else None
 
 
 def _mean(values: Floats, least: float | None = None) -> float | None:

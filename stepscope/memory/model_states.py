@@ -190,6 +190,10 @@ class ModelStateTracker:
         """Count the parameters of this torch.nn.Module, also those that no optimizer updates."""
         self._modules.update((id(module), module) for module in model.modules())
 
+    def modules(self) -> list[Any]:
+        """Return the known modules that are alive."""
+        return list(self._modules.values())
+
     def search(self) -> None:
         """Enable the search for optimizers and models, for scripts that do not register them."""
         self._search_due = -math.inf

@@ -21,6 +21,7 @@ from stepscope.gpu.xid import XidWatcher
 from stepscope.host.usage import HostSampler
 from stepscope.memory import allocator
 from stepscope.memory.model_states import ModelStateTracker
+from stepscope.session.code_sampler import TrainingThread
 from stepscope.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ class Sampler:
     """Samples into `recorder` every `period_s` on one daemon thread, from `start()` to `stop()`.
 
     `allocator_index` is a CUDA index, None without CUDA. `gpu_uuids` defaults to every GPU of
-    `source`, `source` to NVML. Only one process of a run samples the `host` of a machine.
+    `source`, `source` to NVML. Only one process of a run samples the `host` of a machine. `thread`
+    learns which thread trains.
     """
 
     def __init__(
@@ -45,12 +47,18 @@ class Sampler:
         gpu_uuids: Sequence[str] | None = None,
         host: bool = True,
         source: DeviceSource | None = None,
+        thread: TrainingThread | None = None,
         period_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recorder = recorder
         self.host = HostSampler(clock)
-        self.readings = BoundarySampler(allocator_index, clock=clock, resident=self.host.resident)
+        self.readings = BoundarySampler(
+            allocator_index,
+            clock=clock,
+            resident=self.host.resident,
+            thread=thread or TrainingThread(),
+        )
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
         """Callbacks for the process's values at each tick, in the sampler thread."""
         self._source = open_source() if source is None else source
@@ -237,8 +245,10 @@ class BoundarySampler:
         *,
         clock: Callable[[], float] = time.monotonic,
         resident: Callable[[], float] | None = None,
+        thread: TrainingThread | None = None,
     ) -> None:
         self.index: int | None = None
+        self._thread = thread or TrainingThread()
         self.parts = ModelStateTracker(clock=clock)
         self.wanted = False
         """True while the sampler requests a reading. Every boundary checks this flag."""
@@ -255,6 +265,7 @@ class BoundarySampler:
     def begin(self, index: int | None) -> None:
         """Set the device and read it. Training thread only."""
         self.index = index
+        self._thread.claim()
         self._read_now(self._clock())
 
     def read(self) -> dict[str, float]:
@@ -270,6 +281,7 @@ class BoundarySampler:
     def serve(self) -> float:
         """Read at a boundary; return the seconds of optional readings. Training thread only."""
         now = self._clock()
+        self._thread.claim()
         other_s = self.parts.find()
         self._read_now(now + other_s)
         return other_s

@@ -37,6 +37,7 @@ from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.job_commands import JobCommands
 from stepscope.session.sampler import Sampler
 from stepscope.session.stop import handlers_wait
+from stepscope.session.training_observer import TrainingObserver
 from stepscope.store import StoreError
 from stepscope.store.commands import Command
 from stepscope.store.recorder import CommandName, Recorder
@@ -91,6 +92,8 @@ class Session:
         self._rank = rank
         self._at_close = ExitStack()
         self._at_close.enter_context(fatal_signals_recorded(folder, rank))
+        recorder = self.recorder
+        self.observer = TrainingObserver(folder, rank, lambda: recorder.step)
         self._growth = GrowthMonitor(self.recorder)
         growth = self._growth.allocated_growth
         self.oom = OomObserver(self.recorder, growth, rank, first_count())
@@ -138,10 +141,12 @@ class Session:
         """
         gpus, self._source = list(gpus), source
         uuids = [gpu["uuid"] for gpu in gpus]
-        sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, **options)
-        sampler.observers += [self._growth.observe, self.oom.observe]
+        thread = self.observer.thread
+        sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, thread=thread, **options)
+        sampler.observers += [self._growth.observe, self.oom.observe, self.observer.observe]
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)
+        self._at_close.callback(self.observer.write)  # after the sampler's end
         self._at_close.callback(sampler.stop)
         if start:
             sampler.start()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stepscope.memory.model_states import ModelStateTracker
 from stepscope.session.sampler import BoundarySampler
+from stepscope.session.training_observer import TrainingObserver
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.installed_hooks import installed
 
@@ -46,6 +48,9 @@ class FakeLive:
     readings: BoundarySampler = field(default_factory=BoundarySampler)
     serve: Any = None
     oom: FakeOom = field(default_factory=FakeOom)
+    observer: TrainingObserver = field(
+        default_factory=lambda: TrainingObserver(Path(), 0, step=int)
+    )
 
     def boundary(self) -> float:
         self.boundaries += 1

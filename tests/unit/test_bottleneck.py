@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.classify import (
+    DATA_WAIT,
     EXPLAINED,
-    MIN_STEPS,
     STANDS_STILL,
-    BottleneckKind,
-    StepAverages,
-    StepBreakdown,
     parts_of,
     verdict,
 )
 from stepscope.diagnosis.recommendations import next_to_try
+from stepscope.diagnosis.results import (
+    MIN_STEPS,
+    BottleneckKind,
+    StepAverages,
+    StepBreakdown,
+)
 from stepscope.run_setup import RunSetup, setup_of
 from trainer.config import RunConfig
 
@@ -60,7 +63,7 @@ def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
 
 
 def on_cpu(data_wait: float | None, **more: Any) -> StepAverages:
-    return StepAverages(steps=50, step_time=0.1, data_wait=data_wait, **more)
+    return StepAverages(steps=100, step_time=0.1, data_wait=data_wait, **more)
 
 
 AHEAD = figures(utilization=None, gpu_wait=0.06)
@@ -68,8 +71,7 @@ AHEAD = figures(utilization=None, gpu_wait=0.06)
 COPY_STREAM = gpu({"copy_stream": True})
 BLOCKING = gpu({"pin_memory": False, "non_blocking": False})
 INPUT, COMPUTE, UNCLEAR = BottleneckKind.INPUT, BottleneckKind.COMPUTE, BottleneckKind.UNCLEAR
-TRANSFER, CONTENTION = BottleneckKind.TRANSFER, BottleneckKind.CONTENTION
-LAUNCH = BottleneckKind.LAUNCH
+TRANSFER, LAUNCH = BottleneckKind.TRANSFER, BottleneckKind.LAUNCH
 
 
 @pytest.mark.parametrize(
@@ -92,15 +94,15 @@ LAUNCH = BottleneckKind.LAUNCH
         (replace(AHEAD, gpu_wait=0.0), gpu(), UNCLEAR),
         (replace(AHEAD, device_time=0.03, data_wait=0.066), gpu(), INPUT),
         (on_cpu(0.019, process_cpu=1.0), CPU, COMPUTE),
-        (on_cpu(0.021, process_cpu=1.0), CPU, INPUT),
+        (on_cpu(0.026, process_cpu=1.0), CPU, INPUT),
+        (on_cpu(0.024, process_cpu=1.0, computing=0.07), CPU, UNCLEAR),
+        (replace(on_cpu(0.026, process_cpu=1.0), steps=MIN_STEPS), CPU, UNCLEAR),  # 0.5 s in all
+        (on_cpu(0.01, computing=0.085), CPU, COMPUTE),
         # Without CPU time: in less than a second of steps it may as well have slept.
         (on_cpu(0.0), CPU, UNCLEAR),
         (on_cpu(0.01, process_cpu=0.2, host_cpu=None), CPU, UNCLEAR),
         (on_cpu(0.01, process_cpu=0.2, host_cpu=0.8), CPU, UNCLEAR),  # it may have slept
-        (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), CPU, CONTENTION),
-        (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), replace(CPU, world_size=2), UNCLEAR),
-        (on_cpu(None, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),
-        (on_cpu(0.04, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),
+        (on_cpu(0.01, process_cpu=0.2, host_cpu=0.99), CPU, UNCLEAR),  # only the kernel knows
     ],
 )
 def test_the_kind_of_a_verdict(given: StepAverages, setup: RunSetup, kind: BottleneckKind) -> None:
@@ -170,9 +172,14 @@ def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: R
         assert sum(each) == pytest.approx(1)
         assert all(-1e-9 <= part <= 1 for part in each)
         assert (found.share is not None) == found.kind.names_a_cause == (found.next is not None)
+        least = DATA_WAIT if setup is CPU and found.kind is INPUT else EXPLAINED
         if found.share is not None:
-            assert EXPLAINED - 1e-9 <= found.share <= 1 + 1e-9
-        if found.kind in (BottleneckKind.INPUT, BottleneckKind.TRANSFER, BottleneckKind.LAUNCH):
+            assert least - 1e-9 <= found.share <= 1 + 1e-9
+        if setup.on_gpu and found.kind in (
+            BottleneckKind.INPUT,
+            BottleneckKind.TRANSFER,
+            BottleneckKind.LAUNCH,
+        ):
             assert parts.idle > STANDS_STILL
 
 
@@ -222,7 +229,7 @@ GRAPHS = {"cuda_graphs": True, "compile_mode": "reduce-overhead", "batch_size": 
         ),
         ("compute-bound", gpu(capability=(6, 1)), {"compile_mode": "default"}),
         ("compute-bound", CPU, {"num_threads": 8, "compile_mode": "default"}),
-        ("compute-bound", replace(CPU, step_time=0.001), {"compile_mode": "default"}),
+        ("compute-bound", replace(CPU, step_time=0.001), {}),
     ],
 )
 def test_proposals_come_in_order_until_one_is_allowed(

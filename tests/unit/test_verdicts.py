@@ -11,7 +11,8 @@ import pytest
 
 from dashboard import verdicts
 from dashboard.verdicts import bottleneck_line, find
-from stepscope.diagnosis.classify import BottleneckKind, StepAverages, verdict
+from stepscope.diagnosis.classify import verdict
+from stepscope.diagnosis.results import BottleneckKind, StepAverages
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
 from stepscope.run import RunStatus, read_run
 from stepscope.run_setup import RunSetup
@@ -57,7 +58,7 @@ def test_a_loss_that_became_nan_is_the_diagnosis_until_it_is_finite_or_the_run_f
     found = ask(folder, status)
     assert found is not None
     assert (found["kind"] == BottleneckKind.NOT_FINITE) is is_broken
-    assert (found["text"] == "train/loss is NaN from step 7 on.") is is_broken
+    assert ("from step 7 on" in found["text"]) is is_broken
 
 
 def test_a_straggler_to_act_on_is_the_diagnosis_of_a_job(

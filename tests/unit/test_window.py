@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.classify import MIN_STEPS, BottleneckKind, StepAverages, verdict
+from stepscope.diagnosis.classify import verdict
+from stepscope.diagnosis.results import MIN_STEPS, BottleneckKind, StepAverages
 from stepscope.diagnosis.step_window import recent_figures
 from stepscope.distributed.stragglers.reader import FIRST_STEPS
 from stepscope.run import read_run
@@ -33,21 +34,16 @@ def on_gpu(root: Path, rows: list[Row], devices: list[Row], trains_on: str = GPU
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "share"),
-    [
-        ("input_bound_cpu", BottleneckKind.INPUT, 0.95),
-        ("crowded_cpu", BottleneckKind.CONTENTION, 0.95),
-    ],
+    ("name", "kind"),
+    [("input_bound_cpu", BottleneckKind.INPUT), ("crowded_cpu", BottleneckKind.UNCLEAR)],
 )
-def test_recorded_runs_get_their_verdict(
-    tmp_path: Path, name: str, kind: BottleneckKind, share: float
-) -> None:
+def test_recorded_runs_get_their_verdict(tmp_path: Path, name: str, kind: BottleneckKind) -> None:
+    """That a process waited for a core is not claimed: the kernel's counts were not recorded."""
     folder = recorded_run(tmp_path, name)
     figures = figures_of(folder)
     assert figures.steps >= 60
     found = verdict(figures, setup_of(read_run(folder).run_json, figures.step_time))
     assert found.kind is kind
-    assert (found.share or 0) >= share
 
 
 def test_first_steps_and_old_ones_do_not_count(tmp_path: Path) -> None:

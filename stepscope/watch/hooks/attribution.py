@@ -47,8 +47,7 @@ class LossAttribution:
         """Return some gradients of every optimizer, for `add`."""
         alive = list(self.alive.values())
         now: GradSnapshot = {
-            key(one): [(p, p.grad, _version(p.grad)) for p in _some_parameters(one)]
-            for one in alive
+            key(one): [(p, p.grad, _version(p.grad)) for p in some_parameters(one)] for one in alive
         }
         if len(alive) < self._counted:
             self._count()
@@ -127,7 +126,7 @@ def summed(total: ScalarValue, value: ScalarValue) -> ScalarValue:
     return total + value
 
 
-def _some_parameters(optimizer: Any) -> list[Any]:
+def some_parameters(optimizer: Any) -> list[Any]:
     """Return the first, the middle and the last parameters, as most losses use one of them."""
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     if not groups:

@@ -16,6 +16,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.session.training_facts import LoaderFacts
+
 MAX_WAITING = 4096  # Maximum number of unused batches; a script with more does not train.
 MAX_DENSE_EVENTS = 50  # Number of epochs that all have an event.
 MIN_EVENT_INTERVAL_S = 1.0  # Minimum interval between the events of later epochs.
@@ -27,6 +29,7 @@ class DataPass:
 
     order: int
     dataset: int
+    loader: LoaderFacts
     began_s: float
     length: float = math.inf  # Number of batches; infinite if unknown.
     is_finite: bool = True

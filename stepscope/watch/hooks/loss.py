@@ -7,11 +7,12 @@ the two passes of SAM count once. Several optimizers have separate sums (`attrib
 from __future__ import annotations
 
 import time
+from math import isfinite
 from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from stepscope.profiling.phase_ranges import BACKWARD, span
+from stepscope.profiling.phase_ranges import BACKWARD, OPTIMIZER, span
 from stepscope.watch.hooks.attribution import GradSnapshot, members, reading
 from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
@@ -41,6 +42,8 @@ class LossHook:
         manual_steps = state.manual_steps
         applied = state.applied
         readings = state.session.readings
+        learning = state.learning
+        training = state.training
         guard = self._guard
         add = self._add
         clock = time.perf_counter
@@ -54,8 +57,12 @@ class LossHook:
             if readings.wanted:
                 readings.read_if_requested()
             before = guard.call(attribution.gradients) if attribution.has_separate else None
-            phases = times.phases
-            began_s = 0.0 if phases is None else clock()
+            if state.loss is not None:
+                guard.call(state.drop_cleared_loss)
+            if learning.holds_gradients:
+                guard.call(learning.before_backward)
+            training.phase = BACKWARD
+            began_s = clock()
             state.in_backward = True
             try:
                 with span(BACKWARD):
@@ -65,8 +72,8 @@ class LossHook:
             times.backwards += 1
             if readings.wanted:
                 readings.read_if_requested()
-            if phases is not None:
-                phases.backward(began_s, clock())
+            times.phases.backward(began_s, clock())
+            training.phase = OPTIMIZER
             guard.call(add, tensors, grad_tensors, before)
             if not attribution.made:
                 guard.call(manual_steps.after_backward, tensors)
@@ -127,7 +134,11 @@ class LossHook:
         state = self._state
         is_plain = type(tensors) is self._tensor and factor is before is None
         if is_plain and tensors.is_cpu and not state.uses_amp:
-            state.add_loss(tensors.item())  # the common case; without a factor it is a scalar
+            # The common case; without a factor it is a scalar.
+            value = tensors.item()
+            state.add_loss(value)
+            if not isfinite(value):
+                state.learning.loss_not_finite(state.step + 1)
             return
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensors = tensors[0]
@@ -139,7 +150,10 @@ class LossHook:
             return
         if isinstance(factor, (list, tuple)) and len(factor) == 1:
             factor = factor[0]
-        if type(value) is not float:
+        if type(value) is float:
+            if not isfinite(value):
+                state.learning.loss_not_finite(state.step + 1)
+        else:
             value = value.clone()  # the next replay of a CUDA graph overwrites the loss
         if factor is not None:  # such as the -1 of a Wasserstein GAN
             value = value * reading(factor)

@@ -10,10 +10,10 @@ from threading import get_ident
 from types import FrameType, ModuleType
 from typing import Any
 
+from stepscope.session.code_sampler import OWN_CODE
 from stepscope.watch.hooks.attribution import reading
 from stepscope.watch.hooks.patching import Function, HookGuard, opaque, replace, replace_call
 from stepscope.watch.hooks.state import HookState
-from stepscope.watch.hooks.step_timing import StepPhaseTimer
 
 MAX_OPTIMIZERS = 8
 """Maximum number of recorded optimizers; one per parameter would make thousands of keys."""
@@ -50,6 +50,7 @@ class OptimizerStepHook:
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self._state = state
         self._guard = HookGuard("all training metrics")
+        self._learning_guard = HookGuard("findings about gradients")
         self._tracks: dict[int, OptimizerRecord | None] = {}
         """By the `id` of a live optimizer; None for an optimizer that is not recorded."""
         self._slots: list[OptimizerRecord] = []
@@ -64,12 +65,14 @@ class OptimizerStepHook:
         if state.on_cuda and self._is_capturing():
             return  # captured, not executed; and a query of events would break the capture
         state.stepped += 1
-        self._guard.call(self._record, optimizer, time.perf_counter())
+        now_s = time.perf_counter()
+        self._guard.call(self._record, optimizer, now_s)
+        self._learning_guard.call(state.learning.after_step, optimizer, now_s)
+        state.training.phase = OWN_CODE if state.times.feed.is_read else ""
         idle_s = self._boundary()
         if idle_s:
             state.times.idle_s += idle_s
-            if state.times.phases is not None:
-                state.times.phases.mark_s = time.perf_counter()
+            state.times.phases.mark_s = time.perf_counter()
 
     def _record(self, optimizer: Any, now_s: float) -> None:
         state = self._state
@@ -182,10 +185,9 @@ def attach_grad_norm(torch: ModuleType, state: HookState) -> None:
 
 
 def attach_phases(torch: ModuleType, state: HookState) -> None:
-    """Measure the phases of a step, in a distributed job only."""
+    """Read the times of DistributedDataParallel, in a distributed job only."""
     if state.session.world_size > 1:
-        phases = StepPhaseTimer()
-        state.times.phases = phases
+        phases = state.times.phases
         replace_call(torch.nn.parallel.DistributedDataParallel, "__init__", phases.make_ddp)
 
 

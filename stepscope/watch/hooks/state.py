@@ -8,8 +8,15 @@ import time
 from typing import Any
 
 from stepscope.session.script_session import ScriptSession
-from stepscope.watch.hooks.attribution import ClipGradCalls, LossAttribution, ScalarValue, summed
+from stepscope.watch.hooks.attribution import (
+    ClipGradCalls,
+    LossAttribution,
+    ScalarValue,
+    some_parameters,
+    summed,
+)
 from stepscope.watch.hooks.copies import attach_copies
+from stepscope.watch.hooks.learning import LearningObserver
 from stepscope.watch.hooks.patching import HookGuard
 from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.step_timing import StepTimer
@@ -47,6 +54,8 @@ class HookState:
         self.amp_skipped = 0
         self.uses_amp = False
         self.times = StepTimer(self.recorder)
+        self.training = session.observer.thread
+        self.learning = LearningObserver(session.observer.facts, session.parts)
         self.manual_steps = ManualSteps(self)
 
     def claim(self, *, by_step: bool = False) -> bool:
@@ -84,6 +93,7 @@ class HookState:
         """Add an optimizer at its construction, or, such as a copy, at its first step."""
         if not self.attribution.made:
             self.times.forget()  # calls of `backward()` before it were no steps
+        self.learning.made(optimizer)
         self.attribution.register(optimizer)
 
     def add_loss(self, value: ScalarValue) -> None:
@@ -91,6 +101,15 @@ class HookState:
             self.loss, self.loss_terms = value, 1
         else:
             self.loss, self.loss_terms = summed(self.loss, value), self.loss_terms + 1
+
+    def drop_cleared_loss(self) -> None:
+        """Discard the loss of a batch whose gradients the script has set to None."""
+        if self.attribution.made and all(
+            parameter.grad is None
+            for optimizer in list(self.attribution.alive.values())
+            for parameter in some_parameters(optimizer)
+        ):
+            self.loss = None
 
     def take_loss(self, optimizer: Any) -> tuple[ScalarValue, int]:
         """Return and reset the optimizer's loss and the number of its terms."""

@@ -16,7 +16,7 @@ class StepTimer:
 
     def __init__(self, recorder: Any) -> None:
         self.feed = BatchTracker(recorder)  # Batches of the DataLoaders.
-        self.phases: StepPhaseTimer | None = None  # None outside a distributed job.
+        self.phases = StepPhaseTimer()
         self.copies: CopyTimer | None = None  # None without CUDA.
         self.backwards = 0  # Calls of `backward()`, of any kind.
         self.data_wait_s = 0.0
@@ -53,8 +53,7 @@ class StepTimer:
             for key, number in recorder.take_counts().items():
                 if elapsed_s > 0:
                     row[RATES[key]] = number / elapsed_s
-        if self.phases is not None:
-            self.phases.add(row, now_s)
+        self.phases.add(row, now_s)
         if self.copies is not None:
             row["perf/h2d"] = self.copies.harvest()
         self._last_s = now_s
@@ -78,7 +77,7 @@ class StepTimer:
 
 
 class StepPhaseTimer:
-    """Sums the phases of a step in a distributed job. Training thread only.
+    """Sums the phases of a step. Training thread only.
 
     `mark_s` is the end of the last batch, `backward()` or step. No phase has the wait for data.
     """
@@ -90,7 +89,7 @@ class StepPhaseTimer:
         self._forward_s: float | None = 0.0
         """None if the start of a forward pass is unknown, as in the first step without batches."""
         self._backward_s = 0.0
-        self._ddp = DdpTiming()
+        self._ddp: DdpTiming | None = None  # None without DistributedDataParallel.
         self._guard = HookGuard(DDP_METRICS)
 
     def backward(self, began_s: float, ended_s: float) -> None:
@@ -107,11 +106,13 @@ class StepPhaseTimer:
             row["perf/forward"] = self._forward_s
             row["perf/backward"] = self._backward_s
             row["perf/optimizer"] = now_s - self.mark_s
-        self._guard.call(self._ddp.add, row, now_s)
+        if self._ddp is not None:
+            self._guard.call(self._ddp.add, row, now_s)
         self.mark_s = now_s
         self._forward_s = 0.0
         self._backward_s = 0.0
 
     def make_ddp(self, original: Function, ddp: Any, /, *args: Any, **kwargs: Any) -> None:
         original(ddp, *args, **kwargs)
+        self._ddp = self._ddp or DdpTiming()
         self._guard.call(self._ddp.attach, ddp)

@@ -1,0 +1,239 @@
+"""Whether a run learns: a loss that is not finite, and updates that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.common.metrics import Stream
+from stepscope.run_setup import Recommendation, RunSetup
+from stepscope.session.training_facts import LearningFacts, NonFinite, TrainingFacts
+from stepscope.store import StoreReader
+from stepscope.store.blocks import Floats
+from stepscope.store.final_values import last_value, read_newest
+from stepscope.store.reader import EVERY
+from stepscope.store.step_blocks import LOSS
+
+NO_LEARNING, NOT_FINITE = "no-learning", "loss-not-finite"
+MIN_CHECKS = 10  # of sampled steps that all show the same
+MIN_SKIPPED, MOST_SKIPPED = 10, 0.9  # steps, and their minimum fraction
+ZERO_RATE_STEPS = 20  # newest steps with a learning rate of 0
+LOSSES_BEFORE = 20  # steps before the first loss that is not finite
+GROWTH = 10.0  # Minimum ratio of the last finite loss to the lowest one before.
+SKIPPED, SCALE, RATE, NORM = "train/amp_skipped", "train/amp_scale", "train/lr", "train/grad_norm"
+ANOMALY = "torch.autograd.set_detect_anomaly(True) names the operation."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningFinding:
+    """A finding on what a run learns; `cause` is a special case of the kind."""
+
+    kind: str
+    text: str
+    cause: str | None = None
+    next: Recommendation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossBreak:
+    """The losses of a run that are not finite.
+
+    `before` (n,) are the losses before the first one, in order. `norm_step` is the first step whose
+    gradient norm is not finite, None if unknown.
+    """
+
+    step: int
+    count: int
+    steps: int
+    recovered: bool
+    before: Floats
+    norm_step: int | None
+    clips: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRecord:
+    """What the store has on learning: values of the newest steps, and broken losses."""
+
+    steps: int = 0
+    skipped: float | None = None
+    scale: float | None = None
+    rates: tuple[float, ...] = ()  # of the newest steps
+    broken: LossBreak | None = None
+
+
+def read_learning(reader: StoreReader) -> LearningRecord:
+    """Return what a store has on learning. Raises StoreError."""
+    info = reader.find(Stream.STEPS)
+    if info is None:
+        return LearningRecord()
+    newest = read_newest(reader, info)
+    rates = newest.with_keys((RATE,)).mean[0]
+    return LearningRecord(
+        steps=int(newest.step[-1]) if len(newest) else 0,
+        skipped=last_value(newest, SKIPPED),
+        scale=last_value(newest, SCALE),
+        rates=tuple(rates[np.isfinite(rates)][-ZERO_RATE_STEPS:].tolist()),
+        broken=_read_break(reader, info.id, info.rows),
+    )
+
+
+def _read_break(reader: StoreReader, series: int, rows: int) -> LossBreak | None:
+    events = reader.events(limit=EVERY, kind="nan")
+    if not events:
+        return None
+    step = events[0].step
+    bucket = 1
+    while rows / bucket > 4096:
+        bucket *= 2
+    whole = reader.read(series, 0, rows, bucket).with_keys((LOSS, NORM))
+    start, stop = reader.rows_between(series, "step", step - LOSSES_BEFORE, step - 1)
+    losses = reader.read(series, start, stop, 1).with_keys((LOSS,)).mean[0]
+    # A last bucket is mixed if the loss has only just recovered.
+    last = reader.read(series, max(0, rows - 1), rows, 1).with_keys((LOSS,))
+    norms = whole.step[whole.nonfinite[1] > 0]
+    return LossBreak(
+        step=step,
+        count=int(whole.nonfinite[0].sum()),
+        steps=int(whole.count[0].sum() + whole.nonfinite[0].sum()),
+        recovered=bool(last.count[0].sum()),
+        before=losses[np.isfinite(losses)],
+        norm_step=int(norms[0]) if len(norms) and bucket == 1 else None,
+        clips=bool((whole.count[1] + whole.nonfinite[1]).sum()),
+    )
+
+
+def learning_findings(
+    record: LearningRecord, facts: TrainingFacts | None, setup: RunSetup
+) -> list[LearningFinding]:
+    """Return what keeps a run from learning, a broken loss first."""
+    facts = facts or TrainingFacts()
+    found = [] if record.broken is None else [_broken_loss(record, facts.non_finite, setup)]
+    skips = _skipped_steps(record)
+    return [*found, *skips, *_useless_updates(record, facts.learning)]
+
+
+def _broken_loss(
+    record: LearningRecord, seen: NonFinite | None, setup: RunSetup
+) -> LearningFinding:
+    broken = record.broken
+    assert broken is not None
+    many = f"{broken.count:,} of {broken.steps:,} losses are" if broken.count > 1 else "One loss is"
+    rest = ", and the loss is finite again" if broken.recovered else ""
+    text = f"{many} NaN or infinite, from step {broken.step:,} on{rest}."
+    grows = _grows(broken.before)
+    where = f"step {broken.step:,}"
+    if seen is not None and seen.step == broken.step and seen.inputs:
+        batch = f" (batch {seen.batch} of its pass, from 0)" if seen.batch is not None else ""
+        text += f" The input of {where}{batch} has NaN or infinite values."
+        return LearningFinding(
+            kind=NOT_FINITE,
+            cause="input",
+            text=text,
+            next=Recommendation("Look at the samples of that batch."),
+        )
+    if grows:
+        low, last = float(broken.before.min()), float(broken.before[-1])
+        text += f" Before it the loss grew from {low:.3g} to {last:.3g}."
+        return LearningFinding(
+            kind=NOT_FINITE, cause="diverged", text=text, next=_lower_rate(setup, broken)
+        )
+    if record.scale is not None and record.skipped:
+        text += f" GradScaler has skipped {record.skipped:,.0f} steps."
+    is_gradient = broken.norm_step is not None and broken.norm_step <= broken.step
+    has_broken_weights = seen is not None and seen.step == broken.step and seen.weights
+    if is_gradient or has_broken_weights:
+        at = broken.norm_step if is_gradient else broken.step - 1
+        text += f" The gradient was not finite at step {at:,}, before the loss was not."
+        return LearningFinding(
+            kind=NOT_FINITE,
+            cause="gradient",
+            text=text,
+            next=Recommendation(
+                "An operation has no finite gradient there, such as sqrt or norm at 0, or log of "
+                f"0: {ANOMALY}"
+            ),
+        )
+    if seen is not None and seen.step == broken.step and seen.inputs is False:
+        text += " Its input and the weights were finite."
+    return LearningFinding(
+        kind=NOT_FINITE,
+        text=text,
+        next=Recommendation(f"An operation of the forward pass overflows at {where}: check it."),
+    )
+
+
+def _grows(losses: Floats) -> bool:
+    """Return True if the losses rose strongly to the last of them."""
+    if len(losses) < 2 or losses.min() <= 0:
+        return False
+    return bool(losses[-1] >= GROWTH * losses.min() and losses[-1] == losses.max())
+
+
+def _lower_rate(setup: RunSetup, broken: LossBreak) -> Recommendation:
+    rate = setup.config.get("learning_rate")
+    if setup.own and isinstance(rate, float) and rate > 0:
+        text = f"Try learning_rate {rate / 10:.3g}."
+        return Recommendation(text, name="learning_rate", value=rate / 10)
+    clip = "" if broken.clips else ", or clip the gradients"
+    return Recommendation(f"Try a lower learning rate, or a warm-up of it{clip}.")
+
+
+def _skipped_steps(record: LearningRecord) -> Iterator[LearningFinding]:
+    skipped = record.skipped or 0.0
+    if skipped < MIN_SKIPPED or skipped < MOST_SKIPPED * (skipped + record.steps):
+        return
+    scale = f", its scale is {record.scale:g}" if record.scale is not None else ""
+    yield LearningFinding(
+        kind=NO_LEARNING,
+        cause="steps-skipped",
+        text=f"GradScaler has skipped {skipped:,.0f} of {skipped + record.steps:,.0f} "
+        f"steps{scale}: a gradient is NaN or infinite at every scale, and the weights do not "
+        "change.",
+        next=Recommendation(f"Not the scale, an operation of the model is at fault: {ANOMALY}"),
+    )
+
+
+def _useless_updates(
+    record: LearningRecord, learning: LearningFacts | None
+) -> Iterator[LearningFinding]:
+    if len(record.rates) == ZERO_RATE_STEPS and not any(record.rates):
+        yield LearningFinding(
+            kind=NO_LEARNING,
+            cause="learning-rate-zero",
+            text=f"The learning rate was 0 in each of the last {ZERO_RATE_STEPS} steps.",
+            next=Recommendation("Check the schedule: its number of steps, and where it is called."),
+        )
+    if learning is None:
+        return
+    made = f" (made in {learning.built})" if learning.built else ""
+    enough = learning.checks >= MIN_CHECKS
+    if enough and 0 < learning.parameters == learning.without_gradient:
+        yield LearningFinding(
+            kind=NO_LEARNING,
+            cause="no-gradient",
+            text=f"None of the {learning.parameters} parameters of the optimizer{made} gets a "
+            "gradient: its steps change nothing.",
+            next=Recommendation(
+                "Make the optimizer after the last change of the model, with parameters that the "
+                "loss depends on."
+            ),
+        )
+    if enough and learning.in_eval_mode == learning.checks:
+        yield LearningFinding(
+            kind=NO_LEARNING,
+            cause="eval-mode",
+            text="The model trains in eval mode: its dropout and normalization layers do not act "
+            "as in training.",
+            next=Recommendation("Call model.train() before the training loop."),
+        )
+    if learning.clear_checks >= MIN_CHECKS and learning.never_cleared == learning.clear_checks:
+        yield LearningFinding(
+            kind=NO_LEARNING,
+            cause="gradients-never-cleared",
+            text="Gradients are never cleared: each step adds to those of all steps before, in "
+            f"each of {learning.clear_checks} steps that were checked.",
+            next=Recommendation("Call optimizer.zero_grad() before each backward()."),
+        )

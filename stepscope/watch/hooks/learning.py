@@ -1,0 +1,143 @@
+"""Observe at sampled steps whether a training can learn: gradients, eval mode, the first NaN.
+
+Nothing here waits for a GPU: there only what Python knows of a tensor is read.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from stepscope.memory.model_states import ModelStateTracker
+from stepscope.session.code_sampler import is_own_file
+from stepscope.session.training_facts import LearningFacts, NonFinite, TrainingFacts
+
+FIRST_CHECKS = 16  # Steps from the first that are checked, then one in INTERVAL_S.
+INTERVAL_S = 1.0
+MAX_SUMMED = 10**6  # elements of a gradient
+DEPENDS_ON_MODE = ("dropout", "batchnorm", "instancenorm")
+"""Modules of torch whose modules compute otherwise in eval mode."""
+
+
+class LearningObserver:
+    """Checks the first optimizer of a script. Training thread only."""
+
+    def __init__(self, facts: TrainingFacts, modules: ModelStateTracker) -> None:
+        self._facts = facts
+        self._modules = modules
+        self._optimizer: weakref.ref[Any] | None = None
+        self._learning = LearningFacts()
+        self._due_s = -math.inf
+        self._without: set[int] | None = None
+        """The `id`s of parameters that had no gradient in any check."""
+        self._held: list[tuple[Any, int, float | None]] = []
+        """Parameters with the version and sum of the gradient that the last step used."""
+        self._batch: list[weakref.ref[Any]] = []
+        self._batch_number = 0
+
+    def made(self, optimizer: Any) -> None:
+        """Note the first optimizer of the script, and the line that made it."""
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+            self._learning.built = _line_of_script()
+
+    def batch_fetched(self, batch: Any, number: int) -> None:
+        """Remember the newest batch and its index in the pass, without keeping it in memory."""
+        self._batch_number = number - 1
+        parts = batch.values() if isinstance(batch, dict) else batch
+        tensors = parts if isinstance(batch, (list, tuple, dict)) else (batch,)
+        self._batch = [weakref.ref(one) for one in tensors if hasattr(one, "untyped_storage")]
+
+    def after_step(self, optimizer: Any, now_s: float) -> None:
+        """Check the gradients that the step used, and the mode of the modules."""
+        learning = self._learning
+        is_due = learning.checks < FIRST_CHECKS or now_s >= self._due_s
+        is_first = self._optimizer is not None and optimizer is self._optimizer()
+        if not is_due or not is_first:
+            return
+        self._due_s = now_s + INTERVAL_S
+        learning.checks += 1
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        without = {id(parameter) for parameter in parameters if parameter.grad is None}
+        self._without = without if self._without is None else self._without & without
+        learning.parameters = len(parameters)
+        learning.without_gradient = len(self._without)
+        learning.in_eval_mode += self._is_in_eval_mode()
+        given = [parameter for parameter in parameters if parameter.grad is not None]
+        self._held = [(p, p.grad._version, _sum(p.grad)) for p in (*given[:1], *given[-1:])]
+        self._facts.learning = learning
+
+    @property
+    def holds_gradients(self) -> bool:
+        """True after a check, until the next backward()."""
+        return bool(self._held)
+
+    def before_backward(self) -> None:
+        """Check whether the gradients of the last step are cleared before new ones are added."""
+        held = self._held
+        self._held = []
+        self._learning.clear_checks += 1
+        # Clearing by hand, through `grad.data`, does not raise the version.
+        self._learning.never_cleared += all(
+            parameter.grad is not None
+            and parameter.grad._version == version
+            and _sum(parameter.grad) == total
+            for parameter, version, total in held
+        )
+
+    def loss_not_finite(self, step: int) -> None:
+        """Find what else is not finite, at the first such loss on the CPU, before its step."""
+        if self._facts.non_finite is not None:
+            return
+        found = self._facts.non_finite = NonFinite(step=step)
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is not None:
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            found.weights = not_finite(weights)
+        batch = [reference() for reference in self._batch]
+        if self._batch:
+            found.batch = self._batch_number
+        if batch and None not in batch:
+            found.inputs = not_finite(batch)
+
+    def _is_in_eval_mode(self) -> bool:
+        """Return True if all known modules are in eval mode, and one depends on it."""
+        modules = self._modules.modules()
+        if not modules or any(getattr(module, "training", True) for module in modules):
+            return False
+        return any(
+            kind.__module__.rpartition(".")[2] in DEPENDS_ON_MODE
+            for module in modules
+            for kind in type(module).__mro__
+        )
+
+
+def not_finite(tensors: Iterable[Any]) -> bool | None:
+    """Return whether a CPU tensor has a NaN or an infinity; None if one is on another device."""
+    isfinite = sys.modules["torch"].isfinite
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            return None
+        if tensor.is_floating_point() and not bool(isfinite(tensor.detach()).all()):
+            return True
+    return False
+
+
+def _sum(gradient: Any) -> float | None:
+    """Return the sum of absolute values of a small gradient on the CPU."""
+    if not gradient.is_cpu or gradient.is_sparse or gradient.numel() > MAX_SUMMED:
+        return None
+    return float(gradient.detach().abs().sum())
+
+
+def _line_of_script() -> str:
+    """Return the file and line of the innermost frame of the script."""
+    frame = sys._getframe(1)
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
