@@ -90,7 +90,8 @@ STEPS = (
         "perf/backward",
         "backward",
         "s",
-        "Part of the step time in backward(), with waiting for other ranks. In jobs and watched scripts.",
+        "Part of the step time in backward(), with waiting for other ranks. In jobs and watched "
+        "scripts.",
     ),
     (
         "perf/optimizer",
