@@ -66,8 +66,8 @@ def _store_line(run: RunInfo, allowed: IsSettingAllowed) -> Line | None:
     is_past = run.status.live and broken is not None and broken.recovered
     for found in rank.learning:
         # A failed run has a broken loss as its reason.
-        if found.kind != NOT_FINITE or not (is_past or run.status is RunStatus.FAILED):
-            return _line(found.kind, found.text, found.next)
+        if found.kind is not NOT_FINITE or not (is_past or run.status is RunStatus.FAILED):
+            return _line(found.kind.value, found.text, found.next)
     return bottleneck_line(rank.verdicts(allowed)[0])
 
 

@@ -55,10 +55,10 @@ def verdicts(
         missing = max(1, missing)
         steps = "1 more step is" if missing == 1 else f"{missing} more steps are"
         text = f"Not enough data yet: {steps} needed; the first, slow steps do not count."
-        return [BottleneckDiagnosis(kind=BottleneckKind.TOO_YOUNG, text=text, figures=figures)]
+        return [BottleneckDiagnosis(kind=BottleneckKind.TOO_YOUNG, text=text)]
     if setup.simulated:
         text = "No diagnosis: the GPU is simulated, and its times are not those of a GPU."
-        return [BottleneckDiagnosis(kind=BottleneckKind.SIMULATED, text=text, figures=figures)]
+        return [BottleneckDiagnosis(kind=BottleneckKind.SIMULATED, text=text)]
     facts = facts or TrainingFacts()
     if facts.compilation_count:
         setup = replace(setup, applied=setup.applied | {"compile"})
@@ -84,26 +84,17 @@ def _order(found: BottleneckDiagnosis) -> float:
     return 2.0 if is_change else found.share or 0.0
 
 
-def verdict(
-    figures: StepAverages,
-    setup: RunSetup,
-    allowed: IsSettingAllowed = lambda name, value: True,
-) -> BottleneckDiagnosis:
-    """Return the most important of `verdicts` by a window of steps alone."""
-    return verdicts(figures, setup, allowed=allowed)[0]
-
-
 def _by_parts(
     figures: StepAverages, setup: RunSetup, facts: TrainingFacts, allowed: IsSettingAllowed
 ) -> BottleneckDiagnosis:
     """Classify a window of steps by the parts of a step."""
     parts = parts_of(figures, setup)
     if isinstance(parts, str):
-        return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts, figures=figures)
+        return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts)
     kind, share = _cause(parts, figures, setup)
     if kind is BottleneckKind.UNCLEAR or share is None:
         text = _unclear(parts, setup)
-        return BottleneckDiagnosis(kind=kind, text=text, parts=parts, figures=figures)
+        return BottleneckDiagnosis(kind=kind, text=text, parts=parts)
     text = _text(kind, parts, figures, setup)
     cause, step = None, next_to_try(kind.value, setup, allowed)
     if kind is BottleneckKind.INPUT and facts.loaders and not setup.own:
@@ -113,7 +104,7 @@ def _by_parts(
     if kind is BottleneckKind.COMPUTE and setup.on_gpu and setup.world_size > 1:
         step = None  # NCCL's kernels occupy the GPU while they wait for other ranks.
     return BottleneckDiagnosis(
-        kind=kind, text=text, cause=cause, share=share, next=step, parts=parts, figures=figures
+        kind=kind, text=text, cause=cause, share=share, next=step, parts=parts
     )
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from stepscope.diagnosis.classify import verdicts
 from stepscope.diagnosis.learning import (
     NOT_FINITE,
-    LearningFinding,
     LearningRecord,
-    learning_findings,
+    learning_diagnoses,
     read_learning,
 )
 from stepscope.diagnosis.results import (
@@ -39,7 +38,7 @@ from stepscope.session.training_facts import TrainingFacts, read_facts
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
-FAILURES = {"oom": "out-of-memory", "nan": NOT_FINITE}  # Findings by their events' kinds.
+FAILURES = {"oom": "out-of-memory", "nan": NOT_FINITE.value}  # Findings by their events' kinds.
 MAX_FINDINGS = 3  # of one rank, on what it learns and on its time
 
 
@@ -88,9 +87,9 @@ class RankData:
         return verdicts(self.figures, self.setup, self.facts, self.slowdown, allowed)
 
     @property
-    def learning(self) -> list[LearningFinding]:
+    def learning(self) -> list[BottleneckDiagnosis]:
         """What keeps it from learning."""
-        return learning_findings(self.record, self.facts, self.setup)
+        return learning_diagnoses(self.record, self.facts, self.setup)
 
 
 @dataclass(frozen=True)
@@ -184,20 +183,21 @@ def absent_ranks(recorded: RunData) -> Iterator[Finding]:
         )
 
 
-def bottlenecks(recorded: RunData) -> Iterator[Finding]:
-    """Yield what costs each rank its time."""
+def diagnoses(recorded: RunData) -> Iterator[Finding]:
+    """Yield what keeps each rank from learning, and what costs its time."""
     for rank in recorded.ranks:
-        for verdict in rank.verdicts()[: MAX_FINDINGS - len(rank.learning)]:
-            if not verdict.kind.names_a_cause:
-                continue
+        causes = [one for one in rank.verdicts() if one.kind.names_a_cause]
+        for found in [*rank.learning, *causes][:MAX_FINDINGS]:
+            if found.kind is NOT_FINITE and recorded.run.status is RunStatus.FAILED:
+                continue  # a finding of `end`
             yield Finding(
-                kind=verdict.kind.value,
-                cause=verdict.cause,
+                kind=found.kind.value,
+                cause=found.cause,
                 rank=_torch_rank(rank),
-                phase=verdict.phase,
-                share=None if verdict.share is None else round(verdict.share, 4),
-                text=verdict.text,
-                **_advice(verdict.next),
+                phase=found.phase,
+                share=None if found.share is None else round(found.share, 4),
+                text=found.text,
+                **_advice(found.next),
             )
 
 
@@ -215,21 +215,6 @@ def stragglers(recorded: RunData) -> Iterator[Finding]:
         text=verdict.text,
         next=verdict.next,
     )
-
-
-def obstacles_to_learning(recorded: RunData) -> Iterator[Finding]:
-    """Yield what keeps each rank from learning, such as a broken loss."""
-    for rank in recorded.ranks:
-        for found in rank.learning[:MAX_FINDINGS]:
-            if found.kind == NOT_FINITE and recorded.run.status is RunStatus.FAILED:
-                continue  # a finding of `end`
-            yield Finding(
-                kind=found.kind,
-                cause=found.cause,
-                rank=_torch_rank(rank),
-                text=found.text,
-                **_advice(found.next),
-            )
 
 
 def growing_memory(recorded: RunData) -> Iterator[Finding]:
@@ -254,9 +239,8 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
     absent_ranks,
     hangs,
     caught_failures,
-    obstacles_to_learning,
     stragglers,
-    bottlenecks,
+    diagnoses,
     growing_memory,
 )
 

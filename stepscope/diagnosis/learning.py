@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.common.metrics import Stream
+from stepscope.diagnosis.results import BottleneckDiagnosis, BottleneckKind
 from stepscope.run_setup import Recommendation, RunSetup
 from stepscope.session.training_facts import LearningFacts, NonFinite, TrainingFacts
 from stepscope.store import StoreReader
@@ -16,7 +17,7 @@ from stepscope.store.final_values import last_value, read_newest
 from stepscope.store.reader import EVERY
 from stepscope.store.step_blocks import LOSS
 
-NO_LEARNING, NOT_FINITE = "no-learning", "loss-not-finite"
+NO_LEARNING, NOT_FINITE = BottleneckKind.NO_LEARNING, BottleneckKind.NOT_FINITE
 MIN_CHECKS = 10  # of sampled steps that all show the same
 MIN_SKIPPED, MOST_SKIPPED = 10, 0.9  # steps, and their minimum fraction
 ZERO_RATE_STEPS = 20  # newest steps with a learning rate of 0
@@ -24,16 +25,6 @@ LOSSES_BEFORE = 20  # steps before the first loss that is not finite
 GROWTH = 10.0  # Minimum ratio of the last finite loss to the lowest one before.
 SKIPPED, SCALE, RATE, NORM = "train/amp_skipped", "train/amp_scale", "train/lr", "train/grad_norm"
 ANOMALY = "torch.autograd.set_detect_anomaly(True) names the operation."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearningFinding:
-    """A finding on what a run learns; `cause` is a special case of the kind."""
-
-    kind: str
-    text: str
-    cause: str | None = None
-    next: Recommendation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +96,9 @@ def _read_break(reader: StoreReader, series: int, rows: int) -> LossBreak | None
     )
 
 
-def learning_findings(
+def learning_diagnoses(
     record: LearningRecord, facts: TrainingFacts | None, setup: RunSetup
-) -> list[LearningFinding]:
+) -> list[BottleneckDiagnosis]:
     """Return what keeps a run from learning, a broken loss first."""
     facts = facts or TrainingFacts()
     found = [] if record.broken is None else [_broken_loss(record, facts.non_finite, setup)]
@@ -117,7 +108,7 @@ def learning_findings(
 
 def _broken_loss(
     record: LearningRecord, seen: NonFinite | None, setup: RunSetup
-) -> LearningFinding:
+) -> BottleneckDiagnosis:
     broken = record.broken
     assert broken is not None
     many = f"{broken.count:,} of {broken.steps:,} losses are" if broken.count > 1 else "One loss is"
@@ -128,7 +119,7 @@ def _broken_loss(
     if seen is not None and seen.step == broken.step and seen.inputs:
         batch = f" (batch {seen.batch} of its pass, from 0)" if seen.batch is not None else ""
         text += f" The input of {where}{batch} has NaN or infinite values."
-        return LearningFinding(
+        return BottleneckDiagnosis(
             kind=NOT_FINITE,
             cause="input",
             text=text,
@@ -137,7 +128,7 @@ def _broken_loss(
     if grows:
         low, last = float(broken.before.min()), float(broken.before[-1])
         text += f" Before it the loss grew from {low:.3g} to {last:.3g}."
-        return LearningFinding(
+        return BottleneckDiagnosis(
             kind=NOT_FINITE, cause="diverged", text=text, next=_lower_rate(setup, broken)
         )
     if record.scale is not None and record.skipped:
@@ -147,7 +138,7 @@ def _broken_loss(
     if is_gradient or has_broken_weights:
         at = broken.norm_step if is_gradient else broken.step - 1
         text += f" The gradient was not finite at step {at:,}, before the loss was not."
-        return LearningFinding(
+        return BottleneckDiagnosis(
             kind=NOT_FINITE,
             cause="gradient",
             text=text,
@@ -158,7 +149,7 @@ def _broken_loss(
         )
     if seen is not None and seen.step == broken.step and seen.inputs is False:
         text += " Its input and the weights were finite."
-    return LearningFinding(
+    return BottleneckDiagnosis(
         kind=NOT_FINITE,
         text=text,
         next=Recommendation(f"An operation of the forward pass overflows at {where}: check it."),
@@ -181,12 +172,12 @@ def _lower_rate(setup: RunSetup, broken: LossBreak) -> Recommendation:
     return Recommendation(f"Try a lower learning rate, or a warm-up of it{clip}.")
 
 
-def _skipped_steps(record: LearningRecord) -> Iterator[LearningFinding]:
+def _skipped_steps(record: LearningRecord) -> Iterator[BottleneckDiagnosis]:
     skipped = record.skipped or 0.0
     if skipped < MIN_SKIPPED or skipped < MOST_SKIPPED * (skipped + record.steps):
         return
     scale = f", its scale is {record.scale:g}" if record.scale is not None else ""
-    yield LearningFinding(
+    yield BottleneckDiagnosis(
         kind=NO_LEARNING,
         cause="steps-skipped",
         text=f"GradScaler has skipped {skipped:,.0f} of {skipped + record.steps:,.0f} "
@@ -198,9 +189,9 @@ def _skipped_steps(record: LearningRecord) -> Iterator[LearningFinding]:
 
 def _useless_updates(
     record: LearningRecord, learning: LearningFacts | None
-) -> Iterator[LearningFinding]:
+) -> Iterator[BottleneckDiagnosis]:
     if len(record.rates) == ZERO_RATE_STEPS and not any(record.rates):
-        yield LearningFinding(
+        yield BottleneckDiagnosis(
             kind=NO_LEARNING,
             cause="learning-rate-zero",
             text=f"The learning rate was 0 in each of the last {ZERO_RATE_STEPS} steps.",
@@ -211,7 +202,7 @@ def _useless_updates(
     made = f" (made in {learning.built})" if learning.built else ""
     enough = learning.checks >= MIN_CHECKS
     if enough and 0 < learning.parameters == learning.without_gradient:
-        yield LearningFinding(
+        yield BottleneckDiagnosis(
             kind=NO_LEARNING,
             cause="no-gradient",
             text=f"None of the {learning.parameters} parameters of the optimizer{made} gets a "
@@ -222,7 +213,7 @@ def _useless_updates(
             ),
         )
     if enough and learning.in_eval_mode == learning.checks:
-        yield LearningFinding(
+        yield BottleneckDiagnosis(
             kind=NO_LEARNING,
             cause="eval-mode",
             text="The model trains in eval mode: its dropout and normalization layers do not act "
@@ -230,7 +221,7 @@ def _useless_updates(
             next=Recommendation("Call model.train() before the training loop."),
         )
     if learning.clear_checks >= MIN_CHECKS and learning.never_cleared == learning.clear_checks:
-        yield LearningFinding(
+        yield BottleneckDiagnosis(
             kind=NO_LEARNING,
             cause="gradients-never-cleared",
             text="Gradients are never cleared: each step adds to those of all steps before, in "

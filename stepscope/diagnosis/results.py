@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -46,8 +46,10 @@ PHASES = {
     BottleneckKind.INPUT: "data",
     BottleneckKind.TRANSFER: "copy",
     BottleneckKind.LAUNCH: "launch",
+    BottleneckKind.COMPUTE: "compute",
+    BottleneckKind.THROTTLED: "compute",
 }
-"""Phase of a step by kind; that of all others is "compute"."""
+"""Phase of a step by kind; others concern no single one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +105,8 @@ class BottleneckDiagnosis:
     share: float | None = None  # None without a cause.
     next: Recommendation | None = None
     parts: StepBreakdown | None = None  # None if unknown.
-    figures: StepAverages = field(default_factory=lambda: StepAverages(steps=0))
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> str | None:
         """The phase of the verdict."""
-        return PHASES.get(self.kind, "compute")
+        return PHASES.get(self.kind)

@@ -16,7 +16,6 @@ from stepscope.diagnosis.classify import (
     EXPLAINED,
     STANDS_STILL,
     parts_of,
-    verdict,
 )
 from stepscope.diagnosis.recommendations import next_to_try
 from stepscope.diagnosis.results import (
@@ -26,6 +25,7 @@ from stepscope.diagnosis.results import (
     StepBreakdown,
 )
 from stepscope.run_setup import RunSetup, setup_of
+from tests.support.step_verdict import verdict
 from trainer.config import RunConfig
 
 

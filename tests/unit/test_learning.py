@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from stepscope.diagnosis.learning import (
     LearningRecord,
     LossBreak,
-    learning_findings,
+    learning_diagnoses,
     read_learning,
 )
 from stepscope.run_setup import RunSetup
@@ -50,7 +50,7 @@ def train(
 
 
 def causes(live: FakeLive) -> list[str | None]:
-    found = learning_findings(LearningRecord(), live.observer.facts, SCRIPT)
+    found = learning_diagnoses(LearningRecord(), live.observer.facts, SCRIPT)
     assert all(one.kind == "no-learning" for one in found)
     return [one.cause for one in found]
 
@@ -196,7 +196,7 @@ def broken(**changes: Any) -> LearningRecord:
 def test_why_a_loss_is_not_finite(
     record: LearningRecord, seen: NonFinite | None, cause: str | None
 ) -> None:
-    (found,) = learning_findings(record, TrainingFacts(non_finite=seen), SCRIPT)
+    (found,) = learning_diagnoses(record, TrainingFacts(non_finite=seen), SCRIPT)
     assert (found.kind, found.cause) == ("loss-not-finite", cause)
     assert found.next is not None
     assert ("learning rate" in found.next.text) is (cause == "diverged")
@@ -205,7 +205,7 @@ def test_why_a_loss_is_not_finite(
 def test_clipping_is_not_advised_where_it_is_in_use() -> None:
     grows = np.array([1.0, 30.0, 5e3])
     for clips in (False, True):
-        (found,) = learning_findings(broken(before=grows, clips=clips), None, SCRIPT)
+        (found,) = learning_diagnoses(broken(before=grows, clips=clips), None, SCRIPT)
         assert found.next is not None
         assert ("clip" in found.next.text) is not clips
 
@@ -221,7 +221,7 @@ def test_clipping_is_not_advised_where_it_is_in_use() -> None:
     ],
 )
 def test_updates_that_change_nothing(record: LearningRecord, found: list[str]) -> None:
-    assert [one.cause for one in learning_findings(record, None, SCRIPT)] == found
+    assert [one.cause for one in learning_diagnoses(record, None, SCRIPT)] == found
 
 
 def test_the_record_of_a_store(tmp_path: Path) -> None:

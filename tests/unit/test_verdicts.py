@@ -11,7 +11,6 @@ import pytest
 
 from dashboard import verdicts
 from dashboard.verdicts import bottleneck_line, find
-from stepscope.diagnosis.classify import verdict
 from stepscope.diagnosis.results import BottleneckKind, StepAverages
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
 from stepscope.run import RunStatus, read_run
@@ -20,6 +19,7 @@ from stepscope.store.blocks import Event
 from stepscope.store.writer import StoreWriter
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import CREATED, rows, write_run
+from tests.support.step_verdict import verdict
 from trainer.config import RunConfig
 from trainer.training.config_validation import TrainDevice, is_possible
 

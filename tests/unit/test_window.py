@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.classify import verdict
 from stepscope.diagnosis.results import MIN_STEPS, BottleneckKind, StepAverages
 from stepscope.diagnosis.step_window import recent_figures
 from stepscope.distributed.stragglers.reader import FIRST_STEPS
@@ -14,6 +13,7 @@ from stepscope.run import read_run
 from stepscope.run_setup import setup_of
 from stepscope.store import StoreReader
 from tests.support.recorded_runs import Row, recorded_run, write_run
+from tests.support.step_verdict import verdict
 from tests.support.train_devices import SIMULATED
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
