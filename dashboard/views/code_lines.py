@@ -23,7 +23,7 @@ COLUMNS = {
         help="Of the training step: data, forward, backward, optimizer; own code is what the "
         "script does between a step and the next batch."
     ),
-    "Line": parts.text(help="File and line of the script."),
+    "Line": parts.text(width="medium", help="File and line of the script."),
     "Call": parts.text(width="large", help="The expression of this line that was executing."),
     "In": parts.text(help="The Python function that it had called; none for a function in C."),
     "Asleep": parts.number(
