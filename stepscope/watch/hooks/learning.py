@@ -30,7 +30,8 @@ class LearningObserver:
         self._modules = modules
         self._optimizer: weakref.ref[Any] | None = None
         self._learning = LearningFacts()
-        self._due_s = -math.inf
+        self.due_s = -math.inf
+        """Time from which the next step is checked."""
         self._without: set[int] | None = None
         """The `id`s of parameters that had no gradient in any check."""
         self._held: list[tuple[Any, int, float | None]] = []
@@ -54,12 +55,11 @@ class LearningObserver:
     def after_step(self, optimizer: Any, now_s: float) -> None:
         """Check the gradients that the step used, and the mode of the modules."""
         learning = self._learning
-        is_due = learning.checks < FIRST_CHECKS or now_s >= self._due_s
-        is_first = self._optimizer is not None and optimizer is self._optimizer()
-        if not is_due or not is_first:
+        if self._optimizer is None or optimizer is not self._optimizer():
             return
-        self._due_s = now_s + INTERVAL_S
         learning.checks += 1
+        if learning.checks >= FIRST_CHECKS:
+            self.due_s = now_s + INTERVAL_S
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         without = {id(parameter) for parameter in parameters if parameter.grad is None}
         self._without = without if self._without is None else self._without & without
