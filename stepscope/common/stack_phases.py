@@ -1,15 +1,20 @@
-"""Name the phase of a training step by the frames of a Python stack. Pure; no torch."""
+"""Read the frames of a Python stack: phases of a training step, files of the user. No torch."""
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 INPUT = "input"
 FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER = "optimizer"
 COMMUNICATION = "communication"
+PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +60,10 @@ def stack_phase(frames: Iterable[tuple[str, str]]) -> str | None:
         return None
     is_recomputed = phases[0] == FORWARD and BACKWARD in phases
     return BACKWARD if is_recomputed else phases[0]
+
+
+def is_own_file(file: str) -> bool:
+    """Return True for a file of the user: not of Python, of an installed package, or ours."""
+    if file.startswith(("<", PACKAGE, *_LIBRARIES)):
+        return False
+    return not any(part in file for part in _INSTALLED)

@@ -30,6 +30,7 @@ from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPha
 from stepscope.memory.growth_detector import newest_growth
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunStatus, run_json_of
+from stepscope.run.error_text import split_remedy
 from stepscope.run.folder import SIGTERM, TRACEBACK_FILE, fatal_signal, rank_file
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankStatus, ranks_of
@@ -148,8 +149,8 @@ def end(recorded: RunData) -> Iterator[Finding]:
     if short is not None and short.report.ended:
         yield _out_of_memory(short, run.cause_rank)
         return
-    text = run.reason or "The run failed and gives no reason."
-    advice = _advice(_after(kind, recorded))
+    text, remedy = split_remedy(run.reason or "The run failed and gives no reason.")
+    advice = _advice(_after(kind, recorded) if remedy is None else Recommendation(remedy))
     yield Finding(kind=kind, rank=run.cause_rank, text=text, **advice)
 
 

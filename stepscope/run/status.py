@@ -8,8 +8,7 @@ import traceback
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from stepscope.common.formatting import summary_line, terminal_text
-from stepscope.common.json_values import to_text
+from stepscope.run.error_text import describe_error, known_error, remedy_for, text_of
 
 HEARTBEAT_S = 1.0
 STALE_S = 10.0
@@ -89,14 +88,13 @@ def outcome(error: BaseException | None) -> RunOutcome:
     if isinstance(error, KeyboardInterrupt):
         return RunOutcome(RunStatus.STOPPED, "Interrupted (Ctrl-C).")
     if isinstance(error, SystemExit):
-        code, text = error.code, f": {_text_of(error.code)[:300]}"
+        code, text = error.code, f": {text_of(error.code)[:300]}"
         end = f" with exit code {int(code)}." if isinstance(code, int) else text
         return RunOutcome(RunStatus.FAILED, f"The script ended{end}")
     memory = shortage(error)
     if memory is not None:
         return out_of_memory(memory, error, _REMEDIES[memory])
-    first = summary_line(_text_of(error))[:300]
-    return failed(f"{type(error).__name__}: {first}" if first else type(error).__name__)
+    return failed(describe_error(error))
 
 
 def failed(reason: str) -> RunOutcome:
@@ -106,7 +104,7 @@ def failed(reason: str) -> RunOutcome:
 
 def out_of_memory(short: MemoryShortage, error: BaseException, remedy: str) -> RunOutcome:
     """Return the outcome of an out-of-memory error, with the requested size if known."""
-    match = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _text_of(error))
+    match = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", text_of(error))
     size = f" (t{match[1]})" if match else ""
     return RunOutcome(RunStatus.FAILED, f"{short}{size}. {remedy}", failure="oom")
 
@@ -120,10 +118,12 @@ def with_cause(ended: RunOutcome, cause: str | None, remedy: str | None = None) 
 
 def killed_worker(error: BaseException) -> bool:
     """Return True if a DataLoader lost a worker, such as by the kernel's OOM killer."""
-    text = _text_of(error)
+    text = text_of(error)
     if isinstance(error, ConnectionError | EOFError):  # closed before the process has ended
         files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
         return any("torch/utils/data" in file.replace("\\", "/") for file in files)
+    if remedy_for(text_of(known_error(error))) is not None:
+        return False
     return "DataLoader worker" in text and ("signal: Killed" in text or "exited unexpect" in text)
 
 
@@ -139,14 +139,9 @@ def with_lost_worker(ended: RunOutcome, kills: int | None) -> RunOutcome:
     return RunOutcome(RunStatus.FAILED, reason, failure="oom")
 
 
-def _text_of(value: object) -> str:
-    """Return an exception's text without colors."""
-    return terminal_text(to_text(value))
-
-
 def shortage(error: BaseException) -> MemoryShortage | None:
     """Return the memory that this exception reports as exhausted, or None."""
-    text = _text_of(error)
+    text = text_of(error)
     if _OUT_OF_CUDA_MEMORY in text:
         return MemoryShortage.PINNED if _was_pinning(error) else MemoryShortage.GPU
     if type(error).__name__ == "OutOfMemoryError" or any(w in text for w in _OUT_OF_GPU_MEMORY):
@@ -158,7 +153,7 @@ def shortage(error: BaseException) -> MemoryShortage | None:
 
 def _was_pinning(error: BaseException) -> bool:
     """Return True if the failed call pins memory: CUDA has one error for both."""
-    if "in pin memory thread" in _text_of(error):  # the DataLoader's, with its own traceback
+    if "in pin memory thread" in text_of(error):  # the DataLoader's, with its own traceback
         return True
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].lineno is None:

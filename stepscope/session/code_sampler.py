@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import linecache
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,9 @@ from stepscope.common.stack_phases import (
     FORWARD,
     INPUT,
     OPTIMIZER,
+    PACKAGE,
     frame_phase,
+    is_own_file,
 )
 from stepscope.session.training_facts import MAX_LINES, MAX_PERIODS, CodeLine, Period
 
@@ -33,9 +34,6 @@ MAX_PLACES = 1000
 MAX_TEXT = 100
 OWN_CODE, VALIDATION = "own code", "validation"
 PHASE_NAMES = {INPUT: "data", FORWARD: FORWARD, BACKWARD: BACKWARD, OPTIMIZER: OPTIMIZER}
-_PACKAGE = str(Path(__file__).parents[1])
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
-_INSTALLED = ("/site-packages/", "/dist-packages/")
 _WRAPPERS = ("_wrapped_call_impl", "_call_impl")
 _NO_COMPUTING = ("/torch/utils/tensorboard/", "/torch/utils/data/", "/torch/serialization.py")
 
@@ -240,7 +238,7 @@ class CodeSampler:
             file = code.co_filename
             known = self._codes[code] = _Code(
                 is_own=is_own_file(file),
-                is_ours=file.startswith(_PACKAGE),
+                is_ours=file.startswith(PACKAGE),
                 is_generated="/torch/_inductor/" in file,
                 is_wrapper="<locals>" in code.co_qualname or code.co_name in _WRAPPERS,
                 phase=PHASE_NAMES.get(frame_phase(file, code.co_name) or ""),
@@ -266,13 +264,6 @@ def _phase(by_hooks: str, by_frames: list[str]) -> str:
         return ""
     is_recomputed = by_frames[0] == FORWARD and BACKWARD in by_frames
     return BACKWARD if is_recomputed else by_frames[0]
-
-
-def is_own_file(file: str) -> bool:
-    """Return True for a file of the user: not of Python, of an installed package, or ours."""
-    if file.startswith(("<", _PACKAGE, *_LIBRARIES)):
-        return False
-    return not any(part in file for part in _INSTALLED)
 
 
 def describe(place: Place, folder: Path) -> CodeLine:

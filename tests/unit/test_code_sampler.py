@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pytest
 import torch
 from torch import nn
 
@@ -16,7 +15,6 @@ from stepscope.session.code_sampler import (
     FIRST_STEP,
     CodeSampler,
     TrainingThread,
-    is_own_file,
 )
 from stepscope.session.training_facts import (
     MAX_PERIODS,
@@ -126,19 +124,6 @@ def test_a_long_run_keeps_a_fixed_number_of_periods_and_all_its_samples() -> Non
     assert len(periods) <= MAX_PERIODS
     assert sum(period.samples for period in periods) == sum(line.counts) == ticks - 1
     assert [period.step for period in periods] == sorted({period.step for period in periods})
-
-
-@pytest.mark.parametrize(
-    ("file", "is_own"),
-    [
-        ("/home/me/train.py", True),
-        ("/usr/lib/python3.11/site-packages/torch/nn/modules/module.py", False),
-        (threading.__file__, False),
-        ("<frozen runpy>", False),
-    ],
-)
-def test_a_file_of_the_user(file: str, is_own: bool) -> None:
-    assert is_own_file(file) is is_own
 
 
 def line(number: int, counts: list[int]) -> CodeLine:

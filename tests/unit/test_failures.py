@@ -10,6 +10,7 @@ import torch
 
 from stepscope.memory.oom import observer
 from stepscope.run import RunStatus
+from stepscope.run.error_text import split_remedy
 from stepscope.run.status import killed_worker, outcome
 from stepscope.store.recorder import Recorder
 from tests.support.train_devices import gpu
@@ -142,3 +143,74 @@ def test_a_killed_worker_is_connected_with_the_hosts_memory(
         recorder.close(RunStatus.FAILED)
     assert ended.failure == failure
     assert words in str(ended.reason)
+
+
+IN_WORKER = """Caught FileNotFoundError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/x/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/home/me/train.py", line 7, in __getitem__
+    return open(path)
+           ^^^^^^^^^^
+  File "/x/site-packages/PIL/Image.py", line 3277, in open
+    fp = builtins.open(filename, "rb")
+FileNotFoundError: [Errno 2] No such file or directory: '/data/img_000320.jpg'
+"""
+NCCL = """NCCL error in: ProcessGroupNCCL.cpp:77, invalid usage, NCCL version 2.28.9
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            IN_WORKER,
+            "FileNotFoundError: [Errno 2] No such file or directory: '/data/img_000320.jpg', "
+            "train.py:7 in __getitem__ (DataLoader worker process 0)",
+        ),
+        (NCCL + "Socket closed", "RuntimeError: Socket closed"),
+        (NCCL, "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:77, invalid usage, NCCL "),
+        ("Caught a cold in winter.", "RuntimeError: Caught a cold in winter."),
+    ],
+)
+def test_the_reason_is_the_line_that_matters(text: str, words: str) -> None:
+    reason = outcome(RuntimeError(text)).reason or ""
+    assert reason.startswith(words)
+    assert split_remedy(reason) == (reason, None)
+
+
+def test_the_files_of_libraries_are_not_named_as_the_users() -> None:
+    reason = outcome(RuntimeError(IN_WORKER.replace("/home/me", "/x/site-packages/some"))).reason
+    assert str(reason).endswith("/data/img_000320.jpg' (DataLoader worker process 0)")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("CUDA error: device-side assert triggered\nCUDA kernel errors ...", "out of range"),
+        ("Cannot re-initialize CUDA in forked subprocess. To use ...", "spawn"),
+        (BUS_ERROR, "--shm-size"),
+        ("unable to write to file </torch_9_1_0>: No space left on device (28)", "--shm-size"),
+        ("Expected to have finished reduction in the prior iteration", "find_unused_parameters"),
+        (f"{NCCL}Duplicate GPU detected : rank 0 and rank 1 both on 1000", "LOCAL_RANK"),
+    ],
+)
+def test_a_known_error_has_a_next_step_also_as_the_cause_of_another(text: str, word: str) -> None:
+    other = RuntimeError("DataLoader worker (pid(s) 9) exited unexpectedly")
+    other.__cause__ = RuntimeError(text)
+    for error in (RuntimeError(text), other):
+        reason, remedy = split_remedy(outcome(error).reason or "")
+        assert word in str(remedy)
+        assert word not in reason
+        assert not killed_worker(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["No space left on device: 'model.pt'", "CUDA error: an illegal memory access", "assert"],
+)
+def test_similar_errors_have_no_next_step(text: str) -> None:
+    assert split_remedy(outcome(RuntimeError(text)).reason or "") == (f"RuntimeError: {text}", None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from stepscope.common.stack_phases import stack_phase
+from stepscope.common.stack_phases import is_own_file, stack_phase
 
 TORCH = "/venv/lib/site-packages/torch/"
 USER = ("/home/me/train.py", "main")
@@ -30,3 +32,16 @@ def test_the_innermost_frame_of_torch_names_the_phase(
     frames: list[tuple[str, str]], phase: str | None
 ) -> None:
     assert stack_phase(frames) == phase
+
+
+@pytest.mark.parametrize(
+    ("file", "is_own"),
+    [
+        ("/home/me/train.py", True),
+        ("/usr/lib/python3.11/site-packages/torch/nn/modules/module.py", False),
+        (threading.__file__, False),
+        ("<frozen runpy>", False),
+    ],
+)
+def test_a_file_of_the_user(file: str, is_own: bool) -> None:
+    assert is_own_file(file) is is_own

@@ -174,7 +174,7 @@ def test_an_error_while_training_is_told_with_its_line(write: Write) -> None:
     with pytest.raises(RuntimeError) as caught:
         task.model(inputs)
     outcome = describe_failure(caught.value, defaults(Workload.CUSTOM))
-    assert "RuntimeError at mine.py, line 11, in forward" in str(outcome.reason)
+    assert " at mine.py, line 11, in forward" in str(outcome.reason)
     path.unlink()
     outcome = describe_failure(caught.value, defaults(Workload.CUSTOM))
     assert str(outcome.reason).startswith("Training raised RuntimeError: ")

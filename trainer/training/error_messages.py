@@ -9,6 +9,7 @@ import torch
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import summary_line
+from stepscope.run.error_text import describe_error
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import Precision, RunConfig, Runner, Workload
 from trainer.errors import RunFailedError
@@ -69,7 +70,8 @@ def describe_failure(
             given = user_workload()
             place = place_in_user_code(error, given.path.parent) if given else None
     at = f" at {place}" if place else ""
-    return failed(f"Training raised {type(error).__name__}{at}: {first[:300]}. See the traceback.")
+    named = describe_error(error).rstrip(".")
+    return failed(f"Training raised {named}{at}. See the traceback.")
 
 
 def nan_remedy(config: RunConfig) -> str:

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from stepscope.common.stack_phases import is_own_file
 from stepscope.memory.model_states import ModelStateTracker
-from stepscope.session.code_sampler import is_own_file
 from stepscope.session.training_facts import LearningFacts, NonFinite, TrainingFacts
 
 FIRST_CHECKS = 16  # Steps from the first that are checked, then one in INTERVAL_S.
