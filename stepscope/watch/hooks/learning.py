@@ -55,7 +55,8 @@ class LearningObserver:
     def after_step(self, optimizer: Any, now_s: float) -> None:
         """Check the gradients that the step used, and the mode of the modules."""
         learning = self._learning
-        if self._optimizer is None or optimizer is not self._optimizer():
+        is_first = self._optimizer is not None and optimizer is self._optimizer()
+        if not is_first:
             return
         learning.checks += 1
         if learning.checks >= FIRST_CHECKS:
