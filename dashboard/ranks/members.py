@@ -67,7 +67,9 @@ def used_gpus(run: RunInfo) -> frozenset[str]:
     sampled = run_content(run).gpus
     if len(sampled) < 2 or run_kind(run) is RunKind.TRAINER:
         return frozenset()
-    used = {training_device(run)} | (DEVICES.of(run) or set())
+    used = {training_device(run)}
+    if run.world_size > 1:
+        used |= DEVICES.of(run) or set()
     listed = dict_of(run.run_json.get("gpu_processes"))
     pid = run.run_json.get("pid")
     for uuid, processes in listed.items():

@@ -111,11 +111,12 @@ def _text(path: Path | str) -> str:
     return ""
 
 
+OWN_STARTERS = ("stepscope-code", "stepscope-alerts")  # Threads whose children are Stepscope's.
 REST = 200  # Cooldown in multiples of a reading's duration: 0.5% of the sampler's thread.
 
 
 def resident() -> int | None:
-    """Return the resident bytes of this process's descendants; 0 without any.
+    """Return the resident bytes of the script's child processes and theirs; 0 without any.
 
     Returns None if the kernel does not list them (CONFIG_PROC_CHILDREN). Children of a native
     thread do not count until the thread ends.
@@ -123,7 +124,8 @@ def resident() -> int | None:
     pid = os.getpid()
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return None
-    found = _children((pid, thread.native_id or pid) for thread in threading.enumerate())
+    threads = [one.native_id or pid for one in threading.enumerate() if one.name not in OWN_STARTERS]
+    found = _children((pid, thread) for thread in threads)
     for child in found:  # grows meanwhile: workers of a fork server are children of a child
         found += _children([(child, child)])
     return sum(map(_pages, found)) * os.sysconf("SC_PAGE_SIZE")

@@ -66,7 +66,6 @@ def test_a_reading_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> Non
         clock.now += 0.01
         return 5
 
-    monkeypatch.setattr(usage, "resident", lambda: None)
     monkeypatch.setattr(usage, "resident", slow)
     host = HostSampler(clock)
     assert host.children() == {KEY: 5.0}
