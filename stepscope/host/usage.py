@@ -124,8 +124,8 @@ def resident() -> int | None:
     pid = os.getpid()
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return None
-    threads = [one.native_id or pid for one in threading.enumerate() if one.name not in OWN_STARTERS]
-    found = _children((pid, thread) for thread in threads)
+    threads = [thread for thread in threading.enumerate() if thread.name not in OWN_STARTERS]
+    found = _children((pid, thread.native_id or pid) for thread in threads)
     for child in found:  # grows meanwhile: workers of a fork server are children of a child
         found += _children([(child, child)])
     return sum(map(_pages, found)) * os.sysconf("SC_PAGE_SIZE")
