@@ -158,8 +158,8 @@ class Mirror:
         """Store that a command was delivered or `refused`: it is not sent again."""
         with self._opened(self.root / run_id / STORE_NAME) as store:
             store.execute(
-                "UPDATE commands SET state = ?, result = ? WHERE id = ?",
-                ("taken" if refused is None else "refused", refused, number),
+                "UPDATE commands SET state = ? WHERE id = ?",
+                ("taken" if refused is None else "refused", number),
             )
 
     def shrink(self, kept: Collection[str], max_bytes: int = MAX_BYTES) -> None:
@@ -245,6 +245,7 @@ class Mirror:
             with closing(schema.create(path)) as store:
                 # Quicker to open and close, and a power failure costs a transfer only.
                 store.execute("PRAGMA journal_mode = DELETE")
+        self._bytes -= path.stat().st_size
         with self._opened(path) as store:
             store.execute("BEGIN IMMEDIATE")
             for table, columns in far_reader.TABLES.items():
@@ -254,7 +255,7 @@ class Mirror:
                     getattr(rows, table),
                 )
             store.execute("COMMIT")
-        self._bytes += sum(len(row[-1]) for row in rows.frames)
+        self._bytes += path.stat().st_size
 
     def _opened(self, path: Path) -> closing[sqlite3.Connection]:
         connection = schema.open_writable(path)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.common.files import is_network_filesystem, read_regular_file
+from stepscope.store.schema import MAX_SERIES
 
 MAGIC = b"stepscope ring 3\n"
 HEADER_BYTES = 2**20  # thousands of combinations of metrics
@@ -191,12 +192,16 @@ def rows_after(data: bytes, stored: int) -> RingRows:
 
 def _read_layouts(header: bytes) -> list[tuple[str, ...]]:
     layouts = []
+    series = set()
     for line in header.partition(b"\0")[0].splitlines():
         try:
             stream, source, *keys = map(str, json.loads(line))
-            layouts.append((stream, source, *keys[:WIDTH]))
         except (ValueError, TypeError, RecursionError):
             break  # written in part when the process was killed: no row has this layout
+        series.add((stream, source))
+        if len(series) > MAX_SERIES:  # a planted file; a reader omits more series too
+            break
+        layouts.append((stream, source, *keys[:WIDTH]))
     return layouts
 
 

@@ -22,10 +22,11 @@ LOSS = "train/loss"
 def series_blocks(rows: RingRows) -> dict[tuple[str, ...], SeriesBlock]:
     """Return the new rows of each series by stream and source; those of steps may be none."""
     layouts = rows.layouts
-    names = list(dict.fromkeys([STEPS, *(layout[:2] for layout in layouts)]))
-    series_of = np.array([names.index(layout[:2]) for layout in layouts], dtype=np.intp)
+    names = dict.fromkeys([STEPS, *(layout[:2] for layout in layouts)])
+    numbers = {name: number for number, name in enumerate(names)}
+    series_of = np.array([numbers[layout[:2]] for layout in layouts], dtype=np.intp)
     series = series_of[rows.slots["layout"]]
-    return {name: _block(rows.slots[series == at], layouts) for at, name in enumerate(names)}
+    return {name: _block(rows.slots[series == at], layouts) for name, at in numbers.items()}
 
 
 def _block(slots: Slots, layouts: Sequence[tuple[str, ...]]) -> SeriesBlock:

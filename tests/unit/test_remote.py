@@ -24,6 +24,7 @@ from stepscope.remote.source import parse_source
 from stepscope.run import RunStatus, is_own, read_run
 from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
+from stepscope.store.reader import send_command
 from tests.support.recorded_runs import write_run
 from tests.support.row_blocks import block_of_rows
 
@@ -157,6 +158,22 @@ def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
         store.executemany("INSERT INTO events VALUES (NULL, ?, 1, 0, 'mark', ?, '{}')", events)
     link.ask("odd", "good", *bad)
     assert rows(link.near / "good") == rows(link.far / "good")
+
+
+def test_a_run_with_too_much_text_or_too_many_files_ends_no_connection(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far_reader, "MAX_FILES", 3)
+    folder = write_run(link.far / "r", LIVE, steps=STEPS)
+    for number in range(9):
+        (folder / f"x{number}.json").write_text("{}")
+    with closing(sqlite3.connect(folder / STORE_NAME)) as store, store:
+        for text in ("\U0001f600" * 2 * 2**20, "good"):
+            event = 1.0, text
+            store.execute("INSERT INTO events VALUES (NULL, ?, 1, 0, 'mark', ?, '{}')", event)
+    link.ask("r")
+    assert [event[1] for event in rows(link.near / "r")[1:]] == ["good"]
+    assert len(list((link.near / "r").glob("*.json"))) == 3
 
 
 def test_a_locked_store_is_read_later_and_never_without_its_lock(link: Link) -> None:
@@ -308,6 +325,16 @@ def test_a_command_is_stored_once_and_not_late_or_after_the_end(link: Link) -> N
     assert "late" in late[0][2]
     with closing(sqlite3.connect(folder / STORE_NAME)) as store:
         assert store.execute("SELECT id, name FROM commands").fetchall() == [(1, "mark")]
+
+
+@pytest.mark.parametrize("refused", [None, "The run has ended."])
+def test_an_ended_command_is_not_delivered_again(link: Link, refused: str | None) -> None:
+    write_run(link.far / "r", LIVE)
+    link.ask("r")
+    number = send_command(link.near / "r", "mark", {})
+    assert [command[:3] for command in link.mirror.commands(["r"])] == [("r", number, "mark")]
+    link.mirror.end_command("r", number, refused)
+    assert link.mirror.commands(["r"]) == []
 
 
 def test_a_command_for_a_run_of_another_user_is_refused(

@@ -22,6 +22,7 @@ from stepscope.store.ring import (
     read_ring,
     rows_after,
 )
+from stepscope.store.schema import MAX_SERIES
 
 
 @pytest.fixture
@@ -154,6 +155,14 @@ def test_layouts_of_deeply_nested_json_are_none(tmp_path: Path) -> None:
     path = tmp_path / "rank0.ring"
     path.write_bytes((MAGIC + b"[" * 60_000).ljust(HEADER_BYTES + SLOTS * SLOT_BYTES, b"\0"))
     assert left_by(path).layouts == []
+
+
+def test_a_planted_ring_has_no_more_series_than_a_reader_reads(tmp_path: Path) -> None:
+    """Each series takes a pass over all slots."""
+    path = tmp_path / "rank0.ring"
+    names = b"".join(b'["steps", "%d", "a"]\n' % number for number in range(30_000))
+    path.write_bytes((MAGIC + names).ljust(HEADER_BYTES + SLOTS * SLOT_BYTES, b"\0"))
+    assert len(left_by(path).layouts) == MAX_SERIES
 
 
 def test_without_a_file_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
