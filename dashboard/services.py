@@ -36,6 +36,7 @@ from stepscope.common.json_values import dict_of
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
 from stepscope.host.process_limits import call_at_end_of
+from stepscope.host.servers import withdraw_server
 from stepscope.remote.source import RemoteSource, sources_from_environment
 from stepscope.run import (
     RunError,
@@ -355,6 +356,8 @@ def _end_on_signals(services: Services, over: threading.Event) -> None:
         finally:
             if not over.wait(CLIENTS_S):
                 log.warning("open client connections were closed")
+                with contextlib.suppress(OSError):  # no exit that runs `finally` follows
+                    withdraw_server(st.get_option("server.port"))
                 os._exit(128 + number)
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -17,14 +17,19 @@ def published_server(port: int, url: str) -> Iterator[None]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     path = folder / f"{port}.json"
-    path.unlink(missing_ok=True)  # of a server that was killed
+    withdraw_server(port)  # one that was killed
     # Exclusively: a planted link never receives the token.
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump({"url": url, "pid": os.getpid()}, file)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        withdraw_server(port)
+
+
+def withdraw_server(port: int) -> None:
+    """Delete the file of a server that ends or has ended. Raises OSError."""
+    (servers_folder() / f"{port}.json").unlink(missing_ok=True)
 
 
 def servers_folder() -> Path:

@@ -15,6 +15,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import live_chart
+from stepscope.host.servers import servers_folder
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.server import ROOT, Server, start_server, stop_server
 from tests.support.waiting import wait_for, wait_until
@@ -72,9 +73,12 @@ def test_half_a_request_holds_up_neither_the_run_nor_the_end_of_the_server(tmp_p
     wait_until(lambda: read_run(folder).run_json.get("step", 0) > 0)
     with connect(server) as connection:
         connection.sendall(post(server, "Content-Length: 2000") + b'{"run":')
+        address = servers_folder() / f"{server.url.rpartition(':')[2]}.json"
+        assert address.exists()
         server.process.send_signal(signal.SIGTERM)
         # The run has ended in order first; then the process ends despite the open request.
         assert server.process.wait(60) == 128 + signal.SIGTERM
+    assert not address.exists(), "it has the token"
     assert read_run(folder).status is RunStatus.STOPPED
 
 
