@@ -56,6 +56,7 @@ _CHARTS = {
     ),
     "Throughput (1/s)": ("perf/samples_per_sec",),
 }
+_HOST = "host"  # of an environment: a short or common name remains in a scrubbed text
 MAX_OWN_CHARTS = 8  # of the script's own metrics
 _SCALES = {Unit.BYTES: (2.0**30, "GiB"), Unit.SECOND: (1e-3, "ms")}
 Lines = Mapping[str, tuple[Floats, Floats, Floats]]
@@ -99,7 +100,7 @@ def _tables(report: Report, found: Comparison, names: Sequence[str], full: bool)
         rows = [
             (row.label, *row.cells())
             for row in getattr(found, part)
-            if full or not row.key.startswith("script ")
+            if full or not (row.key == _HOST or row.key.startswith("script "))
         ]
         report.table(title, ("name", *names), rows)
 
@@ -148,7 +149,7 @@ def _add_run(report: Report, figures: RunFigures, name: str, full: bool) -> None
     if full:
         properties |= {"Script": "script", "Slurm job": "slurm"}
     for title, key in properties.items():
-        report.table(title, ("name", "value"), values_of(run_json.get(key)))
+        report.table(title, ("name", "value"), values_of(run_json.get(key), full=full))
 
 
 def _add_failure(report: Report, recorded: RunData) -> None:
@@ -216,10 +217,12 @@ def scale_and_title(key: str) -> tuple[float, str]:
     return scale, f"{label} ({unit})" if unit else label
 
 
-def values_of(values: object) -> Iterator[tuple[str, str | None]]:
-    """Yield the rows of an object of JSON."""
+def values_of(values: object, *, full: bool = True) -> Iterator[tuple[str, str | None]]:
+    """Yield the rows of an object of JSON, that of the host only if `full`."""
     entries = list(dict_of(values).items())
     for name, value in entries[:MAX_ROWS]:
+        if name == _HOST and not full:
+            continue
         if name == "commit" and value is None:
             continue  # of a script: it is in the summary
         yield name, value if value is None or isinstance(value, str) else json.dumps(value)
@@ -237,5 +240,5 @@ def sweep_report(sweep: Mapping[str, Any], *, full: bool = False) -> str:
     report.table("Verdicts", HEADINGS, verdict_rows(sweep))
     for line in closing(sweep):
         report.paragraph(line)
-    report.table("Machine", ("name", "value"), values_of(sweep["machine"]))
+    report.table("Machine", ("name", "value"), values_of(sweep["machine"], full=full))
     return report.html()

@@ -115,6 +115,17 @@ def test_recorded_names_are_in_no_part_unless_full(tmp_path: Path) -> None:
     assert "&lt;edited&gt;" in run_report([read_run(run)])
 
 
+def test_a_short_host_name_is_in_no_part_unless_full(tmp_path: Path) -> None:
+    for name in ("gx1", "gx2"):
+        write_run(tmp_path / name[-1], {"environment": {"host": name, "cores": 8}})
+    runs = [read_run(tmp_path / name) for name in "12"]
+    for count in (1, 2):
+        html = run_report(runs[:count])
+        assert "cores" in html
+        assert "gx" not in html
+        assert "gx1" in run_report(runs[:count], full=True)
+
+
 def test_metrics_of_the_script_have_a_chart(tmp_path: Path) -> None:
     rows = [(float(step), step, {"eval/f1": step / 9, "<b>": 1.0}) for step in range(9)]
     html = run_report([read_run(write_run(tmp_path / "a", {"name": "b"}, steps=rows))])
