@@ -91,6 +91,20 @@ class ScriptSession(Session):
         """Return True for a Stop, which sends SIGINT without a common step boundary."""
         return self._stopper.without_boundary(command)
 
+    def join_job(self, started: int, world_size: int) -> None:
+        """Become rank 0 of a job before the first step. Raises OSError.
+
+        `started` is the number of its ranks on this host. Their commands are shared once all are.
+        """
+        place = RankContext(self.recorder.folder, 0, 0, 0, world_size, started)
+        self.recorder.describe(**place.described())
+        self.world_size = world_size
+        if started == world_size:
+            self.share_commands(world_size, lead=1)
+            self._stopper.grace_s = JOB_GRACE_S
+            self._waiting = self.recorder.commands.waiting
+            self.open_nccl_pipe()
+
     def boundary(self) -> float:
         """Execute the commands of the page between two steps; return their duration in seconds.
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from stepscope.distributed.rendezvous import RankContext, launch
 from stepscope.session.code_state import GIT_VARIABLE
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
@@ -43,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     if options.no_git:
         os.environ[GIT_VARIABLE] = "0"
     words = " ".join(options.settings)
-    run = begin(options.name or script.name, script.path, options.runs, words=words)
+    place = _rank_of(options.rank_of)
+    run = begin(options.name or script.name, script.path, options.runs, place, words)
     annotate(run.session, tags=options.tag, group=options.group, note=options.note)
     follow(run)
     atexit.register(run.close)
@@ -82,12 +84,22 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     text = 'apply settings to the script, such as "tf32 num_workers=4"; see docs/watch.md'
     add("--with", dest="settings", metavar="SETTINGS", action="append", default=[], help=text)
     add("-m", dest="module", action="store_true", help="run a module, like python -m")
+    # Internal: for the ranks that Lightning starts.
+    add("--rank-of", type=Path, help=argparse.SUPPRESS)
     options, words = split_options(parser, argv)
     try:
         parse(options.settings)
     except SettingError as error:
         parser.error(f"--with: {error}")
     return options, words
+
+
+def _rank_of(folder: Path | None) -> RankContext | None:
+    """Return the place of this process in the run of its watched parent process, if any."""
+    if folder is None:
+        return None
+    job = launch(os.environ)
+    return RankContext(folder, job.rank, job.rank, job.local_rank, job.world_size)
 
 
 def _hide_own_frames(error: BaseException) -> None:

@@ -6,11 +6,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from stepscope import tracker
@@ -48,6 +47,7 @@ class WatchedRun:
     prints: bool = True  # False for all but one rank of a machine.
     outcome: RunOutcome = field(default_factory=RunOutcome)
     given_away: bool = False  # True once the ranks are the processes that the script has started.
+    started: int = 1  # Ranks on this host, with those that Lightning has started.
     pid: int = field(default_factory=os.getpid)
 
     def ended_by(self, error: BaseException) -> None:
@@ -138,13 +138,43 @@ PARENTS_LOG = "output.parent.log"
 
 
 def follow(run: WatchedRun) -> None:
-    """Record the ranks that `torch.multiprocessing.spawn` starts into the folder of this run."""
+    """Record the ranks that the script starts by torch or Lightning into the folder of this run."""
+    if run.session is None:
+        return
+    PostImportHook("torch.multiprocessing.spawn", partial(_follow_spawn, run)).start()
+    for package in ("lightning.fabric", "lightning_fabric"):
+        name = f"{package}.strategies.launchers.subprocess_script"
+        PostImportHook(name, partial(_follow_lightning, run)).start()
 
-    def wrap(module: ModuleType) -> None:
-        module.start_processes = partial(_start_processes, module.start_processes, run)  # type: ignore[attr-defined]
 
-    if run.session is not None:
-        PostImportHook("torch.multiprocessing.spawn", wrap).start()
+def _follow_spawn(run: WatchedRun, module: Any) -> None:
+    module.start_processes = partial(_start_processes, module.start_processes, run)
+
+
+def _follow_lightning(run: WatchedRun, module: Any) -> None:
+    try:
+        module._basic_subprocess_cmd = partial(_rank_command, module._basic_subprocess_cmd, run)
+    except AttributeError as error:  # a private name, which another version may not have
+        log.warning("stepscope: ranks that Lightning starts are not recorded: %s", error)
+
+
+def _rank_command(original: Callable[[], Sequence[str]], run: WatchedRun) -> Sequence[str]:
+    """Return Lightning's command of a further rank of this host, which is watched."""
+    words = list(original())
+    session = run.session
+    # Of a process of another node the rank is unknown before its start.
+    if session is None or os.getpid() != run.pid or os.environ.get("NODE_RANK", "0") != "0":
+        return words
+    run.started += 1
+    try:
+        session.join_job(run.started, int(os.environ["WORLD_SIZE"]))
+    except Exception as error:  # noqa: BLE001 - the script must still start the rank
+        log.warning("stepscope: a rank that Lightning starts is not recorded: %s", error)
+        return words
+    watch = ["-m", "stepscope.watch", "--rank-of", str(session.recorder.folder)]
+    if run.words:
+        watch += ["--with", run.words]
+    return [words[0], *watch, *words[1:]]
 
 
 def _start_processes(

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from stepscope.host.child_process import kill_tree
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.run.rank_status import ranks_of
 from stepscope.store import StoreReader
+from stepscope.store.recorder import CommandName
+from tests.support.jobs import PATIENCE_S, Job
 from tests.support.run_values import steps_of
 from tests.support.server import free_port
+from tests.support.waiting import wait_for
 from tests.support.watched_scripts import SCRIPTS, run
 
 STEPS = 6
@@ -81,12 +85,43 @@ def test_a_framework_under_torchrun(tmp_path: Path, package: str, script: str) -
 
 
 @pytest.mark.parametrize("how", ["spawn", "spawn-init"])
-def test_processes_that_the_script_starts(tmp_path: Path, how: str) -> None:
+def test_processes_that_the_script_spawns(tmp_path: Path, how: str) -> None:
     """Spawned ranks in place of the script, and `init` in each of them."""
     watch = [sys.executable] if how == "spawn-init" else [*PYTHON, "stepscope.watch"]
     process = begin(tmp_path, [*watch, "launched.py", how, str(STEPS), str(free_port())])
     ended(process)
     assert process.pid not in [rank["pid"] for rank in the_run(tmp_path)]
+
+
+def test_the_ranks_that_lightning_starts(tmp_path: Path) -> None:
+    """The script's own process is rank 0; each rank applies the settings of the command line."""
+    pytest.importorskip("lightning")
+    watch = [*PYTHON, "stepscope.watch", "--with", "num_workers=1"]
+    process = begin(tmp_path, [*watch, "launched.py", "lightning"])
+    ended(process)
+    ranks = the_run(tmp_path)
+    assert ranks[0]["pid"] == process.pid
+    assert ranks[0]["local_world_size"] == 2
+    assert [len(rank["settings"]) for rank in ranks] == [1, 1]
+
+
+def test_lightnings_ranks_take_a_command_at_the_same_step(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    command = [*PYTHON, "stepscope.watch", "launched.py", "lightning", "1000000"]
+    with begin(tmp_path, command) as process:
+        try:
+            folder = wait_for(lambda: next(iter(run_folders(tmp_path)), None), PATIENCE_S)
+            job = Job(folder, 2, process, tmp_path)
+            wait_for(lambda: min(map(job.step, range(2))) > 0, PATIENCE_S)
+            marked = job.answers(job.ask(CommandName.MARK, text="here"))
+            assert len({answer.step for answer in marked}) == 1
+            job.ask(CommandName.STOP)
+            process.wait(PATIENCE_S)
+            # Lightning kills the other ranks when Ctrl-C has ended the first one.
+            assert read_run(folder).status is RunStatus.STOPPED
+        finally:
+            if process.poll() is None:
+                kill_tree(process.pid)
 
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}

@@ -58,11 +58,11 @@ def test_recorded_runs_and_the_largest_processes_are_named_by_whose_they_are() -
     (gpu,) = gpus(1)
     gpu.processes = (
         process(1, memory=GIB, user="carol", yours=False),
-        process(2, memory=3 * GIB),
-        process(3, memory=2 * GIB, user="bob", yours=False, name="ollama"),
+        process(2, memory=2 * GIB),
+        process(3, memory=3 * GIB, user="bob", yours=False, name="ollama"),
     )
     (row,) = rows(gpu, ours={2: "digits_cnn"})
-    assert row["Processes"] == "run digits_cnn: python 3.00 GiB, bob: ollama 2.00 GiB, 1 more"
+    assert row["Processes"] == "run digits_cnn: python 2.00 GiB, bob: ollama 3.00 GiB, 1 more"
     gpu.processes, gpu.missing = None, {"processes": "permission"}
     assert rows(gpu)[0]["Processes"] == "n/a: permission"
 

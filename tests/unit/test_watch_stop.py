@@ -109,6 +109,16 @@ def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     assert not unsupported & set(found.run_json["commands"])
 
 
+def test_commands_are_shared_once_all_ranks_of_the_job_are_on_this_host(
+    live: ScriptSession,
+) -> None:
+    live.join_job(2, 3)
+    assert live.world_size == 3
+    assert not live.recorder.commands.is_shared
+    live.join_job(3, 3)
+    assert live.recorder.commands.is_shared
+
+
 def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(
     live: ScriptSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
