@@ -16,7 +16,7 @@ from dashboard.charts import run_view
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
 from stepscope.run import RunInfo, read_metadata
-from stepscope.run.metadata import RunMetadata
+from stepscope.run.metadata import RunMetadata, shown_status
 from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError
 from stepscope.store.final_values import final_values
@@ -97,7 +97,7 @@ def cells_of(run: RunInfo, size: int | None) -> dict[str, Any]:
 
     cells = {
         "Name": run_view.run_name(run),
-        "Status": run.status.value,
+        "Status": shown_status(run.status, metadata),
         "Kind": run_view.KINDS[run_view.run_kind(run)],
         "Tags": ", ".join(metadata.tags) or None,
         "Group": metadata.group,
@@ -127,10 +127,15 @@ def cells_of(run: RunInfo, size: int | None) -> dict[str, Any]:
 
 def whole_metadata(run: RunInfo) -> RunMetadata:
     """Return the metadata with the values of the whole run, of the store if run.json has none."""
+    return read_metadata(with_totals(run))
+
+
+def with_totals(run: RunInfo) -> RunInfo:
+    """Return the run with the values of the whole run, which a killed one has not written."""
     if "totals" not in run.run_json:
         with contextlib.suppress(StoreError):  # neither numbers nor a reason: the run page names it
-            run = replace(run, run_json=run.run_json | final_values(run.folder, run.run_json))
-    return read_metadata(run)
+            return replace(run, run_json=run.run_json | final_values(run.folder, run.run_json))
+    return run
 
 
 def _cell(value: Any) -> bool | float | str | None:

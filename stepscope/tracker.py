@@ -27,6 +27,7 @@ from stepscope.host.environment import in_notebook, running_folder, running_name
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import outcome
+from stepscope.session.process_exec import ExecHandler, handle_exec
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
 from stepscope.store.recorder import MAX_NAME_CHARS, Recorder
@@ -49,14 +50,17 @@ class Tracker:
     """Records the steps of one script; created by `init`, or by `stepscope watch`.
 
     Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the hooks count
-    the steps of the optimizers: then `step` adds values to the last step, and counts steps only in
-    a script without optimizers of torch. Only Stop on the page raises into the training (Ctrl-C).
+    the steps of the optimizers: then `step` adds values to the step of the optimizer beside it, and
+    counts steps only in a script without optimizers of torch. Only Stop on the page raises into the
+    training (Ctrl-C).
     """
 
     def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:
         self.session = session
         self.watched = watched  # True under `stepscope watch`, whose hooks count the steps.
         self._counted = 0  # The last step counted by a call of `step`.
+        self._precedes: bool | None = None
+        """True if `step` is called before the optimizer's; None before the first call."""
         self._begun = False
         self._closed = session is None
         self._waited_s: float | None = None
@@ -184,7 +188,8 @@ class Tracker:
         recorder = self.session.recorder
         with self._guarded():
             self._record(self.session, values, metrics)
-        counts = not self.watched or recorder.step == self._counted
+        by_hooks = self.session.optimizer_steps is not None
+        counts = not by_hooks and (not self.watched or recorder.step == self._counted)
         if counts and self.session.boundary() > 0:
             recorder.restart_clock()
 
@@ -204,6 +209,13 @@ class Tracker:
         recorder, given = session.recorder, _named(values, metrics)
         if "train/epoch" in given:
             recorder.epoch = _epoch(given["train/epoch"], recorder.epoch)
+        if session.optimizer_steps is not None:
+            if self._precedes is None:
+                self._precedes = session.optimizer_steps == 0
+            _count(recorder, given)
+            if given:
+                recorder.log(session.optimizer_steps + self._precedes, given)
+            return
         if self.watched and recorder.step != self._counted:
             _count(recorder, given)
             recorder.log(recorder.step, given)
@@ -304,6 +316,7 @@ def init(
     # A terminal rarely has the working directory of a notebook's kernel.
     announce(place, root if runs is not None or in_notebook() else None)
     _current = Tracker(session)
+    handle_exec(ExecHandler(_close_before_exec))
     # One handler for all runs of the process: one for each run would keep all rings in memory.
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
@@ -394,6 +407,14 @@ def _close_at_exit() -> None:
     before = [] if hasattr(sys, "ps1") else list(_current._errors_before)
     found = [one for one in _errors() if all(one is not other for other in before)]
     _current._end(found[0] if before and found else None)
+
+
+def _close_before_exec(reason: str) -> str | None:
+    """End the run because its process becomes another program; return its id, once."""
+    if _current is None or _current.folder is None or _current._closed:
+        return None
+    _current.close(reason=reason)
+    return _current.folder.name
 
 
 def _errors() -> tuple[BaseException | None, BaseException | None]:

@@ -179,7 +179,9 @@ GPU_TILES = {  # Id of each tile, and its label for one GPU and for several.
 def tiles(content: RunView) -> list[Json]:
     """Return the tiles; samples/s of a job assumes equal batch sizes of all ranks."""
     rate: Json = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}
-    if content.samples_per_s is not None:
+    if content.samples_per_s is None:
+        rate["ended"] = "last"  # the mean of rates is not the rate of a run
+    else:
         rate["whole"] = content.samples_per_s / content.ranks
     of_rank = [
         _tile("loss", "Loss", "train/loss") | {"also": ["val/loss", "val/accuracy"]},
@@ -228,8 +230,9 @@ def _gpus(content: RunView, gpus: tuple[SampledGpu, ...]) -> list[Json]:
 def _tile(tile_id: str, label: str, key: str, gpus: tuple[SampledGpu, ...] = ()) -> Json:
     """Return a tile with the newest value of its series, or mean and range of several series.
 
-    `ended`: the value of an ended run, mean, peak or last; `whole`: a median shown instead of the
-    mean. `reason`: why a value may be missing. `hide`: no tile until a value exists.
+    `ended`: the value of an ended run, mean, peak or last; `whole`: the mean, if that of the values
+    is not the one of the run. `reason`: why a value may be missing. `hide`: no tile until a value
+    exists.
     """
     metric = BY_KEY[key]
     many = metric.stream is Stream.DEVICES

@@ -240,6 +240,7 @@ def _values(block: SeriesBlock, row: int, bucket: int) -> dict[str, list[float |
     if bucket > 1:
         values["min"] = rounded(block.low[row].tolist())
         values["max"] = rounded(block.high[row].tolist())
+        values["count"] = block.count[row].astype(int).tolist()
     if block.nonfinite[row].any():
         means, counts = block.mean[row].tolist(), block.nonfinite[row].tolist()
         values["odd"] = [

@@ -1,13 +1,13 @@
 // The browser's copy of a series: buckets of rows, at most MAX_BUCKETS. No DOM.
-// A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
-// holds rows start[i] .. start[i] + bucket - 1, and `end` is the number of rows received. `odd` counts
-// values that are not finite; the other statistics exclude them.
+// A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], count[], odd[]}}};
+// bucket i holds rows start[i] .. start[i] + bucket - 1, and `end` is the number of rows received.
+// `odd` counts values that are not finite; the other statistics exclude them.
 
 import { isNumber, sum } from "./format.js";
 
 const MAX_BUCKETS = 500;
 const MAX_AGE_BUCKETS = 5; // a metric without a value in the newest ones is missing
-const STATS = ["mean", "min", "max", "odd"];
+const STATS = ["mean", "min", "max", "count", "odd"];
 
 const emptySeries = (bucket) => ({ bucket, end: 0, start: [], t: [], s: [], v: {} });
 const nulls = (count) => new Array(count).fill(null);
@@ -24,13 +24,21 @@ function bucketGroups(start, bucket) {
   return groups;
 }
 
-// One statistic of a group, null without values. Only the last bucket, sent again, has fewer rows.
-function reduceGroup(values, { from, to }, stat) {
-  const known = values.slice(from, to).filter((value) => value !== null);
+// The mean of the values in buckets, each with its number of values; null without values.
+export function weightedMean(mean, count) {
+  const total = sum(count);
+  return total ? sum(mean.map((value, i) => value * count[i])) / total : null;
+}
+
+// One statistic of a group, null without values.
+function reduceGroup(column, { from, to }, stat) {
+  const values = column[stat].slice(from, to);
+  if (stat === "mean") return weightedMean(values, column.count.slice(from, to));
+  const known = values.filter((value) => value !== null);
   if (!known.length) return null;
-  if (stat === "odd") return sum(known.map((value) => (isNumber(value) ? value : 1)));
-  if (stat === "mean") return sum(known) / known.length;
-  return stat === "min" ? Math.min(...known) : Math.max(...known);
+  if (stat === "min") return Math.min(...known);
+  if (stat === "max") return Math.max(...known);
+  return sum(known.map((value) => (isNumber(value) ? value : 1))); // a single odd row is a word
 }
 
 // Returns the series in larger buckets, or the same object if its buckets are large enough.
@@ -43,7 +51,7 @@ export function coarsen(series, bucket) {
   for (const key of Object.keys(series.v)) {
     out.v[key] = {};
     for (const stat of STATS)
-      out.v[key][stat] = groups.map((group) => reduceGroup(series.v[key][stat], group, stat));
+      out.v[key][stat] = groups.map((group) => reduceGroup(series.v[key], group, stat));
   }
   return out;
 }
@@ -59,8 +67,11 @@ export function thinned(series, axis, range, count) {
 function fromPart({ bucket, end, t, s, first, v }) {
   const series = { ...emptySeries(bucket), end, t, s };
   series.start = t.map((_, i) => first + i * bucket);
-  for (const [key, { mean, min, max, odd }] of Object.entries(v))
-    series.v[key] = { mean, min: min ?? mean, max: max ?? mean, odd: odd ?? nulls(mean.length) };
+  for (const [key, column] of Object.entries(v)) {
+    const { mean } = column;
+    const count = mean.map((value) => Number(value !== null));
+    series.v[key] = { min: mean, max: mean, count, odd: nulls(mean.length), ...column };
+  }
   return series;
 }
 

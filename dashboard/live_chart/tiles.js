@@ -2,7 +2,7 @@
 
 import { el, parts, render, setAttribute, setText, showText } from "./dom.js";
 import { MISSING, bytesOf, isNumber, percent, precise, sum, withUnit } from "./format.js";
-import { latest, latestEver, latestOf, linePoints, oddNow } from "./series.js";
+import { latest, latestEver, latestOf, linePoints, oddNow, weightedMean } from "./series.js";
 
 const SPARK_POINTS = 60;
 
@@ -40,14 +40,12 @@ export function tileContent(spec, live, ended = false) {
   if (series.length === 1 && oddNow(live[series[0]], metric) !== null)
     return { ...shown, text: [oddNow(live[series[0]], metric), ""], odd: true };
   if (ended && spec.ended !== "last") {
-    const columns = series.map((name) => live[name]?.v[metric]);
+    const columns = series.map((name) => live[name]?.v[metric]).filter(Boolean);
     const means = columns.map((column) => wholeRun(column, spec.ended)).filter(isNumber);
     const values = isNumber(spec.whole) ? [spec.whole] : means;
     const [number, detail] = values.length ? tileText(spec, values, live) : [];
-    // `whole` is the median of final_values.py, without the warm-up.
-    const statistic = isNumber(spec.whole) ? "median" : spec.ended;
     if (number)
-      return { ...shown, text: [number, [detail, statistic].filter(Boolean).join(" · ")] };
+      return { ...shown, text: [number, [detail, spec.ended].filter(Boolean).join(" · ")] };
   }
   const values = latestOf(live, series, metric);
   if (values.length) return { ...shown, text: tileText(spec, values, live) };
@@ -55,12 +53,9 @@ export function tileContent(spec, live, ended = false) {
   return { ...shown, text: [MISSING, ""], reason, drawn: false };
 }
 
-// The mean or the peak of a metric over the run; null without values.
-function wholeRun(column, statistic) {
-  const known = (statistic === "peak" ? column?.max : column?.mean)?.filter(isNumber) ?? [];
-  if (!known.length) return null;
-  return statistic === "peak" ? Math.max(...known) : mean(known);
-}
+// The mean or the peak of a metric over the run; not finite without values.
+const wholeRun = ({ mean, max, count }, statistic) =>
+  statistic === "peak" ? Math.max(...max.filter(isNumber)) : weightedMean(mean, count);
 
 // The number, and for the smaller line its unit and what refines the number.
 function tileText(spec, values, live) {

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -25,6 +26,7 @@ from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import retry, retry_button
 from dashboard.ranks.members import used_gpus
 from dashboard.run_list import Listing
+from dashboard.run_rows import with_totals
 from dashboard.services import Devices, ServerActivity, Services
 from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import connections, practice_command, warn_of_unreadable
@@ -110,7 +112,7 @@ def live_panel(
     }
     live_chart(
         run.id if run else None,
-        layout(replace(run_content(run), used_gpus=used_gpus(run))) if run else None,
+        _layout(run) if run else None,
         header,
         key=KEY,
         page_token=token,
@@ -119,6 +121,12 @@ def live_panel(
         on_setting_change=_apply_setting,
         on_retry_change=functools.partial(_start_retry, retried),
     )
+
+
+def _layout(run: RunInfo) -> dict[str, Any]:
+    """Return the tiles and charts of a run; an ended one has the values of the whole run."""
+    content = run_content(run if run.status.live else with_totals(run))
+    return layout(replace(content, used_gpus=used_gpus(run)))
 
 
 def _start_retry(config: RunConfig | ConfigIssue | None) -> None:

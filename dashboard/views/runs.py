@@ -19,7 +19,10 @@ from stepscope.run.retention import delete_run
 
 COLUMNS = {
     "Name": text(pinned=True, width=160, help="The script, or the built-in workload."),
-    "Status": text(help="Stopped by the user, failed with an error, or crashed without a message."),
+    "Status": text(
+        help="Stopped by the user, failed with an error, crashed without a message, or nan: "
+        "finished with a loss that is not finite."
+    ),
     "Kind": text(help="Built-in training, watched script, script with stepscope.init, recording."),
     "Source": text(help="Host and folder; empty for the folder of new runs."),
     "Tags": text(help="Of stepscope.init, stepscope watch --tag, or added here."),

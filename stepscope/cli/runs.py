@@ -21,6 +21,7 @@ from stepscope.run import (
     read_run,
     run_folders,
 )
+from stepscope.run.metadata import shown_status
 from stepscope.run.rank_info import now_of, wall_offset_of
 
 EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
@@ -62,7 +63,7 @@ def line(run: RunInfo, width: int) -> str:
     cells = [
         f"{run.id:<{width}}",
         f"{values['kind']:<7}",
-        f"{run.status:<8}",
+        f"{values['status']:<8}",
         f"step {values['step']!s:>8}",
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         f"{format_duration(values['duration_s']):>12}",
@@ -90,7 +91,7 @@ def json_values(run: RunInfo) -> dict[str, Any]:
         "group": metadata.group,
         "tags": list(metadata.tags),
         "kind": str(values.get("kind", RunKind.TRAINER)),
-        "status": run.status,
+        "status": shown_status(run.status, metadata),
         "reason": run.reason,
         "step": values.get("step", 0),
         "epoch": values.get("epoch", 0),

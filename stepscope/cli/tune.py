@@ -44,7 +44,7 @@ def _tune(options: argparse.Namespace, words: Sequence[str], process: TrialProce
     load_scipy()
     plan = _plan(options, words)
     folder = process.folder = folder_of(options, plan)
-    print_error(f"{folder}: {len(plan.variants)} settings in at most {plan.minutes:g} minutes.")
+    print_error(f"{folder}: {len(plan.variants)} settings in about {plan.minutes:g} minutes.")
     sweep = SweepRunner(folder, plan, process, command.print_progress).run()
     patch = write_patch(folder, plan, sweep)
     if apply is not None and patch.diff:
@@ -85,9 +85,13 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
         variant for variant in variants if variant not in refused and variant["name"] not in used
     ]
     lines = _headline(sweep, patch)
-    if others:
-        lines += ["", "Did not help:" if finished else "Measured so far:"]
-        lines += [_other_line(variant, sweep["left_out"]) for variant in others]
+    faster = [one for one in others if finished and one["verdict"] == "faster"]
+    slower = [one for one in others if one not in faster]
+    titles = {"Faster alone, not in the result:": faster}
+    titles["Did not help:" if finished else "Measured so far:"] = slower
+    for title, listed in titles.items():
+        if listed:
+            lines += ["", title, *(_other_line(one, sweep["left_out"]) for one in listed)]
     if refused:
         lines += ["", "Not measured:", *map(_refused_line, refused)]
     # Only a process that uses a GPU has allocated memory there.

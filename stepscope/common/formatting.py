@@ -14,13 +14,13 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def format_bytes(size: float | None) -> str:
     """Return bytes in a binary unit with three digits.
 
-    >>> format_bytes(2_254_857_830), format_bytes(768 * 2**20), format_bytes(None)
-    ('2.10 GiB', '768 MiB', 'n/a')
+    >>> format_bytes(2_254_857_830), format_bytes(1024**2 - 1), format_bytes(None)
+    ('2.10 GiB', '1.00 MiB', 'n/a')
     """
     if size is None:
         return "n/a"
     for unit in _BYTE_UNITS:
-        if abs(size) < 1024 or unit == _BYTE_UNITS[-1]:
+        if round(abs(size)) < 1024 or unit == _BYTE_UNITS[-1]:
             break
         size /= 1024
     digits = 0 if unit == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2

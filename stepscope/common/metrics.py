@@ -59,3 +59,6 @@ METRICS = tuple(
     for key, label, unit, meaning in table
 )
 BY_KEY = {metric.key: metric for metric in METRICS}
+LOWER_IS_BETTER = frozenset(("train/loss", "val/loss"))
+HIGHER_IS_BETTER = frozenset(("val/accuracy",))
+"""Metrics with a best value. The name of a script's own metric does not tell which is better."""

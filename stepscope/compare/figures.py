@@ -103,15 +103,14 @@ def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
     steps = reduced(reader, of_steps)
     newest = final_values.read_newest(reader, of_steps)
     ranks = run_json.get("world_size") or 1
-    each = final_values.samples_of_a_step(newest)
-    samples = None if each is None else each * ranks
+    each = final_values.samples_of_steps(newest)
+    samples = float(np.median(each)) * ranks if len(each) else None
     times = {key: typical(steps, key) for key in (STEP_TIME, "perf/mfu", *PHASES)}
     of_gpu = reader.find(Stream.DEVICES, gpu or "")
     energy, watts = final_values.energy_of(reduced(reader, of_gpu))
     step_time, mfu = times.pop(STEP_TIME), times.pop("perf/mfu")
-    found = {"step_time": step_time, "mfu": mfu}
-    if samples and step_time:
-        found["samples_per_s"] = samples / step_time
+    rate = final_values.samples_per_second(steps, newest, ranks)
+    found = {"step_time": step_time, "mfu": mfu, "samples_per_s": rate}
     if energy is not None and watts is not None and ranks == 1:  # a job uses several GPUs
         found["energy"] = energy
         if samples and step_time:

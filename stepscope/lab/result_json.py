@@ -59,7 +59,7 @@ def _medians(trials: Iterable[Trial], *names: str) -> dict[str, float | None]:
 
 
 def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> dict[str, Any]:
-    """Return the progress; the seconds left are the maximum."""
+    """Return the progress; the seconds left are the maximum, None if unknown."""
     left = 0
     seconds: float | None = 0.0
     if state.next is not None:
@@ -70,8 +70,8 @@ def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> di
         taken = [one.seconds for one in trials[-20:] if one.ok]
         used_s = sum(one.seconds for one in trials)
         seconds = left * statistics.fmean(taken) if taken else None
-        if plan.budget_s < math.inf:
-            seconds = max(0.0, plan.budget_s - used_s)
+        if is_open and plan.budget_s < math.inf:  # the rounds of a confirmation are fixed
+            seconds = plan.budget_s - used_s if plan.budget_s > used_s else None
     return {
         "done": len(trials),
         "total": len(trials) + left,

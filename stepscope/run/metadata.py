@@ -13,6 +13,7 @@ import msgspec
 from stepscope.common.files import atomic_write, read_json
 from stepscope.common.json_values import dict_of
 from stepscope.run.folder import RunError
+from stepscope.run.status import RunStatus
 
 NOTES_JSON = "notes.json"
 CODE_DIFF = "code.diff"
@@ -78,6 +79,19 @@ class RunMetadata:
     packages: Mapping[str, str] | None = None
     final: Mapping[str, FinalMetric] | None = None
     totals: Mapping[str, float] | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """True if the last value of a training loss is NaN or infinite."""
+        final = self.final or {}
+        losses = (final[key] for key in final if key.partition(".")[0] == "train/loss")
+        return any(loss.last is None for loss in losses)
+
+
+def shown_status(run_status: RunStatus, metadata: RunMetadata) -> str:
+    """Return the status of a run in a list: "nan" if it finished with a loss that is not finite."""
+    broken = run_status is RunStatus.FINISHED and metadata.is_broken
+    return "nan" if broken else run_status.value
 
 
 def read_notes(folder: Path) -> RunNotes:

@@ -16,6 +16,7 @@ from stepscope.host.environment import warn_if_unsupported
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.code_state import CodeStateReader, imported_packages
+from stepscope.session.process_exec import take_replaced_run
 from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
 from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopSignal, keep_stopped
 from stepscope.store.commands import Command, CommandName
@@ -41,6 +42,8 @@ class ScriptSession(Session):
         self.world_size = place.world_size
         self.at_boundary: Callable[[], None] | None = None
         """Called at each step boundary of a trial of the lab."""
+        self.optimizer_steps: int | None = None
+        """Steps that the hooks have counted; None without an optimizer of torch."""
         self._is_set_up = False
         self._leads_job = place.local_rank == 0 and place.world_size > 1
         super().__init__(
@@ -57,6 +60,9 @@ class ScriptSession(Session):
         if place.world_size > 1:
             self.open_nccl_pipe()
         recorder.describe(**place.described())
+        if replaced := take_replaced_run():
+            recorder.describe(replaces=replaced)
+            recorder.event("mark", f"Continues run {replaced}: its process became this one.")
         self.oom.attach()
         try:
             if place.number == 0 and script_folder is not None:

@@ -1,8 +1,9 @@
 """The values of a whole run, from a few reduced reads of its store, however long the run.
 
-Rates and times are medians over nine tenths of the steps. The first tenth, and at least the first
-step, is warm-up: kernels load, the allocator grows, torch.compile compiles. The samples/s of a job
-are those of rank 0 times the number of ranks, as all ranks take batches of one size.
+Samples/s are samples divided by the time of all steps. Times are medians over nine tenths of the
+steps: the first tenth, and at least the first step, is warm-up, in which kernels load, the
+allocator grows and torch.compile compiles. The samples/s of a job are those of rank 0 times the
+number of ranks, as all ranks take batches of one size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.common.metrics import Stream
+from stepscope.common.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER, Stream
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 from stepscope.store.step_blocks import LOSS, RATE, STEP_TIME
@@ -25,8 +26,6 @@ PEAKS = {
     "peak_reserved": "memory/peak_reserved",
     "peak_process": "process/rss",
 }
-_LOWER, _HIGHER = ("loss", "error", "perplexity"), ("acc", "auc", "f1", "score")
-"""Parts of names of metrics that are better the lower, or the higher, they are."""
 
 
 def final_values(folder: Path, run_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -39,9 +38,8 @@ def final_values(folder: Path, run_json: Mapping[str, Any]) -> dict[str, dict[st
         gpu = reader.find(Stream.DEVICES, str(run_json.get("device")))
         joules, _ = energy_of(reduced(reader, gpu))
     ranks = run_json.get("world_size") or 1
-    each, step_time = samples_of_a_step(newest), typical(steps, STEP_TIME)
     totals = {"steps": int(newest.step[-1]) if len(newest) else None} | memory
-    totals["samples_per_s"] = ranks * each / step_time if each and step_time else None
+    totals["samples_per_s"] = samples_per_second(steps, newest, ranks)
     totals["energy"] = joules if ranks == 1 else None  # a job uses several GPUs
     keys = [key for key in steps.keys if not key.startswith("perf/")][:MAX_METRICS]
     return {
@@ -91,11 +89,26 @@ def typical(block: SeriesBlock, key: str) -> float | None:
     return float(np.median(means[1:]))
 
 
-def samples_of_a_step(newest: SeriesBlock) -> float | None:
-    """Return the median of rate times step time."""
+def samples_of_steps(newest: SeriesBlock) -> Floats:
+    """Return the samples of each of the newest steps that has some: rate times step time."""
     rates, seconds = newest.with_keys((RATE, STEP_TIME)).mean
-    samples = (rates * seconds)[np.isfinite(rates * seconds)]
-    return float(np.median(samples)) if len(samples) else None
+    samples: Floats = rates * seconds
+    return samples[np.isfinite(samples)]
+
+
+def samples_per_second(steps: SeriesBlock, newest: SeriesBlock, ranks: int) -> float | None:
+    """Return the samples of all ranks divided by the time of all steps; None without samples.
+
+    The mean of the rates would be higher: it counts a slow step as much as a fast one. A bucket has
+    no number of samples, so each step of a long run has the mean of the newest ones.
+    """
+    samples = samples_of_steps(newest)
+    _, rated = column(steps, RATE)
+    seconds, timed = column(steps, STEP_TIME)
+    total_s = float((seconds * timed).sum())
+    if not len(samples) or not total_s > 0:
+        return None
+    return ranks * float(samples.mean() * rated.sum()) / total_s
 
 
 def peaks(samples: SeriesBlock) -> dict[str, float | None]:
@@ -132,10 +145,9 @@ def metrics_of(
             tenth = np.cumsum(counts) > 0.9 * counts.sum()
             last = float(np.average(values[tenth], weights=counts[tenth]))
         found[key] = {"last": last if np.isfinite(last) else None}
-        name = key.rpartition("/")[2].lower()
-        if len(values) and any(word in name for word in _LOWER):
+        if len(values) and key in LOWER_IS_BETTER:
             found[key]["best"] = float(column(steps, key, "low")[0].min())
-        elif len(values) and any(word in name for word in _HIGHER):
+        elif len(values) and key in HIGHER_IS_BETTER:
             found[key]["best"] = float(column(steps, key, "high")[0].max())
     return found
 

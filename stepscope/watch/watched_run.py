@@ -63,7 +63,7 @@ class WatchedRun:
         if self.session is None or self.given_away or os.getpid() != self.pid:
             return
         reason = self.hooks.end() if self.hooks is not None else None
-        if reason is not None and self.outcome.status is RunStatus.FINISHED:
+        if reason is not None and self.outcome == RunOutcome():
             self.outcome = replace(self.outcome, reason=reason)
             if self.prints:
                 say(f"stepscope: {reason}")
@@ -74,6 +74,15 @@ class WatchedRun:
                     named = f"{entry['name']}{value}"
                     say(f"stepscope: setting {named} {entry['state']}: {entry['text']}")
         self.session.close(self.outcome.status, self.outcome.reason)
+
+    def close_before_exec(self, reason: str) -> str | None:
+        """End the run because its process becomes another program; return its id, once."""
+        if self.session is None or self.given_away:
+            return None
+        self.outcome = RunOutcome(reason=reason)
+        self.close()
+        self.given_away = True
+        return self.session.recorder.folder.name
 
 
 def begin(

@@ -335,3 +335,65 @@ def test_fatal_signals_of_others_end_neither_the_script_nor_the_run(
     assert done.returncode == code
     [folder] = (tmp_path / "runs").glob("*/run.json")
     assert fatal_signal(folder.parent, 0) is None
+
+
+AGAIN = """
+import os, sys, torch
+if os.environ.get("PYTHONHASHSEED") != "0":
+    os.environ["PYTHONHASHSEED"] = "0"
+    {call}
+weights = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weights], lr=0.1)
+for _ in range(7):
+    loss = (weights * weights).sum()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(hash("a"), loss.item(), sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "os.execv(sys.executable, [sys.executable] + sys.argv)",
+        "os.execv(sys.executable, sys.orig_argv)",
+        "os.execvpe('env', ['env', sys.executable, *sys.orig_argv[1:]], dict(os.environ))",
+    ],
+)
+def test_a_script_that_replaces_its_process_has_two_finished_runs(
+    tmp_path: Path, call: str
+) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(AGAIN.format(call=call))
+    bare = run([sys.executable, str(script), "x"], tmp_path)
+    seen = run([*AS_MODULE, "--tag", "t", str(script), "x"], tmp_path)
+    assert (seen.returncode, seen.stdout) == (0, bare.stdout)
+    first, second = sorted(map(read_run, run_folders(tmp_path)), key=lambda run: run.created)
+    assert first.status is second.status is RunStatus.FINISHED
+    assert first.reason is not None
+    assert first.reason.startswith("The script replaced its process by: ")
+    assert second.run_json["replaces"] == first.id
+    assert (first.run_json["step"], second.run_json["step"]) == (0, 7)
+    assert first.run_json["tags"] == second.run_json["tags"] == ["t"]
+
+
+def test_a_failed_exec_ends_no_run(tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    tried = "try: os.execvp('no-such-program', ['x'])\n    except OSError: pass"
+    script.write_text(AGAIN.format(call=tried))
+    assert run([*AS_MODULE, str(script)], tmp_path).returncode == 0
+    [folder] = run_folders(tmp_path)
+    found = read_run(folder)
+    assert (found.status, found.reason, found.run_json["step"]) == (RunStatus.FINISHED, None, 7)
+
+
+def test_a_run_by_init_ends_before_its_process_is_replaced(tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(
+        "import os, stepscope, sys\n"
+        "stepscope.init(sample=False).step(loss=1.0)\n"
+        "if len(sys.argv) == 1: os.execv(sys.executable, [sys.executable, *sys.argv, 'x'])\n"
+    )
+    assert run([sys.executable, str(script)], tmp_path).returncode == 0
+    first, second = sorted(map(read_run, run_folders(tmp_path)), key=lambda run: run.created)
+    assert first.status is second.status is RunStatus.FINISHED
+    assert second.run_json["replaces"] == first.id

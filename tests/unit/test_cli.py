@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from dashboard.arguments import take_arguments
+from dashboard.run_rows import cells_of
 from stepscope.cli import BROKEN_PIPE, COMMANDS, OWN_PARSERS, main, parser
 from stepscope.recorded_run import open_run
-from stepscope.run import RunError
+from stepscope.run import RunError, read_run
 from tests.support.child_process import child
 from tests.support.run_folders import make_run
 
@@ -61,6 +62,25 @@ def test_runs_lists_live_runs_first(runs: Path, capsys: pytest.CaptureFixture[st
     assert list(lines) == ["a", "e", "c", "d"]
     assert re.search(r"trainer .*2 min 05 s  #x  #y  ada@node7$", lines["c"])
     assert re.search(r"crashed .* 7 s$", lines["d"])  # up to its last heartbeat
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "shown"),
+    [
+        ("finished", "train/loss", "nan"),
+        ("finished", "train/loss.optimizer1", "nan"),
+        ("finished", "val/score", "finished"),
+        ("failed", "train/loss", "failed"),
+    ],
+)
+def test_a_run_whose_last_loss_is_not_finite_is_nan(
+    runs: Path, capsys: pytest.CaptureFixture[str], status: str, key: str, shown: str
+) -> None:
+    final = {"train/loss": {"last": 0.5, "best": 0.5}} | {key: {"last": None, "best": 0.25}}
+    folder = make_run(runs, "a", status=status, ended=time.time(), final=final, totals={})
+    assert main(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["status"] == shown
+    assert cells_of(read_run(folder), None)["Status"] == shown
 
 
 def test_a_part_of_an_id_opens_the_only_run_that_has_it(runs: Path) -> None:

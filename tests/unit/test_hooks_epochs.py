@@ -238,6 +238,21 @@ def evaluate(script: Script, wrap: Callable[[Any], Iterable[Any]]) -> None:
             script.w.mul(batch.sum())
 
 
+@pytest.mark.parametrize(("clears", "used"), [(True, [6, 6]), (False, [7, 7])])
+def test_left_over_batches_count_unless_their_gradients_are_cleared(
+    live: FakeLive, clears: bool, used: list[int]
+) -> None:
+    script = Script(7)
+    for _ in range(3):
+        for number, batch in enumerate(script.loader):
+            if clears and number % 3 == 0:
+                script.optimizer.zero_grad()
+            script.backward(batch)
+            if number % 3 == 2:
+                script.optimizer.step()
+    assert samples(live) == used
+
+
 @pytest.mark.parametrize("rows", [7, 3])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_samples_belong_to_the_step_that_uses_them(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dashboard.charts.chart_spec import COLORS, GPU_COLORS, LINES
+from stepscope.store.blocks import SeriesBlock, merge
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]
@@ -21,6 +23,7 @@ def part(first: int, values: Values, bucket: int = 1, **more: Any) -> dict[str, 
     if bucket > 1:
         column["min"] = [None if value is None else value - 1 for value in values]
         column["max"] = [None if value is None else value + 1 for value in values]
+        column["count"] = [0 if value is None else bucket for value in values]
     return {
         "first": first,
         "bucket": bucket,
@@ -58,8 +61,36 @@ def test_a_larger_bucket_merges_the_buckets_before(js: Script) -> None:
     merged = js(MERGE, parts=[part(0, [1.0, 3.0, None, 5.0]), part(4, [8.0], 2)])
     assert (merged["bucket"], merged["start"], merged["s"]) == (2, [0, 2, 4], [1, 3, 5])
     nothing = [None, None, None]
-    column = {"mean": [2, 5, 8], "min": [1, 5, 7], "max": [3, 5, 9], "odd": nothing}
+    column = {"mean": [2, 5, 8], "min": [1, 5, 7], "max": [3, 5, 9]}
+    column |= {"count": [2, 1, 2], "odd": nothing}
     assert merged["v"]["a"] == column
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 4), (2, 4, 8)])
+def test_buckets_with_missing_values_merge_as_on_the_server(
+    js: Script, sizes: tuple[int, ...]
+) -> None:
+    values = [0.0, 0.0, 3.0, None, None, None, 9.0, 2.0, None, 4.0]
+    row = np.array([[np.nan if value is None else value for value in values]])
+    at = np.arange(len(values), dtype=float)
+    server = SeriesBlock.raw(("a",), at, at, row)
+    browser = MERGE
+    for size in sizes:
+        server = merge(server, np.flatnonzero(np.diff(server.ts // size, prepend=-1)))
+        browser = f"coarsen({browser}, {size})"
+    found = js(browser, parts=[part(0, values)])["v"]["a"]
+    for stat, wanted in (("mean", server.mean), ("min", server.low), ("max", server.high)):
+        assert found[stat] == pytest.approx(wanted[0])
+    assert found["count"] == server.count[0].tolist()
+
+
+def test_the_mean_of_a_run_counts_values_and_not_buckets(js: Script) -> None:
+    column = {"mean": [10.0, 40.0], "min": [0.0, 40.0], "max": [20.0, 40.0], "count": [2, 1]}
+    steps = part(0, [10.0, 40.0], 2, column=column)
+    assert tile(js, {"unit": "%", "ended": "mean"}, {"steps": steps}, ended=True)["text"] == [
+        "20%",
+        "mean",
+    ]
 
 
 def test_a_metric_that_appears_later_is_missing_before_and_after(js: Script) -> None:
@@ -170,7 +201,7 @@ def tile(js: Script, spec: dict[str, Any], parts: dict[str, Any], ended: bool = 
         ({}, {"unit": "%", "ended": "mean"}, False, ["0%", ""]),
         ({}, {"unit": "%", "ended": "mean"}, True, ["57%", "mean"]),  # not the last reading
         ({}, {"unit": "1/s", "ended": "mean", "scale": 4}, True, ["227", "mean"]),  # four ranks
-        ({}, {"unit": "1/s", "ended": "mean", "whole": 50, "scale": 4}, True, ["200", "median"]),
+        ({}, {"unit": "1/s", "ended": "mean", "whole": 50, "scale": 4}, True, ["200", "mean"]),
     ],
 )
 def test_a_tile(js: Script, steps: Any, spec: Any, ended: bool, text: list[str]) -> None:

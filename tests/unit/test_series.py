@@ -146,7 +146,8 @@ def test_values_that_json_has_no_word_for_are_named(tmp_path: Path) -> None:
 def test_buckets_are_of_finite_values_and_count_the_others(tmp_path: Path) -> None:
     log(tmp_path, [1.0, INF, NAN, 5.0] * 250)
     loss = answer(tmp_path)["series"]["steps"]["v"]["train/loss"]
-    assert loss == dict.fromkeys(("mean", "min", "max"), [1, 5] * 250) | {"odd": [1, 1] * 250}
+    counts = {"count": [1, 1] * 250, "odd": [1, 1] * 250}
+    assert loss == dict.fromkeys(("mean", "min", "max"), [1, 5] * 250) | counts
 
 
 def test_a_window_gives_detail(tmp_path: Path) -> None:

@@ -84,6 +84,15 @@ class BatchTracker:
         self._waiting.clear()
         self._waiting.extend(kept)
 
+    def drop_left_over(self) -> None:
+        """Remove the batches of earlier passes, whose gradients the script has cleared."""
+        if not self._waiting:
+            return
+        newest = self._waiting[-1][0]
+        for source in {source for source, _ in self._waiting}:
+            if source is not newest and source.ended and source.dataset == newest.dataset:
+                self.drop(source)
+
     def take(self, backwards: int, now_s: float) -> int:
         """Return the number of samples of a step with `backwards` calls of `backward()`."""
         waiting = self._waiting

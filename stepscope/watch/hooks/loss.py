@@ -92,6 +92,8 @@ class LossHook:
             if not state.attribution.made:  # one that was copied, or made before the hooks
                 guard.call(state.register, optimizer)
             if get_ident() == state.thread:
+                if state.loss is not None:
+                    guard.call(state.times.feed.drop_left_over)
                 if state.attribution.sums:
                     guard.call(state.drop_loss, optimizer)
                 else:

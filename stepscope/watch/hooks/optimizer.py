@@ -85,6 +85,7 @@ class OptimizerStepHook:
         row: dict[str, Any] = {}
         if track.step == state.step:  # else this optimizer has its turn of the step
             state.step += 1
+            state.session.optimizer_steps = state.step
             state.times.add(row, now_s)
         track.step = state.step
         if state.times.feed.epoch is not None:

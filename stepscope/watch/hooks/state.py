@@ -93,6 +93,7 @@ class HookState:
         """Add an optimizer at its construction, or, such as a copy, at its first step."""
         if not self.attribution.made:
             self.times.forget()  # calls of `backward()` before it were no steps
+            self.session.optimizer_steps = self.step
         self.learning.made(optimizer)
         self.attribution.register(optimizer)
 
