@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
     annotate(run.session, tags=options.tag, group=options.group, note=options.note)
     follow(run)
     own_words = [word for word in argv[: len(argv) - len(command)] if word not in ("-m", "--")]
-    handle_exec(ExecHandler(run.close_before_exec, partial(_watch_again, script.path, own_words)))
+    handle_exec(
+        ExecHandler(run.close_before_exec, partial(_watched_command, script.path, own_words))
+    )
     atexit.register(run.close)
     gc.freeze()  # excludes the imported modules from full collections
     try:
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _watch_again(
+def _watched_command(
     script: str, options: Sequence[str], path: Any, words: Sequence[Any]
 ) -> Sequence[Any]:
     """Return the words of a new program, under `stepscope watch` if it is the script again."""

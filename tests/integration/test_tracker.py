@@ -333,6 +333,7 @@ for number in range(1, 7):
     weights.sum().backward()
     {body}
     optimizer.zero_grad()
+print("done")
 """
 
 
