@@ -144,6 +144,20 @@ SLOW = {
             "test_the_wheel_has_the_page_in_the_package_and_nothing_else",
         ),
     ),
+    "cases": Family(
+        paths=(
+            "stepscope/diagnosis/",
+            "stepscope/session/code_sampler.py",
+            "stepscope/session/training_",
+            "stepscope/watch/hooks/",
+            "tests/cases/",
+        ),
+        files=("integration/test_cases.py",),
+        core=(
+            "integration/test_cases.py::test_the_diagnosis_of_a_reported_situation[ok_gan]",
+            "integration/test_cases.py::test_the_diagnosis_of_a_reported_situation[slow_upload]",
+        ),
+    ),
     "hostile-folders": Family(
         paths=("stepscope/run/", "stepscope/store/", "stepscope/common/", "dashboard/run_"),
         files=("integration/test_hostile_folders.py",),

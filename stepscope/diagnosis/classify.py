@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from stepscope.common.formatting import format_short_time
 from stepscope.diagnosis.host_time import (
+    CONTENTION,
+    delay_share,
     lines_that_cost,
     recompilation,
     slowing_down,
@@ -92,13 +94,16 @@ def _by_parts(
     if isinstance(parts, str):
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts)
     kind, share = _cause(parts, figures, setup)
+    delay = delay_share(facts)
+    if kind is BottleneckKind.COMPUTE and not setup.on_gpu and delay >= CONTENTION:
+        kind = BottleneckKind.UNCLEAR  # Part of it waits for a core.
     if kind is BottleneckKind.UNCLEAR or share is None:
         text = _unclear(parts, setup)
         return BottleneckDiagnosis(kind=kind, text=text, parts=parts)
     text = _text(kind, parts, figures, setup)
     cause, step = None, next_to_try(kind.value, setup, allowed)
     if kind is BottleneckKind.INPUT and facts.loaders and not setup.own:
-        advice = advise_loader(facts.loaders, setup)
+        advice = advise_loader(facts.loaders, setup, delay)
         text = f"{text}{advice.evidence}"
         cause, step = advice.cause, advice.next
     if kind is BottleneckKind.COMPUTE and setup.on_gpu and setup.world_size > 1:

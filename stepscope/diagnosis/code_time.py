@@ -99,7 +99,12 @@ def share_of(
     if not lines or total < MIN_SAMPLES:
         return 0.0, None
     largest = max(lines, key=lambda line: sum(line.counts))
-    return sum(sum(line.counts) for line in lines) / total, largest
+    return min(1.0, sum(sum(line.counts) for line in lines) / total), largest
+
+
+def reaches(facts: TrainingFacts, share: float, least: float) -> bool:
+    """Return True if a share less its standard error is at least `least`: not by chance."""
+    return share - math.sqrt(share * (1 - share) / max(1, sample_count(facts))) >= least
 
 
 def asleep_share(line: CodeLine) -> float:

@@ -9,6 +9,7 @@ from stepscope.diagnosis.code_time import (
     asleep_share,
     line_text,
     line_that_grew,
+    reaches,
     sample_count,
     share_of,
 )
@@ -33,10 +34,9 @@ def lines_that_cost(
     facts: TrainingFacts, setup: RunSetup, idle: float | None
 ) -> Iterator[BottleneckDiagnosis]:
     """Yield what the samples of the thread show; `idle` is the idle fraction of the device."""
-    wall_s = sum(period.wall_s for period in facts.periods)
     if sum(period.wall_s for period in facts.periods) < MIN_TIME_S:
         return
-    delay = sum(period.delay_s for period in facts.periods) / wall_s
+    delay = delay_share(facts)
     if delay >= CONTENTION:
         yield BottleneckDiagnosis(
             kind=BottleneckKind.CONTENTION,
@@ -49,7 +49,7 @@ def lines_that_cost(
         )
     if setup.on_gpu:
         share, line = share_of(facts, _waits_for_gpu)
-        if line is not None and share >= SYNC and (idle or 0.0) >= GPU_IDLE:
+        if line is not None and reaches(facts, share, SYNC) and (idle or 0.0) >= GPU_IDLE:
             yield BottleneckDiagnosis(
                 kind=BottleneckKind.SYNC,
                 share=share,
@@ -58,7 +58,7 @@ def lines_that_cost(
                 next=Recommendation("Read the value later, or every N-th step."),
             )
     share, line = share_of(facts, lambda one: _is_outside(one, setup) and _waits(one))
-    if line is not None and share >= BLOCKED:
+    if line is not None and reaches(facts, share, BLOCKED):
         yield BottleneckDiagnosis(
             kind=BottleneckKind.BLOCKED,
             share=share,
@@ -67,7 +67,7 @@ def lines_that_cost(
             next=Recommendation("Leave it out, do it every N-th step, or in another thread."),
         )
     share, line = share_of(facts, lambda one: _is_outside(one, setup) and not _waits(one))
-    if line is not None and share >= HOST:
+    if line is not None and reaches(facts, share, HOST):
         yield BottleneckDiagnosis(
             kind=BottleneckKind.HOST,
             share=share,
@@ -75,6 +75,12 @@ def lines_that_cost(
             f"forward, backward and optimizer, most of it in {line_text(line)}.",
             next=Recommendation("Do it every N-th step, or after the training."),
         )
+
+
+def delay_share(facts: TrainingFacts) -> float:
+    """Return the fraction of the time in which the thread was ready to run, without a core."""
+    wall_s = sum(period.wall_s for period in facts.periods)
+    return sum(period.delay_s for period in facts.periods) / wall_s if wall_s else 0.0
 
 
 def recompilation(facts: TrainingFacts) -> BottleneckDiagnosis | None:
@@ -85,7 +91,9 @@ def recompilation(facts: TrainingFacts) -> BottleneckDiagnosis | None:
     numbers = sorted({one.step for one in late})[-MAX_STEPS_NAMED:]
     steps = ", ".join(f"{number:,}" for number in numbers)
     reason = next((one.reason for one in reversed(late) if one.reason), "")
-    why = f" Torch's reason: {reason.partition(': ')[2] or reason}." if reason else ""
+    # Torch adds the source line, and the stack.
+    first = reason.partition("\n")[0].partition("  #")[0].strip()
+    why = f" Torch's reason: {first.partition(': ')[2] or first}." if first else ""
     remedy = "Set TORCH_LOGS=recompiles to see every reason."
     if "size mismatch" in reason or "stride mismatch" in reason:
         remedy = "Pad the batches to a few sizes, or compile with dynamic=True."

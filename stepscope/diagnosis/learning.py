@@ -21,6 +21,8 @@ NO_LEARNING, NOT_FINITE = BottleneckKind.NO_LEARNING, BottleneckKind.NOT_FINITE
 MIN_CHECKS = 10  # of sampled steps that all show the same
 MIN_SKIPPED, MOST_SKIPPED = 10, 0.9  # steps, and their minimum fraction
 ZERO_RATE_STEPS = 20  # newest steps with a learning rate of 0
+MIN_ZERO_RATE = 0.2  # Minimum fraction of the run since then: many schedules end at 0.
+MAX_BUCKETS = 4096  # of the steps of a whole run
 LOSSES_BEFORE = 20  # steps before the first loss that is not finite
 GROWTH = 10.0  # Minimum ratio of the last finite loss to the lowest one before.
 SKIPPED, SCALE, RATE, NORM = "train/amp_skipped", "train/amp_scale", "train/lr", "train/grad_norm"
@@ -52,6 +54,7 @@ class LearningRecord:
     skipped: float | None = None
     scale: float | None = None
     rates: tuple[float, ...] = ()  # of the newest steps
+    zero_rate: float = 0.0  # fraction of all steps since the last learning rate above 0
     broken: LossBreak | None = None
 
 
@@ -67,8 +70,25 @@ def read_learning(reader: StoreReader) -> LearningRecord:
         skipped=last_value(newest, SKIPPED),
         scale=last_value(newest, SCALE),
         rates=tuple(rates[np.isfinite(rates)][-ZERO_RATE_STEPS:].tolist()),
+        zero_rate=_zero_rate(reader, info.id, info.rows),
         broken=_read_break(reader, info.id, info.rows),
     )
+
+
+def _bucket(rows: int) -> int:
+    """Return the number of steps in a bucket of a whole run."""
+    bucket = 1
+    while rows / bucket > MAX_BUCKETS:
+        bucket *= 2
+    return bucket
+
+
+def _zero_rate(reader: StoreReader, series: int, rows: int) -> float:
+    """Return the fraction of steps since the last learning rate above 0."""
+    rates = reader.read(series, 0, rows, _bucket(rows)).with_keys((RATE,)).mean[0]
+    known = rates[np.isfinite(rates)]
+    above = np.flatnonzero(known)
+    return 1 - (above[-1] + 1) / len(known) if len(above) else 1.0
 
 
 def _read_break(reader: StoreReader, series: int, rows: int) -> LossBreak | None:
@@ -76,9 +96,7 @@ def _read_break(reader: StoreReader, series: int, rows: int) -> LossBreak | None
     if not events:
         return None
     step = events[0].step
-    bucket = 1
-    while rows / bucket > 4096:
-        bucket *= 2
+    bucket = _bucket(rows)
     whole = reader.read(series, 0, rows, bucket).with_keys((LOSS, NORM))
     start, stop = reader.rows_between(series, "step", step - LOSSES_BEFORE, step - 1)
     losses = reader.read(series, start, stop, 1).with_keys((LOSS,)).mean[0]
@@ -152,7 +170,9 @@ def _broken_loss(
     return BottleneckDiagnosis(
         kind=NOT_FINITE,
         text=text,
-        next=Recommendation(f"An operation of the forward pass overflows at {where}: check it."),
+        next=Recommendation(
+            f"An operation of the forward pass overflows or divides by 0 at {where}: check it."
+        ),
     )
 
 
@@ -190,7 +210,8 @@ def _skipped_steps(record: LearningRecord) -> Iterator[BottleneckDiagnosis]:
 def _useless_updates(
     record: LearningRecord, learning: LearningFacts | None
 ) -> Iterator[BottleneckDiagnosis]:
-    if len(record.rates) == ZERO_RATE_STEPS and not any(record.rates):
+    is_zero = len(record.rates) == ZERO_RATE_STEPS and not any(record.rates)
+    if is_zero and record.zero_rate >= MIN_ZERO_RATE:
         yield BottleneckDiagnosis(
             kind=NO_LEARNING,
             cause="learning-rate-zero",
@@ -212,13 +233,14 @@ def _useless_updates(
                 "loss depends on."
             ),
         )
-    if enough and learning.in_eval_mode == learning.checks:
+    if learning.in_eval_mode >= MIN_CHECKS:
         yield BottleneckDiagnosis(
             kind=NO_LEARNING,
             cause="eval-mode",
-            text="The model trains in eval mode: its dropout and normalization layers do not act "
-            "as in training.",
-            next=Recommendation("Call model.train() before the training loop."),
+            text="The model trains in eval mode, in each of the newest "
+            f"{learning.in_eval_mode} steps that were checked: its dropout and normalization "
+            "layers do not act as in training.",
+            next=Recommendation("Call model.train() before the loop, and after each validation."),
         )
     if learning.clear_checks >= MIN_CHECKS and learning.never_cleared == learning.clear_checks:
         yield BottleneckDiagnosis(

@@ -26,8 +26,13 @@ class LoaderAdvice:
     next: Recommendation | None = None
 
 
-def advise_loader(loaders: Sequence[LoaderFacts], setup: RunSetup) -> LoaderAdvice:
-    """Return the advice for the loader with the longest wait."""
+def advise_loader(
+    loaders: Sequence[LoaderFacts], setup: RunSetup, delay: float = 0.0
+) -> LoaderAdvice:
+    """Return the advice for the loader with the longest wait.
+
+    `delay` is the fraction of the time without a core, which is no cost of a batch.
+    """
     loader = max(loaders, key=lambda one: one.wait_s + one.start_s)
     waited_s = loader.wait_s + loader.start_s
     usual_s = loader.wait_s / loader.batches if loader.batches else 0.0
@@ -42,7 +47,7 @@ def advise_loader(loaders: Sequence[LoaderFacts], setup: RunSetup) -> LoaderAdvi
                 "torch.utils.data.get_worker_info(), then more workers pay."
             ),
         )
-    if not pays_in_workers(loader, usual_s):
+    if not pays_in_workers(loader, usual_s * (1 - delay)):
         return _cheap_samples(loader, usual_s)
     if loader.workers < proposed_workers(setup):
         text = f"Try num_workers={proposed_workers(setup)} in the DataLoader."

@@ -84,7 +84,7 @@ class LearningFacts(msgspec.Struct, kw_only=True):
     checks: int = 0
     parameters: int = 0
     without_gradient: int = 0  # parameters that had no gradient in any check
-    in_eval_mode: int = 0  # checks with every module in eval mode, and dropout or batch norm in it
+    in_eval_mode: int = 0  # newest checks, all modules in eval mode, one with dropout or batch norm
     clear_checks: int = 0
     never_cleared: int = 0  # of `clear_checks`: the last step's gradients were still there
 

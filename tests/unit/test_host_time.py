@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from stepscope.diagnosis.classify import verdicts
 from stepscope.diagnosis.results import BottleneckKind, StepAverages
@@ -81,6 +82,21 @@ LOGGING = {"below": "SummaryWriter.add_histogram"}
 def test_what_the_thread_does(given: TrainingFacts, kinds: list[str]) -> None:
     found = [one.kind for one in verdicts(STEPS, SCRIPT, given) if one.kind.names_a_cause]
     assert found == kinds
+
+
+def test_waiting_for_a_core_is_no_computing_and_no_cost_of_a_batch() -> None:
+    computing = StepAverages(steps=200, step_time=0.05, data_wait=0.001, computing=0.049)
+    kinds = [one.kind for one in verdicts(computing, SCRIPT, facts())]
+    assert kinds == ["compute-bound"]
+    short = TrainingFacts(periods=[Period(step=200, samples=20, wall_s=2.0, delay_s=1.0)])
+    assert not any(one.kind.names_a_cause for one in verdicts(computing, SCRIPT, short))
+    # A batch takes 4 ms here, and would take 0.4 ms on a core of its own.
+    loader = structs.replace(LOADER, wait_s=0.8, batch_bytes=0)
+    for delay, pays in ((0.0, True), (0.9, False)):
+        found = verdicts(WAITING, SCRIPT, facts(delay=delay, loaders=[loader]))
+        (of_input,) = (one for one in found if one.kind is BottleneckKind.INPUT)
+        assert of_input.next is not None
+        assert ("num_workers=" in of_input.next.text) is pays
 
 
 def test_the_sentence_names_the_line() -> None:

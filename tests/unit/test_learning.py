@@ -92,6 +92,25 @@ def test_gradients_that_are_never_cleared(live: FakeLive) -> None:
     assert causes(live) == ["gradients-never-cleared"]
 
 
+@pytest.mark.parametrize(("clears", "found"), [(True, []), (False, ["gradients-never-cleared"])])
+def test_two_networks_that_take_turns(live: FakeLive, clears: bool, found: list[str]) -> None:
+    """The generator's backward() adds to the discriminator's gradients, which are cleared later."""
+    generator = nn.Linear(2, 3)
+    discriminator = nn.Linear(3, 1)
+    of_discriminator = torch.optim.SGD(discriminator.parameters(), lr=0.01)
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        made = generator(torch.ones(2, 2))
+        if clears:
+            of_discriminator.zero_grad()
+        discriminator(made.detach()).pow(2).mean().backward()
+        of_discriminator.step()
+        of_generator.zero_grad()
+        discriminator(made).mean().backward()
+        of_generator.step()
+    assert causes(live) == found
+
+
 def test_an_optimizer_of_parameters_that_the_loss_does_not_use(live: FakeLive) -> None:
     train(nn.Linear(3, 1), torch.optim.Optimizer.zero_grad, list(nn.Linear(3, 1).parameters()))
     assert causes(live) == ["no-gradient"]
@@ -119,6 +138,31 @@ def test_a_model_in_eval_mode(live: FakeLive, layer: nn.Module, trains: bool, fo
     live.parts.add_model(model)
     train(model, torch.optim.Optimizer.zero_grad)
     assert causes(live) == found
+
+
+def test_a_model_that_stays_in_eval_mode_after_a_validation(live: FakeLive) -> None:
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout())
+    live.parts.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS + 2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).pow(2).mean().backward()
+        optimizer.step()
+        if step == 1:
+            model.eval()
+    assert causes(live) == ["eval-mode"]
+
+
+def test_an_input_optimized_by_a_model_in_eval_mode_is_no_finding(live: FakeLive) -> None:
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout()).eval()
+    live.parts.add_model(model)
+    image = torch.zeros(1, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([image], lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(image).pow(2).mean().backward()
+        optimizer.step()
+    assert causes(live) == []
 
 
 def test_frozen_batch_norm_in_a_model_that_trains_is_no_finding(live: FakeLive) -> None:
@@ -215,8 +259,9 @@ def test_clipping_is_not_advised_where_it_is_in_use() -> None:
     [
         (LearningRecord(steps=0, skipped=300.0, scale=0.0), ["steps-skipped"]),
         (LearningRecord(steps=300, skipped=12.0, scale=1024.0), []),
-        (LearningRecord(steps=300, rates=(0.0,) * 20), ["learning-rate-zero"]),
-        (LearningRecord(steps=300, rates=(0.0,) * 19 + (1e-5,)), []),
+        (LearningRecord(rates=(0.0,) * 20, zero_rate=0.3), ["learning-rate-zero"]),
+        (LearningRecord(rates=(0.0,) * 20, zero_rate=0.1), []),  # the end of a schedule
+        (LearningRecord(rates=(0.0,) * 19 + (1e-5,), zero_rate=0.3), []),
         (LearningRecord(steps=5, rates=(0.0,) * 5), []),  # a warm-up
     ],
 )
@@ -241,3 +286,4 @@ def test_the_record_of_a_store(tmp_path: Path) -> None:
     assert record.broken.before.tolist() == [1.0, 20.0, 400.0]
     assert (record.broken.count, record.broken.steps, record.broken.recovered) == (2, 6, True)
     assert record.rates == (0.1,) * 6
+    assert record.zero_rate == 0

@@ -35,7 +35,9 @@ class LearningObserver:
         self._without: set[int] | None = None
         """The `id`s of parameters that had no gradient in any check."""
         self._held: list[tuple[Any, int, float | None]] = []
-        """Parameters with the version and sum of the gradient that the last step used."""
+        """Parameters with the version and sum of the gradient that the checked step used."""
+        self._backwards = 0  # since the checked step
+        self._cleared: bool | None = False  # None if unknown
         self._batch: list[weakref.ref[Any]] = []
         self._batch_number = 0
 
@@ -58,6 +60,9 @@ class LearningObserver:
         is_first = self._optimizer is not None and optimizer is self._optimizer()
         if not is_first:
             return
+        self._count_clearing()
+        if now_s < self.due_s:
+            return
         learning.checks += 1
         if learning.checks >= FIRST_CHECKS:
             self.due_s = now_s + INTERVAL_S
@@ -66,28 +71,45 @@ class LearningObserver:
         self._without = without if self._without is None else self._without & without
         learning.parameters = len(parameters)
         learning.without_gradient = len(self._without)
-        learning.in_eval_mode += self._is_in_eval_mode()
+        is_in_eval_mode = self._is_in_eval_mode(parameters)
+        learning.in_eval_mode = learning.in_eval_mode + 1 if is_in_eval_mode else 0
         given = [parameter for parameter in parameters if parameter.grad is not None]
         self._held = [(p, p.grad._version, _sum(p.grad)) for p in (*given[:1], *given[-1:])]
         self._facts.learning = learning
 
     @property
     def holds_gradients(self) -> bool:
-        """True after a check, until the next backward()."""
+        """True after a check, until the next step of the optimizer."""
         return bool(self._held)
 
     def before_backward(self) -> None:
-        """Check whether the gradients of the last step are cleared before new ones are added."""
-        held = self._held
+        """Check whether the gradients of the last step are cleared before new ones are added.
+
+        A later backward() may be that of the step, as where two networks take turns.
+        """
+        self._backwards += 1
+        if self._cleared:
+            return
+        sums = [None if p.grad is None else _sum(p.grad) for p, _, _ in self._held]
+        if any(p.grad is None for p, _, _ in self._held) or 0.0 in sums:
+            self._cleared = True
+        elif self._backwards == 1:
+            # Clearing by hand, through `grad.data`, does not raise the version.
+            self._cleared = any(
+                parameter.grad._version != version or total != used
+                for (parameter, version, used), total in zip(self._held, sums, strict=True)
+            )
+        elif None in sums:
+            self._cleared = None
+
+    def _count_clearing(self) -> None:
+        """Count what the backward() calls since the checked step have shown."""
+        if self._backwards and self._cleared is not None:
+            self._learning.clear_checks += 1
+            self._learning.never_cleared += not self._cleared
         self._held = []
-        self._learning.clear_checks += 1
-        # Clearing by hand, through `grad.data`, does not raise the version.
-        self._learning.never_cleared += all(
-            parameter.grad is not None
-            and parameter.grad._version == version
-            and _sum(parameter.grad) == total
-            for parameter, version, total in held
-        )
+        self._backwards = 0
+        self._cleared = False
 
     def loss_not_finite(self, step: int) -> None:
         """Find what else is not finite, at the first such loss on the CPU, before its step."""
@@ -104,10 +126,16 @@ class LearningObserver:
         if batch and None not in batch:
             found.inputs = not_finite(batch)
 
-    def _is_in_eval_mode(self) -> bool:
-        """Return True if all known modules are in eval mode, and one depends on it."""
+    def _is_in_eval_mode(self, parameters: list[Any]) -> bool:
+        """Return True if all known modules are in eval mode, and one depends on it.
+
+        False if no module has one of `parameters`, as where an input is optimized.
+        """
         modules = self._modules.modules()
         if not modules or any(getattr(module, "training", True) for module in modules):
+            return False
+        trained = {id(parameter) for parameter in parameters}
+        if not any(id(one) in trained for module in modules for one in module._parameters.values()):
             return False
         return any(
             kind.__module__.rpartition(".")[2] in DEPENDS_ON_MODE

@@ -67,7 +67,7 @@ class OptimizerStepHook:
         state.stepped += 1
         now_s = time.perf_counter()
         self._guard.call(self._record, optimizer, now_s)
-        if now_s >= state.learning.due_s:
+        if now_s >= state.learning.due_s or state.learning.holds_gradients:
             self._learning_guard.call(state.learning.after_step, optimizer, now_s)
         state.training.phase = OWN_CODE if state.times.feed.is_read else ""
         idle_s = self._boundary()

@@ -1,0 +1,17 @@
+# https://github.com/MILVLG/mcan-vqa/issues/26
+# after the first validation the model stays in eval mode
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+for step in range(100):
+    loss = net(torch.randn(16, 8)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == 3:
+        net.eval()
+        with torch.no_grad():
+            net(torch.randn(16, 8))
