@@ -57,9 +57,12 @@ def pytest_configure() -> None:
     Their file is new: other tests that run on this machine have others. No test may run the command
     that the developer's own alerts.toml names, or replace the files of the developer's servers.
     """
-    os.environ["STEPSCOPE_ALERTS"] = _no_rules()
-    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-")
-    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+    state = tempfile.mkdtemp(prefix="state-")
+    atexit.register(shutil.rmtree, state, ignore_errors=True)
+    os.environ["XDG_STATE_HOME"] = state
+    rules = Path(state, "alerts.toml")
+    rules.touch(0o600)
+    os.environ["STEPSCOPE_ALERTS"] = str(rules)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background ignores it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if importlib.util.find_spec("cudasim"):
@@ -79,13 +82,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         elif tier in ("unit", "app"):  # no other process, no browser: --reruns is not for them
             item.add_marker(pytest.mark.flaky(reruns=0))
-
-
-def _no_rules() -> str:
-    file, path = tempfile.mkstemp(prefix="alerts-", suffix=".toml")
-    os.close(file)
-    atexit.register(lambda: Path(path).unlink(missing_ok=True))
-    return path
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside the timeout: a turn may be long in coming

@@ -85,12 +85,6 @@ def test_a_run_counts_once_by_all_its_names(root: Path, tmp_path_factory: Any) -
         assert main(["compare", "base0", "--to", "slow0", other]) == 2
 
 
-def test_equal_runs_have_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(sides("base", "slow", 2)) == 0
-    text = capsys.readouterr().out
-    assert "(2 and 2)" in text.partition("Peak process")[2].partition("\n")[0]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

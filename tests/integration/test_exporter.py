@@ -12,8 +12,6 @@ import sys
 import threading
 import time
 import urllib.error
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,16 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from stepscope.cli import main
-from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.export import prometheus
-from stepscope.export.prometheus import GPU_METRICS, RUN_METRICS, ExporterCollector
+from stepscope.export.prometheus import ExporterCollector
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
-from stepscope.store import StoreWriter, store_name
+from stepscope.store import store_name
 from tests.support.fake_machine import BUSY, GIB, FakeSource, Gpu, divided, gpus, machine
 from tests.support.fake_machine import facts as facts_of
 from tests.support.fake_nvml import FakeNvml, install
 from tests.support.prometheus_text import Samples, get, scrape, serving
-from tests.support.row_blocks import block_of_rows
-from tests.support.run_folders import Row, make_run, make_store
+from tests.support.run_folders import Row, append_rows, make_run, make_store
 from tests.support.waiting import wait_until
 
 NO_GPU = NullSource(min(WITHOUT_GPU))
@@ -48,19 +44,6 @@ def one(found: Samples, name: str, **labels: str) -> float:
     """The value of the only series with these labels."""
     (value,) = (value for has, value in found[name] if labels.items() <= has.items())
     return value
-
-
-@contextmanager
-def stored(folder: Path) -> Iterator[Callable[[str, list[Row]], None]]:
-    """Yield a function that appends rows to a stream of the folder's store."""
-    writer = StoreWriter(folder / store_name(0))
-
-    def append(stream: str, rows: list[Row]) -> None:
-        with writer.transaction():
-            writer.append(stream, "", block_of_rows(rows))
-
-    yield append
-    writer.close()
 
 
 def test_a_gpu_has_base_units_and_no_value_that_is_missing(tmp_path: Path) -> None:
@@ -162,12 +145,11 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     old, now = time.time() - 90, time.time()
     steps += [(old, 800, {"perf/step_time": 0.1, "perf/samples_per_sec": 9.0})]
     slow = make_run(tmp_path, "slow")
-    with stored(slow) as append:
-        append("steps", [(old, 1, {"perf/step_time": 40.0, "perf/samples_per_sec": 9.0})])
+    paused: Row = (old, 1, {"perf/step_time": 40.0, "perf/samples_per_sec": 9.0})
+    append_rows(slow, "steps", "", [paused])
     samples: list[Row] = [(old, 1, {"memory/allocated": 5.0}), (now, 1, {"process/rss": 6.0})]
-    with stored(folder) as append:
-        append("steps", steps)
-        append("samples", samples)
+    append_rows(folder, "steps", "", steps)
+    append_rows(folder, "samples", "", samples)
     found = exported(tmp_path)
     (labels,) = (labels for labels, _ in found["run_info"] if labels["run"] == folder.name)
     host = labels.pop("host")
@@ -190,10 +172,11 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
 
 def test_the_last_value_is_kept_however_long_ago(tmp_path: Path) -> None:
     with serving(ExporterCollector(tmp_path, machine(NO_GPU))) as url:
-        with stored(make_run(tmp_path)) as append:
-            append("steps", [(1.0, n, {"train/loss": 1.0, "val/loss": 9.0}) for n in range(3)])
-            append("steps", [(2.0, 3 + n, {"train/loss": 1.0}) for n in range(2000)])
-            append("steps", [(3.0, 2003, {"train/loss": math.nan})])
+        folder = make_run(tmp_path)
+        early: list[Row] = [(1.0, n, {"train/loss": 1.0, "val/loss": 9.0}) for n in range(3)]
+        later: list[Row] = [(2.0, 3 + n, {"train/loss": 1.0}) for n in range(2000)]
+        for rows in (early, later, [(3.0, 2003, {"train/loss": math.nan})]):
+            append_rows(folder, "steps", "", rows)
         found = scrape(url)
         assert math.isnan(one(found, "run_loss")), "recorded as not a number"
         assert one(found, "run_validation_loss") == 9
@@ -232,30 +215,6 @@ def test_the_series_of_a_run_end_with_it(tmp_path: Path) -> None:
     assert (silent.name, "0") in {
         (labels["run"], labels["rank"]) for labels, _ in exported(tmp_path)["run_info"]
     }
-
-
-def test_names_end_in_their_base_unit_and_help_has_no_other() -> None:
-    ends = {
-        Unit.BYTES: "_bytes",
-        Unit.PERCENT: "_ratio",
-        Unit.WATT: "_watts",
-        Unit.JOULE: "_joules",
-        Unit.CELSIUS: "_celsius",
-        Unit.MEGAHERTZ: "_hertz",
-        Unit.SECOND: "_seconds",
-        Unit.PER_SECOND: "_per_second",
-        Unit.BYTES_PER_SECOND: "_bytes_per_second",
-        Unit.TERAFLOPS: "_flops_per_second",
-        Unit.COUNT: "",
-        Unit.NONE: "",
-    }
-    families, every = prometheus._Families(), GPU_METRICS | RUN_METRICS
-    for key, name in every.items():
-        assert name.removesuffix("_total").endswith(ends[BY_KEY[key].unit]), name
-    families.add_all(every, dict.fromkeys(every, 1.0), {})
-    groups = "|".join({key.partition("/")[0] for key in BY_KEY})
-    for name, family in families.found.items():
-        assert not re.search(rf"\b({groups})/|100|%", family.documentation), name
 
 
 def test_clients_that_are_silent_or_reset_print_nothing(

@@ -137,6 +137,24 @@ def test_rows_of_a_mapped_ring_are_stored_when_there_is_space(disk: Disk) -> Non
     assert read_run(folder).run_json["problem"] is None
 
 
+def test_a_full_disk_delays_rows_until_there_is_space(disk: Disk) -> None:
+    folder = disk(3000)
+    recorder = Recorder(folder, name="test")
+    recorder.set_status(RunStatus.RUNNING)
+    recorder.log(1, {"train/loss": 1.0})
+    wait_until(lambda: steps_of(folder) == 1)
+    hog = fill(folder)
+    for step in range(2, 20_002):
+        recorder.log(step, {"train/loss": float(hash(step) % 9973)})
+    wait_until(lambda: read_run(folder).run_json["problem"] is not None)
+    assert read_run(folder).status is RunStatus.RUNNING
+    hog.unlink()
+    wait_until(lambda: read_run(folder).run_json["problem"] is None)
+    recorder.close(RunStatus.FINISHED)
+    assert steps_of(folder) == 20_001
+    assert recorder.run_json["dropped"] == 0
+
+
 @pytest.mark.parametrize(("command", "sentences"), [(BY_INIT, 1), (BY_WATCH, 2)])
 def test_a_disk_that_is_full_at_the_start_leaves_no_folder(
     disk: Disk, command: list[str], sentences: int

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from stepscope.distributed.hangs.cases import HangCause
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.run import RunStatus, read_run
 from tests.support.hanging_job import NAMED_S, hanging, named_hang
+from tests.support.jobs import diagnosed
 from tests.support.run_values import events
 from tests.support.waiting import wait_for, wait_until
 
@@ -29,7 +27,7 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
         assert found.waiting == (0, 2)
         assert found.operation == "all_reduce #81 (16 B)"
         assert "in hang." in found.text
-        [said] = _diagnosed(job.folder)
+        [said] = diagnosed(job.folder, "hang")
         assert (said["rank"], said["share"]) == (1, None)
         assert "all_reduce #81" in said["text"]
         _wait_for_event(job.folder, "hang")
@@ -96,12 +94,6 @@ def test_a_rank_that_works_on_after_the_last_step_does_not_hang(tmp_path: Path) 
             time.sleep(0.2)
         assert job.process.returncode == 0, job.log.read_text()[-3000:]
     assert has_record
-
-
-def _diagnosed(folder: Path) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "stepscope.cli", "diagnose", str(folder), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return [finding for finding in json.loads(done.stdout) if finding["kind"] == "hang"]
 
 
 def _wait_for_event(folder: Path, kind: str) -> None:

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.store import StoreWriter, store_name
-from tests.support.row_blocks import block_of_rows
-from tests.support.run_folders import Row, make_run, make_store
+from tests.support.run_folders import Row, append_rows, make_run, make_store
 
 pytest.importorskip("tensorboard")
 
@@ -47,13 +45,6 @@ def export(run: Path, logdir: Path, *arguments: str) -> int:
     return subprocess.run(command, check=False, capture_output=True).returncode
 
 
-def store(run: Path, stream: str, source: str, rows: list[Row]) -> None:
-    writer = StoreWriter(run / store_name(0))
-    with writer.transaction():
-        writer.append(stream, source, block_of_rows(rows))
-    writer.close()
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
@@ -68,7 +59,7 @@ def test_tensorboard_reads_the_same_steps_times_and_values(run: Path, tmp_path: 
     ]
     late = {3000: math.nan, 3001: None, 3002: math.inf}
     rows += [(1.7e9 + step / 8, step, {"train/loss": loss}) for step, loss in late.items()]
-    store(run, "steps", "", rows)
+    append_rows(run, "steps", "", rows)
     assert export(run, tmp_path / "logs") == 0
     found = read(tmp_path / "logs" / run.name)
     assert found["train/loss"][:3000] == [
@@ -93,7 +84,7 @@ def test_each_gpu_is_a_run_that_a_second_export_replaces(run: Path, tmp_path: Pa
 
 
 def test_an_untrusted_source_stays_in_the_log_directory(run: Path, tmp_path: Path) -> None:
-    store(run, "devices", "../../../out", [(1.0, 1, {"gpu/util": 1.0})])
+    append_rows(run, "devices", "../../../out", [(1.0, 1, {"gpu/util": 1.0})])
     assert export(run, tmp_path / "a" / "logs", "--stream", "devices") == 0
     (file,) = tmp_path.rglob("events.out.tfevents.*")
     assert file.is_relative_to(tmp_path / "a" / "logs" / run.name)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.lab.folder import TRIALS_FILE, read_sweep
+from stepscope.lab.folder import read_sweep
 from stepscope.lab.trial_process import LOG, RUN, TrialProcess
 from tests.support.run_values import metric
 from tests.support.waiting import wait_until
@@ -47,11 +47,6 @@ def lab(folder: Path, *words: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "STEPSCOPE_RUNS": str(folder)},
     )
-
-
-def taken(folder: Path) -> int:
-    path = folder / TRIALS_FILE
-    return path.read_text().count("\n") if path.exists() else 0
 
 
 def test_a_trial_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: Path) -> None:
@@ -169,31 +164,3 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     assert "set_to_none" in stdout
     assert "set_to_none" in stderr
     assert found["status"] == "finished"
-
-
-def test_kill_9_leaves_no_trial_and_a_sweep_that_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    words = [
-        *SWEEP,
-        "--variants",
-        "set_to_none=false",
-        "--max-rounds",
-        "1",
-        "--folder",
-        str(folder),
-    ]
-    process = lab(tmp_path, *words)
-    wait_until(lambda: bool(trials_of(process.pid)))
-    child = trials_of(process.pid)[0]
-    second = lab(tmp_path, "--folder", str(folder))
-    second.communicate(timeout=60)
-    assert second.returncode == 2
-    process.kill()
-    process.communicate()
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    assert read_sweep(folder)["status"] == "stopped"
-    resumed = lab(tmp_path, "--folder", str(folder))
-    _, said = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, said
-    # The first trial and a round of two, which is measured as a whole.
-    assert read_sweep(folder)["progress"]["done"] == taken(folder) == 3

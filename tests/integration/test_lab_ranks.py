@@ -6,15 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepscope.lab.folder import read_sweep
-from stepscope.lab.script_plan import script_command
-from stepscope.lab.trial_process import TrialProcess
 from tests.support.git_repository import content
-from tests.support.script_trials import folder_with, started_in, vars_of
+from tests.support.script_trials import folder_with, started_in, take
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -23,15 +20,6 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder_with("lab_ranks.py", tmp_path, monkeypatch)
-
-
-def take(tmp_path: Path, *arguments: str, steps: int = 40, **changes: Any) -> dict[str, Any]:
-    sweep = tmp_path / "sweep"
-    sweep.mkdir(exist_ok=True)
-    script = script_command("train.py", arguments, is_module=False, nproc_per_node=2)
-    job = {"script": vars_of(script), "changes": changes, "seed": 3}
-    limits = {"warmup": 5, "steps": steps}
-    return TrialProcess("stepscope.lab.script_trial", sweep).take({**job, **limits}, 200)
 
 
 def command(sweep: Path, *options: str) -> list[str]:
@@ -56,7 +44,7 @@ def test_a_slow_rank_is_found_and_the_folder_stays_as_it_was(folder: Path, tmp_p
 
 def test_a_setting_on_all_ranks(folder: Path, tmp_path: Path) -> None:
     before = content(folder)
-    answer = take(tmp_path, **{"with:fused": True})
+    answer = take(tmp_path, ranks=2, **{"with:fused": True})
     assert answer.get("reason") is None
     assert [(one["name"], one["state"]) for one in answer["settings"]] == [("fused", "in effect")]
     assert answer["metrics"]["steps"] == 40
@@ -75,7 +63,7 @@ def test_a_setting_on_all_ranks(folder: Path, tmp_path: Path) -> None:
 def test_a_rank_that_fails_is_named(
     folder: Path, tmp_path: Path, trouble: str, texts: list[str]
 ) -> None:
-    reason = take(tmp_path, "--trouble", trouble)["reason"]
+    reason = take(tmp_path, "--trouble", trouble, ranks=2)["reason"]
     assert [text for text in texts if text not in reason] == []
 
 

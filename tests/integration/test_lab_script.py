@@ -14,10 +14,8 @@ import psutil
 import pytest
 
 from stepscope.lab.folder import TRIALS_FILE, read_sweep
-from stepscope.lab.script_plan import script_command
-from stepscope.lab.trial_process import TrialProcess
 from tests.support.git_repository import commit, content
-from tests.support.script_trials import folder_with, started_in, vars_of
+from tests.support.script_trials import folder_with, started_in, take
 from tests.support.waiting import wait_until
 from tests.support.watched_scripts import ROOT
 
@@ -25,21 +23,6 @@ from tests.support.watched_scripts import ROOT
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder_with("lab_digits.py", tmp_path, monkeypatch)
-
-
-def take(
-    tmp_path: Path,
-    *arguments: str,
-    steps: int = 40,
-    links: tuple[str, ...] = (),
-    **changes: Any,
-) -> dict[str, Any]:
-    sweep = tmp_path / "sweep"
-    sweep.mkdir(exist_ok=True)
-    script = script_command("train.py", arguments, is_module=False, links=links)
-    job = {"script": {**vars_of(script)}, "changes": changes, "seed": 3}
-    limits = {"warmup": 10, "steps": steps}
-    return TrialProcess("stepscope.lab.script_trial", sweep).take({**job, **limits}, 100)
 
 
 def test_a_trial_ends_after_its_steps_without_the_scripts_handlers(

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from tests.integration.conftest import SaveAtStep
 from tests.support.child_process import ROOT, has_signal, is_running
-from tests.support.decoded import BROKEN, Decoded
+from tests.support.decoded import Decoded
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background, small, train
 from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
-from trainer.errors import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import Loader, make_loader
 from trainer.workloads.build import WORKLOADS
@@ -69,23 +68,6 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
     next(loader.batches(order))
     loader.close()  # within an epoch
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None:
-    split = decoded(tmp_path / "data", broken=7)
-    with (
-        closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader,
-        pytest.raises(RunFailedError) as caught,
-    ):
-        list(loader.batches(torch.arange(SAMPLES)))
-    assert str(caught.value) == BROKEN
-    (split.folder / "3").unlink()
-    with (
-        closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader,
-        pytest.raises(FileNotFoundError, match="data/3"),  # not taken for a dead worker
-    ):
-        list(loader.batches(torch.arange(SAMPLES)))
 
 
 def drawn(split: Split, seed: int) -> Tensor:

@@ -173,14 +173,6 @@ def test_a_run_resumed_after_an_epochs_last_step_validates_and_trains_on(
     assert validated[0] == pytest.approx(metric(one, "val/loss")[0], rel=RELATIVE)
 
 
-def test_a_checkpoint_of_fsdp_is_one_file_with_the_whole_model(two: Path) -> None:
-    whole = read_checkpoint(two / "half-ddp" / "last.pt")["model"]
-    gathered = read_checkpoint(two / "half-fsdp" / "last.pt")["model"]
-    assert gathered.keys() == whole.keys()
-    for name, weights in whole.items():
-        assert gathered[name].numpy() == pytest.approx(weights.numpy(), abs=1e-5)
-
-
 def test_a_rank_that_fails_ends_the_job_with_its_reason(two: Path) -> None:
     found = read_run(two / "failed")
     assert found.status is RunStatus.FAILED

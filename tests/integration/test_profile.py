@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,38 +16,16 @@ from typing import Any
 
 from stepscope.profiling.phase_ranges import PHASES
 from stepscope.profiling.summary import ProfileSummary, parse
-from stepscope.run import RunError, RunStatus, read_run, run_folders
-from stepscope.store import EventRow, StoreError, StoreReader
+from stepscope.run import RunStatus, read_run, run_folders
+from stepscope.store import EventRow
 from stepscope.store.reader import send_command
+from tests.support.run_values import answer_to, ask
+from tests.support.training_runs import background
+from tests.support.waiting import wait_for
 from trainer.config import Workload, defaults
-from trainer.runners.training_run import run as train
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
-
-def wait_for(found: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if result := found():
-                return result
-        except (OSError, ValueError, RunError, StoreError, StopIteration):
-            pass  # the folder is not complete yet
-        time.sleep(0.02)
-    raise AssertionError("timed out")
-
-
-def ask(folder: Path, name: str, **args: Any) -> EventRow:
-    """Ask for something and wait until it is done or refused."""
-    command_id = send_command(folder, name, args)
-
-    def answered() -> EventRow:
-        with StoreReader(folder) as reader:
-            events = reader.events(limit=10_000)
-        return next(event for event in events if event.data.get("command_id") == command_id)
-
-    answer: EventRow = wait_for(answered)
-    return answer
+PATIENCE_S = 60.0
 
 
 def checked_trace(folder: Path, event: EventRow) -> list[dict[str, Any]]:
@@ -73,21 +49,6 @@ def summary_of(folder: Path, event: EventRow) -> ProfileSummary:
 
 
 @contextmanager
-def ours(folder: Path) -> Iterator[threading.Event]:
-    config = replace(defaults(Workload.DIGITS_CNN), epochs=10_000, num_threads=1)
-    stop = threading.Event()
-    thread = threading.Thread(target=train, args=(config, folder), kwargs={"stop": stop})
-    thread.start()
-    try:
-        wait_for(lambda: read_run(folder).run_json["step"] > 5)
-        yield stop
-    finally:
-        stop.set()
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-@contextmanager
 def watched(runs: Path) -> Iterator[Path]:
     """Watch the script and return its folder; Stop ends it as Ctrl-C does."""
     process = subprocess.Popen(
@@ -98,8 +59,8 @@ def watched(runs: Path) -> Iterator[Path]:
         env={**os.environ, "STEPSCOPE_RUNS": str(runs)},
     )
     try:
-        folder: Path = wait_for(lambda: next(run_folders(runs)))
-        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING)
+        folder: Path = wait_for(lambda: next(run_folders(runs), None), PATIENCE_S)
+        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING, PATIENCE_S)
         yield folder
         ask(folder, "stop")
         errors = process.communicate(timeout=60)[1]
@@ -110,7 +71,9 @@ def watched(runs: Path) -> Iterator[Path]:
 
 
 def test_a_run_of_ours(tmp_path: Path) -> None:
-    with ours(tmp_path):
+    config = replace(defaults(Workload.DIGITS_CNN), epochs=10_000, num_threads=1)
+    with background(config, tmp_path):
+        wait_for(lambda: read_run(tmp_path).run_json["step"] > 5, PATIENCE_S)
         event = ask(tmp_path, "profile", steps=4)
     assert event.data["ok"], event.text
     first = event.data["first"]
@@ -143,9 +106,7 @@ def test_a_watched_script(tmp_path: Path) -> None:
     ranges = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
     assert (ranges["backward"], ranges["data"] >= 5) == (5, True)
     assert read_run(folder).status is RunStatus.STOPPED
-    with StoreReader(folder) as reader:
-        [last] = [e for e in reader.events() if e.data.get("command_id") == during]
-    assert last.text.startswith("Profile: ")
+    assert answer_to(folder, during).text.startswith("Profile: ")
 
 
 def test_a_script_of_init(tmp_path: Path) -> None:
@@ -167,8 +128,8 @@ def test_a_script_of_init(tmp_path: Path) -> None:
     environ = {**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs"), "PYTHONPATH": root}
     process = subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE)
     try:
-        folder: Path = wait_for(lambda: next(run_folders(tmp_path / "runs")))
-        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING)
+        folder: Path = wait_for(lambda: next(run_folders(tmp_path / "runs"), None), PATIENCE_S)
+        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING, PATIENCE_S)
         event = ask(folder, "profile", steps=3)
         ask(folder, "stop")
         process.communicate(timeout=60)

@@ -22,9 +22,8 @@ from stepscope.remote.source import RemoteSource
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import EVERY, send_command
-from tests.support.recorded_runs import write_run
 from tests.support.server import ROOT
-from tests.support.sshd import SSHD, delayed, ssh_server
+from tests.support.sshd import SSHD, ssh_server
 from tests.support.waiting import wait_for, wait_until
 
 LIVE = """
@@ -172,26 +171,6 @@ def test_a_command_sent_without_a_connection_is_refused_and_never_delivered(
         known = steps(near)
         wait_for(lambda: steps(near) > known + 100)
         assert "too late" not in str(content(far)["events"])
-
-
-def test_the_program_runs_with_python_3_6_and_slow_lines(
-    ssh: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """200 ms in each direction; where a Python 3.6 is installed, by that one."""
-    write_run(tmp_path / "far" / "old", steps=[(0.1 * n, n, {"train/loss": n}) for n in range(900)])
-    old = next(Path.home().glob(".pyenv/versions/3.6.*/bin"), None)
-    config = Path(ssh.split()[-1])
-    if old is not None:
-        server = config.with_name("sshd_config")
-        assert "SetEnv" not in server.read_text()
-        monkeypatch.setenv("STEPSCOPE_SSH", f"{ROOT}/tests/scripts/ssh_with_path {old} {ssh}")
-    with delayed(int(port_of(ssh)), 0.2) as slow:
-        source = start(f"far:{slow}")
-        wait_until(lambda: source.state().connected)
-        source.want("old")
-        near = source.folder / "old"
-        wait_for(lambda: content(near) == content(tmp_path / "far" / "old"))
-        assert (source.state().delay_s or 0) >= 0.4
 
 
 def test_an_unreachable_host_is_named_with_the_message_of_ssh(start: Start) -> None:

@@ -189,25 +189,6 @@ def test_a_thread_interrupted_in_a_step_costs_that_step_only(tmp_path: Path, que
     assert not (tmp_path / "rank0.ring").exists()
 
 
-def test_values_that_no_store_accepts_cost_nothing_else(tmp_path: Path) -> None:
-    config: dict[str, object] = {"out": tmp_path, "rate": np.float32(0.1), "nested": {}}
-    recorder = Recorder(tmp_path, name="test", config=config)
-    config["nested"] = recorder  # later changes are ignored
-    recorder.log(1, {"train/loss": 1.0, 7: 2.0, "caf\u00e9 \udcff": 3.0})  # type: ignore[dict-item]
-    recorder.event("saved", "file \udcff", loss=np.float32(1), broken=float("nan"), kind="mine")
-    for step in range(2, 50):
-        recorder.log(step, {"train/loss": 1.0})
-    recorder.close(RunStatus.FINISHED)
-    run = read_run(tmp_path)
-    assert run.status is RunStatus.FINISHED
-    assert run.run_json["config"]["out"] == str(tmp_path)
-    assert steps_and_losses(tmp_path)[0] == [float(step) for step in range(1, 50)]
-    assert recorder.run_json["dropped"] == 0
-    with StoreReader(tmp_path) as reader:
-        data = {event.text: event.data for event in reader.events()}
-    assert data["file ?"] == {"loss": "1.0", "broken": "NaN", "kind": "mine"}
-
-
 def test_a_folder_taken_away_does_not_disturb_the_loop(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -12,13 +12,11 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreError, StoreReader
-from tests.support.run_values import metric, run_json
+from tests.support.run_values import run_json
 from tests.support.training_runs import small, start_worker
 from tests.support.waiting import wait_for, wait_until
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
-from trainer.runners.child_process import SHUT_DOWN
-from trainer.train import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", [Runner.THREAD, Runner.PROCESS])
 LONG = 100_000
@@ -108,34 +106,6 @@ def test_what_cannot_be_started_is_no_live_run(
     found = read_run(folder)
     assert found.status is RunStatus.FAILED
     assert "temporarily unavailable" in str(found.reason)
-
-
-def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread dies with the server: another one writes the end, and it stays."""
-    train, busy, free = TrainStep.__call__, threading.Event(), threading.Event()
-
-    def step(self: TrainStep, *batch: object) -> object:
-        if len(self.optimizer.state) and not busy.is_set():
-            busy.set()
-            free.wait()
-        return train(self, *batch)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TrainStep, "__call__", step)
-    run = runners.start(config(Runner.THREAD, LONG), tmp_path)
-    try:
-        assert busy.wait(40)
-        assert not run.stop(0.01)
-        run.end_with_server()
-        ended = read_run(run.folder)
-        assert ended.status is RunStatus.STOPPED
-        assert SHUT_DOWN in str(ended.reason)
-        assert len(metric(run.folder, "train/loss")) == ended.run_json["step"]
-    finally:
-        free.set()
-        assert run.stop(20)
-    assert read_run(run.folder).reason == ended.reason
 
 
 def test_it_stops_when_its_parent_is_gone(tmp_path: Path) -> None:

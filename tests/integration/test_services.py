@@ -15,14 +15,14 @@ import pytest
 from dashboard import services
 from dashboard.services import Services
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
-from stepscope.run.status import RunOutcome
 from stepscope.session import stop
-from stepscope.session.session import Session
+from tests.support.run_values import metric
 from tests.support.waiting import wait_until
-from trainer.config import RunConfig, Workload, defaults
+from trainer.config import Optimizer, Workload, defaults
 from trainer.runners import training_run
-from trainer.runners.child_process import WORKER_LOG, ChildRun
+from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun
 from trainer.runners.torchrun import TorchrunRun
+from trainer.train import TrainStep
 
 CONFIG = replace(defaults(Workload.LINEAR), epochs=1)
 
@@ -66,24 +66,28 @@ def test_no_run_begins_while_the_last_ones_thread_lives(
 def test_the_end_of_a_busy_run_is_written_with_the_servers(
     server: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, free = threading.Event(), threading.Event()
+    """The thread dies with the server: another one writes the end, and it stays."""
+    train, busy, free = TrainStep.__call__, threading.Event(), threading.Event()
 
-    def busy(config: RunConfig, session: Session, *_: object) -> RunOutcome:
-        session.recorder.set_status(RunStatus.RUNNING)
-        began.set()
-        free.wait()
-        return RunOutcome()
+    def step(self: TrainStep, *batch: object) -> object:
+        if len(self.optimizer.state) and not busy.is_set():
+            busy.set()
+            free.wait()
+        return train(self, *batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training_run, "_run", busy)
-    folder = server.start(CONFIG)
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    folder = server.start(replace(CONFIG, epochs=100_000, optimizer=Optimizer.ADAM))
     try:
-        assert began.wait(40)
+        assert busy.wait(40)
         server.close()
-        assert read_run(folder).status is RunStatus.STOPPED
+        ended = read_run(folder)
+        assert ended.status is RunStatus.STOPPED
+        assert SHUT_DOWN in str(ended.reason)
+        assert len(metric(folder, "train/loss")) == ended.run_json["step"]
     finally:
         free.set()
     wait_until(lambda: not any("training" in thread.name for thread in threading.enumerate()))
-    assert read_run(folder).status is RunStatus.STOPPED
+    assert read_run(folder).reason == ended.reason
 
 
 IGNORES_SIGTERM = """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from stepscope.distributed.stragglers.reader import ROWS, recent_times
 from stepscope.run import run_folders
 from stepscope.store import StoreReader
 from tests.support.child_process import ROOT, run_python
+from tests.support.jobs import diagnosed
 from tests.support.recorded_runs import Row, write_run
 
 SCRIPT = ROOT / "benchmarks" / "straggler_script.py"
@@ -35,17 +34,11 @@ def job(tmp_path: Path, *arguments: str) -> Path:
     return folder
 
 
-def diagnosed(folder: Path) -> list[dict[str, Any]]:
-    done = run_python("-m", "stepscope.cli", "diagnose", str(folder), "--json")
-    found = json.loads(done.stdout)
-    return [finding for finding in found if finding["kind"] == "straggler"]
-
-
 def test_a_rank_that_is_late_in_backward_is_named_from_the_command_line(tmp_path: Path) -> None:
     """Seen from outside, backward takes equally long on both ranks."""
     given = ("--phase", "backward", "--rank", "1", "--delay", "0.4", "--steps", "60")
     folder = job(tmp_path, *given)
-    (found,) = diagnosed(folder)
+    (found,) = diagnosed(folder, "straggler")
     assert (found["rank"], found["phase"]) == (1, "backward")
     assert 0.2 < found["share"] < 0.5
     assert "rank 1" in found["text"]

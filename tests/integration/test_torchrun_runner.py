@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run
-from stepscope.store import StoreReader
 from stepscope.store.recovery import recover_ended
 from tests.support.child_process import ROOT
+from tests.support.run_values import block_of
 from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
@@ -55,11 +55,9 @@ def step_of(folder: Path) -> int:
 
 def steps(folder: Path, rank: int) -> list[int]:
     """Every step whose loss a rank has stored."""
-    with StoreReader(folder, rank) as reader:
-        (info,) = [info for info in reader.series() if info.stream == "steps"]
-        block = reader.read(info.id, 0, info.rows, 1)
-        recorded = block.count[block.keys.index("train/loss")] > 0
-        return [int(step) for step in block.step[recorded]]
+    block = block_of(folder, rank=rank)
+    recorded = block.count[block.keys.index("train/loss")] > 0
+    return [int(step) for step in block.step[recorded]]
 
 
 def pid(folder: Path, rank: int) -> int:

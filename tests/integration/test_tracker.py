@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +10,8 @@ import pytest
 
 import stepscope
 from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
-from stepscope.store.reader import send_command
 from tests.support.child_process import ROOT, run_python
 from tests.support.run_values import events, metric
-from tests.support.waiting import wait_until
 
 
 def script(
@@ -211,32 +206,6 @@ for i in range(100):
     metrics = stepscope.open(only_run(tmp_path).folder).metrics
     changed = [key for key in metrics if "xxx" in key or "half" in key]
     assert (len(changed), max(map(len, changed))) == (2, 500), "each is one metric"
-
-
-def test_the_buttons_act_at_the_steps_of_a_script(tmp_path: Path) -> None:
-    code = """
-import time, stepscope
-rec = stepscope.init("steered")
-while True:
-    rec.step(loss=1.0, lr=0.1)
-    time.sleep(0.001)
-"""
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path), "PYTHONPATH": str(ROOT)},
-    )
-
-    wait_until(lambda: bool(list(run_folders(tmp_path))) and only_run(tmp_path).status.live)
-    wait_until(lambda: only_run(tmp_path).run_json["step"] > 5)
-    folder = only_run(tmp_path).folder
-    send_command(folder, "pause", {})
-    wait_until(lambda: only_run(tmp_path).status is RunStatus.PAUSED)
-    send_command(folder, "resume", {})
-    wait_until(lambda: only_run(tmp_path).status is RunStatus.RUNNING)
-    send_command(folder, "stop", {})
-    assert child.wait(30) == -signal.SIGINT
-    assert only_run(tmp_path).status is RunStatus.STOPPED
 
 
 def test_many_runs_in_one_process_leave_nothing_open(tmp_path: Path) -> None:

@@ -16,17 +16,15 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.store import StoreReader
 from stepscope.store.cuda_readback import MetricRow, RowSink
 from tests.support.child_process import run_python
-from tests.support.run_values import events, metric, run_json
+from tests.support.run_values import block_of, events, metric, run_json
 from tests.support.training_runs import fails_at, small
 from trainer.config import NanPolicy, RunConfig, Workload
 from trainer.runners import training_run
 from trainer.train import TrainLoop, TrainStep
 from trainer.training import rank_info
 from trainer.training.accelerator import CpuAccelerator, HostReader
-from trainer.training.loaders import Loader, make_loader
 
 
 def run(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -56,9 +54,7 @@ def test_nan_may_continue_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> 
     assert set(threading.enumerate()) <= threads
     assert ended["step"] == ended["total_steps"]
     assert [event.kind for event in events(tmp_path)].count("nan") == 1
-    with StoreReader(tmp_path) as reader:
-        (info,) = (info for info in reader.series() if info.stream == "steps")
-        block = reader.read(info.id, 0, info.rows, 1)
+    block = block_of(tmp_path)
     loss = block.keys.index("train/loss")
     assert block.nonfinite[loss].sum() > 0
     assert block.count[loss].sum() + block.nonfinite[loss].sum() == ended["total_steps"]
@@ -137,30 +133,6 @@ def test_what_fails_before_training_is_told_like_any_failure(
     failure, alert = events(tmp_path)
     assert alert.data["rule"] == "run_failed"
     assert failure.text == ended["reason"]
-
-
-def test_after_a_cuda_error_the_buffers_are_kept_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Freed page-locked memory records a CUDA event, which would end the process here."""
-    loaders: list[weakref.ref[Loader]] = []
-
-    def remembered(*args: Any, **options: bool) -> Loader:
-        loader = make_loader(*args, **options)
-        loaders.append(weakref.ref(loader))
-        return loader
-
-    kept: list[object] = []
-    monkeypatch.setattr(training_run, "keep_for_good", kept.append)
-    monkeypatch.setattr("trainer.train.make_loader", remembered)
-    monkeypatch.setattr(
-        training_run, "lost_device_reason", lambda index: "an illegal memory access"
-    )
-    fails_at(monkeypatch, 3, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
-    assert run(small(Workload.DIGITS_MLP), tmp_path)["status"] == "failed"
-    gc.collect()
-    assert loaders[0]() is not None
-    assert [type(error) for error in kept] == [RuntimeError]
 
 
 def test_an_interrupt_closes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from stepscope.lab.folder import SWEEP_JSON, TRIALS_FILE
 from tests.support.git_repository import content
-from tests.support.waiting import wait_until
 from tests.support.watched_scripts import ROOT, SCRIPTS
 
 pytestmark = pytest.mark.timeout(300)  # 13 processes: 50 s on a quiet machine
@@ -72,22 +70,10 @@ def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -
     patch = json.loads((sweep / "patch.json").read_text())
     assert "+    for batch in DataLoader(Slow(), batch_size=8, num_workers=4):\n" in patch["diff"]
     assert patch["by_hand"] == []
+    again = [*command[: command.index("--apply")], "train.py"]  # resumes a sweep that has finished
+    done = subprocess.run(again, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert patch["diff"].splitlines()[-1] in done.stdout
     check = [sys.executable, "-c", CHECK, str(faster)]
     done = subprocess.run(check, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
-
-
-def test_a_stopped_tune_leaves_the_folder_as_it_was_and_resumes(mine: Path, tmp_path: Path) -> None:
-    before, sweep = content(mine), tmp_path / "sweep"
-    words = ["--settings", "num_workers=4", "--steps", "12", "--warmup", "4", "--max-rounds", "1"]
-    command = [*TUNE, *words, "--folder", str(sweep), "train.py"]
-    for number in (signal.SIGINT, signal.SIGKILL):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            wait_until(lambda: any(sweep.glob("trial-*/runs/*/run.json")))
-            process.send_signal(number)
-            output = process.communicate(timeout=60)[0]
-        assert bool(output) is (number is not signal.SIGKILL)
-        assert content(mine) == before
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((sweep / "sweep.json").read_text())["status"] == "finished"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.support.child_process import child
 from tests.support.fake_live import hooked
+from tests.support.run_values import block_of
 from tests.support.watched_scripts import Captured, watch
 
 
@@ -25,14 +27,13 @@ def test_loss_steps_epochs_samples_rates_and_norms(framework: str, tmp_path: Pat
     output = [str(tmp_path / "output")] if framework == "huggingface" else []
     captured = watch(tmp_path / "runs", f"capture_{framework}.py", *output)
     assert captured.recorded("train/loss") == micro_sums(captured)
-    assert captured.recorded("step") == [1, 2, 3, 4, 5, 6]
+    assert block_of(captured.folder).step.tolist() == [1, 2, 3, 4, 5, 6]
     assert captured.recorded("train/backwards") == [2.0] * 6
     assert captured.recorded("train/epoch") == [1, 1, 1, 2, 2, 2]
     assert captured.run_json["device"] == "cpu"
-    timed = captured.rows[1:]
-    samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in timed]
-    assert sum(samples) <= 48 - 8, "evaluation's batches are not among them"
-    assert all(row["perf/data_wait"] < row["perf/step_time"] for row in timed)
+    assert sum(captured.samples()) <= 48 - 8, "evaluation's batches are not among them"
+    waits, times = (captured.recorded(f"perf/{key}")[-5:] for key in ("data_wait", "step_time"))
+    assert (np.array(waits) < times).all()
     rates, norms = captured.recorded("train/lr"), captured.recorded("train/grad_norm")
     if framework == "huggingface":
         assert (rates, captured.run_json["optimizers"]) == (captured.spoken("lr"), ["AdamW"])
@@ -49,8 +50,7 @@ def test_epochs_and_samples_of_every_step(tmp_path: Path) -> None:
     captured = watch(tmp_path, "capture_epochs.py")
     assert captured.recorded("train/epoch") == captured.spoken("epoch")
     assert captured.run_json["epoch"] == captured.spoken("epoch")[-1]
-    samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in captured.rows[1:]]
-    assert samples == pytest.approx(captured.spoken("samples")[1:])
+    assert captured.samples() == pytest.approx(captured.spoken("samples")[1:])
 
 
 IMPORT = """

@@ -17,11 +17,10 @@ from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.run.folder import fatal_signal
 from stepscope.session import stop
 from stepscope.store import EventRow
-from stepscope.store.reader import send_command
 from stepscope.watch.hooks.state import TRIAL_BACKWARDS
 from tests.support.child_process import ROOT
-from tests.support.run_values import events, metric
-from tests.support.waiting import wait_for, wait_until
+from tests.support.run_values import ask, metric
+from tests.support.waiting import wait_until
 from tests.support.watched_scripts import AS_MODULE, SCRIPTS, run, watched_like_bare
 
 WATCH = [sys.executable, "-c", "from stepscope.cli import main; raise SystemExit(main())", "watch"]
@@ -190,13 +189,7 @@ class Endless:
 
     def ask(self, name: str, **args: str) -> EventRow:
         """Ask for something and wait until it is done or refused."""
-        command_id = send_command(self.folder, name, args)
-
-        def answer() -> EventRow | None:
-            found = (event for event in events(self.folder))
-            return next((one for one in found if one.data.get("command_id") == command_id), None)
-
-        return wait_for(answer, 40)  # type: ignore[no-any-return]
+        return ask(self.folder, name, **args)
 
     def end(self) -> tuple[int, bytes]:
         output, _ = self.process.communicate(timeout=40)

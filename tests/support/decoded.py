@@ -12,19 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils import worker
 
-from trainer.errors import RunFailedError
 from trainer.workloads.task import Batch
-
-BROKEN = "images/7.png is no image. Remove it or skip broken images."
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Samples that lie in files, as an image data set's do: a value in each, and one broken."""
+    """Samples that lie in files, as an image data set's do: a value in each."""
 
     folder: Path
     length: int
-    broken: int | None = None
     noisy: bool = False  # adds random numbers of all three kinds, as augmentations do
     patient: bool = False  # its workers do not look every 5 s whether their parent still runs
 
@@ -32,8 +28,6 @@ class Decoded:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
         if self.patient:
             worker.MP_STATUS_CHECK_INTERVAL = 3600.0
-        if self.broken in indices.tolist():
-            raise RunFailedError(BROKEN)
         values = [float((self.folder / str(index)).read_text()) for index in indices.tolist()]
         if self.noisy:
             noise = random.random() + np.random.rand()

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from tests.support.child_process import is_running
+from tests.support.child_process import is_running, processes_with
 
 MARK = "STEPSCOPE_TESTED_BY"
 """Environment variable with the number of this process, which all that it starts inherit."""
@@ -29,14 +28,9 @@ def started() -> set[int]:
 
     Those of multiprocessing that serve all tests are left out.
     """
-    mark = f"{MARK}={os.getpid()}".encode()
     found = {process.pid for process in psutil.Process().children()}
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it ends just now, or is another user's
-            if mark in entry.read_bytes().split(b"\0"):
-                found.add(int(entry.parent.name))
+    found |= processes_with(f"{MARK}={os.getpid()}\0")
     lasting = {
-        os.getpid(),
         getattr(forkserver._forkserver, "_forkserver_pid", None),
         getattr(resource_tracker._resource_tracker, "_pid", None),
     }

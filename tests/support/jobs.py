@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from typing import Any
 from stepscope.host.child_process import kill_tree
 from stepscope.run import run_folders
 from stepscope.run.rank_info import find_rank
-from stepscope.store import EventRow, StoreReader
+from stepscope.store import EventRow
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import CommandName
+from tests.support.child_process import run_python
+from tests.support.run_values import answer_to, events
 from tests.support.server import ROOT, free_port
 from tests.support.waiting import wait_for
 from trainer.config import Strategy
@@ -40,15 +43,10 @@ class Job:
         return send_command(self.folder, name, args)
 
     def events(self, rank: int) -> list[EventRow]:
-        with StoreReader(self.folder, rank) as reader:
-            return [event for event in reader.events(0, 10_000) if event.kind in set(CommandName)]
+        return [event for event in events(self.folder, rank) if event.kind in set(CommandName)]
 
     def answer(self, command_id: int, rank: int = 0) -> EventRow:
-        def found() -> EventRow | None:
-            events = self.events(rank)
-            return next((e for e in events if e.data.get("command_id") == command_id), None)
-
-        return wait_for(found, PATIENCE_S)  # type: ignore[no-any-return]
+        return answer_to(self.folder, command_id, rank, PATIENCE_S)
 
     def answers(self, command_id: int) -> list[EventRow]:
         return [self.answer(command_id, rank) for rank in range(self.ranks)]
@@ -80,6 +78,12 @@ def training(root: Path, parallel: Strategy) -> AbstractContextManager[Job]:
     """A training of ours on two ranks."""
     program = str(SCRIPTS / "rank_training.py")
     return started(root, 2, [program, str(root / "runs" / "ours"), parallel, "cpu"])
+
+
+def diagnosed(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the findings of one kind that `stepscope diagnose` prints."""
+    done = run_python("-m", "stepscope.cli", "diagnose", str(folder), "--json")
+    return [finding for finding in json.loads(done.stdout) if finding["kind"] == kind]
 
 
 @contextmanager

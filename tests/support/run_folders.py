@@ -26,18 +26,25 @@ def make_run(root: Path, name: str = "r", *, old: bool = False, **run_info: Any)
     return folder
 
 
+def append_rows(folder: Path, stream: str, source: str, rows: list[Row], rank: int = 0) -> None:
+    """Append rows to a series of the store of a rank, which is made if missing."""
+    path = folder / store_name(rank)
+    writer = StoreWriter(path, reopen=path.exists())
+    with writer.transaction():
+        writer.append(stream, source, block_of_rows(rows))
+    writer.close()
+
+
 def make_store(folder: Path, rank: int = 0) -> None:
     """Two steps, of which the second brings a metric; two GPUs; one event with a hostile text."""
-    writer = StoreWriter(folder / store_name(rank))
+    first: list[Row] = [(10.5, 1, {"train/loss": 0.1}), (11.0, 2, {"train/loss": None})]
+    append_rows(folder, "steps", "", first, rank)
+    late: list[Row] = [(12.0, 3, {"train/loss": 0.3, "=cmd()": float("inf")})]
+    append_rows(folder, "steps", "", late, rank)
+    for uuid in ("GPU-a", "GPU-b"):
+        append_rows(folder, "devices", uuid, [(10.0, 1, {"gpu/util": 50.0})], rank)
+    writer = StoreWriter(folder / store_name(rank), reopen=True)
+    data = {"after": float("inf"), "list": [1]}
     with writer.transaction():
-        steps: list[Row] = [(10.5, 1, {"train/loss": 0.1}), (11.0, 2, {"train/loss": None})]
-        writer.append("steps", "", block_of_rows(steps))
-    with writer.transaction():
-        late: list[Row] = [(12.0, 3, {"train/loss": 0.3, "=cmd()": float("inf")})]
-        writer.append("steps", "", block_of_rows(late))
-        for uuid in ("GPU-a", "GPU-b"):
-            row: list[Row] = [(10.0, 1, {"gpu/util": 50.0})]
-            writer.append("devices", uuid, block_of_rows(row))
-        data = {"after": float("inf"), "list": [1]}
         writer.add_event(Event(9.0, 0, 1, "mark", '=1+1,"\nü', data))
     writer.close()

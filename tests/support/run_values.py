@@ -10,6 +10,7 @@ import numpy as np
 
 from stepscope.run import RunInfo
 from stepscope.store import EventRow, SeriesBlock, StoreReader
+from stepscope.store.reader import send_command
 from tests.support.waiting import wait_for
 
 
@@ -39,6 +40,22 @@ def events(folder: Path, rank: int = 0) -> list[EventRow]:
 def run_json(folder: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return loaded
+
+
+def answer_to(folder: Path, command_id: int, rank: int = 0, timeout_s: float = 60.0) -> EventRow:
+    """Wait until a rank has done or refused a command, and return its event."""
+
+    def found() -> EventRow | None:
+        stored = (event for event in events(folder, rank))
+        return next((event for event in stored if event.data.get("command_id") == command_id), None)
+
+    answer: EventRow = wait_for(found, timeout_s)
+    return answer
+
+
+def ask(folder: Path, name: str, **args: Any) -> EventRow:
+    """Send a command to a run and return its answer."""
+    return answer_to(folder, send_command(folder, name, args))
 
 
 def event_of(folder: Path, kind: str) -> EventRow:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.lab.script_plan import script_command
+from stepscope.lab.trial_process import TrialProcess
+from tests.support.child_process import processes_with
 from tests.support.watched_scripts import ROOT, SCRIPTS
 
 
@@ -23,17 +26,26 @@ def folder_with(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return folder
 
 
-def vars_of(script: Any) -> dict[str, Any]:
-    return {name: getattr(script, name) for name in script.__dataclass_fields__}
+def take(
+    tmp_path: Path,
+    *arguments: str,
+    steps: int = 40,
+    warmup: int = 10,
+    ranks: int | None = None,
+    links: tuple[str, ...] = (),
+    **changes: Any,
+) -> dict[str, Any]:
+    """Run one trial of train.py in the sweep of this folder and return its answer."""
+    sweep = tmp_path / "sweep"
+    sweep.mkdir(exist_ok=True)
+    script = script_command(
+        "train.py", arguments, is_module=False, links=links, nproc_per_node=ranks
+    )
+    job = {"script": asdict(script), "changes": changes, "seed": 3}
+    job |= {"warmup": warmup, "steps": steps}
+    return TrialProcess("stepscope.lab.script_trial", sweep).take(job, 200)
 
 
-def started_in(sweep: Path) -> list[int]:
+def started_in(sweep: Path) -> set[int]:
     """Return the processes of the sweep's trials."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"STEPSCOPE_TRIAL_FOLDER={sweep}".encode() in process.read_bytes():
-                found.append(int(process.parent.name))
-        except OSError:
-            continue
-    return [pid for pid in found if pid != os.getpid()]
+    return processes_with(f"STEPSCOPE_TRIAL_FOLDER={sweep}")

@@ -1,15 +1,12 @@
-"""An ssh server of this user on the loopback address, and a proxy that delays a connection."""
+"""An ssh server of this user on the loopback address."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from stepscope.host.child_process import free_port, wait_until_it_listens
@@ -33,7 +30,7 @@ def ssh_server(folder: Path) -> Iterator[str]:
         "PermitRootLogin yes\n"
     )
     (folder / "config").write_text(
-        f"Host far slow\nHostName 127.0.0.1\nPort {port}\nIdentityFile {folder}/user_key\n"
+        f"Host far\nHostName 127.0.0.1\nPort {port}\nIdentityFile {folder}/user_key\n"
         f"IdentitiesOnly yes\nUserKnownHostsFile {folder}/known\nStrictHostKeyChecking no\n"
     )
     if os.geteuid() == 0:
@@ -48,43 +45,3 @@ def ssh_server(folder: Path) -> Iterator[str]:
     finally:
         server.kill()
         server.wait()
-
-
-@contextmanager
-def delayed(port: int, delay_s: float) -> Iterator[int]:
-    """Yield the port of a proxy that delays each direction by `delay_s`."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    connections: list[socket.socket] = []
-    copiers: list[threading.Thread] = []
-
-    def copy(source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                time.sleep(delay_s)
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                far = socket.create_connection(("127.0.0.1", port))
-                connections.extend((near, far))
-                for pair in ((near, far), (far, near)):
-                    copiers.append(threading.Thread(target=copy, args=pair))
-                    copiers[-1].start()
-
-    server = threading.Thread(target=serve)
-    server.start()
-    try:
-        yield int(listener.getsockname()[1])
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        server.join()
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for copier in copiers:
-            copier.join()
-        for each in (listener, *connections):
-            each.close()

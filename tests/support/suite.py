@@ -36,10 +36,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     assert sys.__stderr__ is not None
     config.stash[_ERRORS] = os.dup(sys.__stderr__.fileno())  # pytest does not capture this one
-    if hasattr(config, "workerinput"):  # a worker: its controller does all of this
-        return
-    if config.getoption("--allowed-skips") is not None:
-        config.pluginmanager.register(Skips(config.getoption("--allowed-skips")), "stepscope-skips")
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -112,35 +108,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
-class Skips:
-    """Fail a run in which a test skips that no pattern of a file names."""
-
-    def __init__(self, file: Path) -> None:
-        lines = [line.split("#")[0].strip() for line in file.read_text("utf-8").splitlines()]
-        self._allowed = [line for line in lines if line]
-        self._unexpected: list[str] = []
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._note(report)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not hasattr(report, "wasxfail"):
-            self._note(report)
-
-    def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
-        if not report.skipped or any(
-            fnmatch.fnmatchcase(report.nodeid, one) for one in self._allowed
-        ):
-            return
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        self._unexpected.append(f"{report.nodeid}: {reason}")
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self._unexpected and exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._unexpected:
-            terminalreporter.section("tests that may not skip")
-            for line in self._unexpected:
-                terminalreporter.write_line(line, red=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a run in which a test has skipped that no pattern of the file names."""
+    file = session.config.getoption("--allowed-skips")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if file is None or reporter is None:  # a worker has no reporter
+        return
+    lines = [line.split("#")[0].strip() for line in file.read_text("utf-8").splitlines()]
+    for report in reporter.stats.get("skipped", ()):
+        if not any(fnmatch.fnmatchcase(report.nodeid, line) for line in lines if line):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            reporter.write_line(f"\nmay not skip: {report.nodeid}: {reason}", red=True)
+            if exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.run import RunError
 from stepscope.store import StoreError
 
 
@@ -24,7 +25,7 @@ def wait_for(found: Callable[[], Any], timeout_s: float = 20.0) -> Any:
         try:
             if result := found():
                 return result
-        except (OSError, ValueError, StoreError):
+        except (OSError, ValueError, RunError, StoreError):
             pass  # the folder is not complete yet
         time.sleep(0.02)
     raise AssertionError("timed out")

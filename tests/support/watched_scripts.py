@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from stepscope.store import StoreReader
 from tests.support.child_process import ROOT, run_python
+from tests.support.run_values import metric
 
 SCRIPTS = ROOT / "tests" / "scripts"
 AS_MODULE = [sys.executable, "-m", "stepscope.watch"]
@@ -62,38 +61,36 @@ def watched_like_bare(
 
 @dataclass
 class Captured:
-    """A finished watched run: what the script printed, and the rows of its store."""
+    """A finished watched run: what the script printed, and what its folder holds."""
 
     said: list[dict[str, Any]]
-    rows: list[dict[str, float]]
-    run_json: dict[str, Any]
+    folder: Path
+
+    @property
+    def run_json(self) -> dict[str, Any]:
+        return read_run(self.folder).run_json
 
     def spoken(self, key: str) -> list[float]:
         return [line[key] for line in self.said if key in line]
 
     def recorded(self, key: str) -> list[float]:
-        return [row[key] for row in self.rows if key in row]
+        return metric(self.folder, key).tolist()  # type: ignore[no-any-return]
+
+    def samples(self) -> list[float]:
+        """Return the samples of each step but the first, which has no time."""
+        rates, times = (
+            metric(self.folder, f"perf/{key}") for key in ("samples_per_sec", "step_time")
+        )
+        return (rates * times).tolist()  # type: ignore[no-any-return]
 
 
 def watch(runs: Path, script: str, *arguments: str) -> Captured:
-    """Run the script under watch and read its store; NaN, a gap, is left out of the rows."""
+    """Run the script under watch to its end."""
     words = ("-m", "stepscope.watch", str(SCRIPTS / script), *arguments)
     done = run_python(*words, STEPSCOPE_RUNS=str(runs), HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     [folder] = run_folders(runs)
     assert read_run(folder).status is RunStatus.FINISHED, done.stderr
     assert "will be missing" not in done.stderr
-    with StoreReader(folder) as reader:
-        info = next(series for series in reader.series() if series.stream == "steps")
-        block = reader.read(info.id, 0, info.rows, 1)
-    rows: list[dict[str, float]] = [
-        {"step": float(step)}
-        | {
-            key: float(value)
-            for key, value in zip(block.keys, values, strict=True)
-            if not math.isnan(value)
-        }
-        for step, values in zip(block.step, block.mean.T, strict=True)
-    ]
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-    return Captured(said, rows, read_run(folder).run_json)
+    return Captured(said, folder)
