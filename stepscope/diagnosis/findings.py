@@ -123,7 +123,13 @@ def straggler_of(run: RunInfo) -> StragglerFinding | None:
 
 def findings(recorded: RunData) -> list[Finding]:
     """Return all findings, the end of the run first."""
-    return [finding for finder in FINDERS for finding in finder(recorded)]
+    found = [finding for finder in FINDERS for finding in finder(recorded)]
+    hang = recorded.hang
+    if hang is not None and recorded.run.cause_rank in hang.waiting:
+        found.sort(
+            key=lambda one: one.kind != "hang"
+        )  # the time-out that ended it is a consequence
+    return found
 
 
 def nothing_to_say(recorded: RunData) -> str:

@@ -209,6 +209,19 @@ def test_how_an_ended_job_hung() -> None:
     assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
 
 
+@pytest.mark.parametrize(("ended_at", "is_known"), [(8.0, True), (10.0, False), (None, False)])
+def test_a_rank_that_ended_before_the_hang_explains_it_also_afterwards(
+    ended_at: float | None, is_known: bool
+) -> None:
+    early = replace(state(1, None, HangCause.ENDED), ended_at=ended_at)
+    ranks = [state(0, waits(0, members=2), HangCause.GONE), early]
+    hang = find_hang(ranks, 2, ended=True)
+    assert (hang is not None) is is_known
+    if hang is not None:
+        assert (hang.cause, hang.ranks, hang.waiting) == (HangCause.ENDED, (1,), (0,))
+        assert hang.text.startswith("It had made no step for")
+
+
 def write(folder: Path, number: int, age_s: float = 0.0, **facts: object) -> None:
     """Write a rank's files as its host does."""
     now = time.time() - age_s

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stepscope.gpu.process_memory import HIDDEN
+from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom import capture
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.capture import requested_bytes
@@ -323,6 +324,64 @@ def test_what_ends_the_run_is_joined_with_what_was_captured(
     watch.close()
     assert recorder.events == []
     assert written(recorder) == report
+
+
+def test_a_retry_within_except_is_counted(fake: FakeSource, recorder: Any) -> None:
+    attached(fake, recorder)
+
+    def fail(attempts: int) -> None:
+        fake.observers[0](0, 300, 2048, 10)
+        try:
+            raise OutOfMemoryError
+        except OutOfMemoryError:
+            if attempts > 1:
+                fail(attempts - 1)
+
+    for attempts in (1, 3, 1):  # those after the except block hold nothing
+        fail(attempts)
+        assert written(recorder).last.retries == attempts - 1
+
+
+def test_what_another_gpu_holds_is_not_compared_with_the_own(
+    fake: FakeSource, recorder: Any
+) -> None:
+    watch = attached(fake, recorder)
+    watch._growth = lambda: GrowthTrend(1, 9, 0.0, 9.0)
+    watch.observe({"memory/peak_allocated": 5000.0})
+    watch.trains_on = 0
+    for device, growth, peak in ((0, GrowthTrend(1, 9, 0.0, 9.0), 5000), (1, None, 950)):
+        fake.observers[0](device, 300, 2048, 10)
+        last = written(recorder).last
+        assert (last.growth, last.peak_allocated, last.trains_on) == (growth, peak, 0)
+
+
+@pytest.mark.parametrize(
+    ("levels", "grown"),
+    [
+        (lambda n: 100.0 + 10 * n, 380.0),
+        (lambda n: 100.0, None),  # results on the CPU
+        (lambda n: 100.0 + 10 * min(n, 8), None),  # a cache that fills
+    ],
+)
+def test_growth_over_batches_without_a_backward(
+    fake: FakeSource, recorder: Any, levels: Callable[[int], float], grown: float | None
+) -> None:
+    watch = attached(fake, recorder)
+    level = 0.0
+    fake.cuda.current_device = lambda: 0
+    fake.cuda.memory_stats_as_nested_dict = lambda device: {
+        "allocated_bytes": {"all": {"current": level, "peak": level}}
+    }
+    for backward in range(9):  # a training: each batch is the first since the last backward
+        level += 10
+        watch.batches.add(1, backward)
+        assert watch.batches.trend(0) is None
+    for number in range(1, 41):
+        level = levels(number)
+        watch.batches.add(2, 9)
+    trend = watch.batches.trend(0)
+    assert (None if trend is None else trend.grown) == grown
+    assert watch.batches.trend(1) is None
 
 
 def test_without_an_observer_the_size_is_that_of_the_message(

@@ -38,6 +38,7 @@ FRACTION = replace(FULL, allowed=GIB, free=900 * MIB, allocated=1000 * MIB, rese
 OUTSIDE = replace(PIECES, step=0, steps_done=0, phase=None)
 UPDATE = replace(FULL, phase="optimizer")
 LEAK = after(150, 1720 * MIB, growth=GrowthTrend(3, 150, 0.0, 1470.0 * MIB))
+BIG_EVALUATION = after(16, 1720 * MIB)
 HOST_MEMORY = OomRecord(ts=0.0, memory=MemoryKind.HOST, requested=300 * MIB)
 LIMITED = HostMemory(total=8 * GIB, available=GIB)
 
@@ -71,6 +72,39 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
         TOO_LARGE,
         "",
     ),
+    "growth over batches": (
+        replace(BIG_EVALUATION, batches=GrowthTrend(2, 51, 0.0, 780.0 * MIB)),
+        OomCause.BATCHES,
+        "added 15.9 MiB: 780 MiB over 51 batches",
+    ),
+    "a large evaluation": (BIG_EVALUATION, TOO_LARGE, ""),
+    "batches that add little": (
+        replace(BIG_EVALUATION, batches=GrowthTrend(2, 51, 0.0, 40.0 * MIB)),
+        TOO_LARGE,
+        "",
+    ),
+    "new state": (
+        after(30, 1900 * MIB, phase="optimizer", stack=("x/torch/optim/adam.py:5 _init_group",)),
+        TOO_LARGE,
+        "The optimizer creates new state in step 31, and 300 MiB of that did not fit",
+    ),
+    "an earlier model": (
+        after(30, 1720 * MIB, phase="optimizer", earlier=400 * MIB),
+        OomCause.EARLIER,
+        "still holds 400 MiB; 300 MiB more",
+    ),
+    "a small earlier model": (after(30, 1720 * MIB, earlier=100 * MIB), TOO_LARGE, ""),
+    "a retry within except": (
+        after(10, 900 * MIB, retries=3),
+        OomCause.RETRY,
+        "handled 3 earlier failures",
+    ),
+    "another GPU": (
+        after(10, 1500 * MIB, trains_on=1, growth=LEAK.growth),
+        OomCause.OTHER_DEVICE,
+        "300 MiB was requested on GPU 0, but this process trains on GPU 1. It held 1.68 GiB",
+    ),
+    "the own GPU": (after(10, 1720 * MIB, trains_on=0), TOO_LARGE, ""),
     "host": (HOST_MEMORY, HOST, "The host ran out of memory for 300 MiB."),
     "figures of the host": (replace(HOST_MEMORY, host=LIMITED), HOST, "1.00 GiB of 8.00 GiB was"),
     "pinned": (OomRecord(ts=0.0, memory=MemoryKind.PINNED), HOST, "could not pin"),
@@ -107,8 +141,11 @@ def test_a_script_gets_code(record: OomRecord, first: str) -> None:
     assert first in (diagnose(record).recommendations[0].code or "")
 
 
-def test_a_smaller_batch_is_not_recommended_for_the_optimizers_state() -> None:
-    assert "backward" not in codes(diagnose(UPDATE))
+@pytest.mark.parametrize("record", [UPDATE, after(100, 1720 * MIB, phase="optimizer")])
+def test_a_smaller_batch_is_not_recommended_for_the_optimizers_state(record: OomRecord) -> None:
+    finding = diagnose(record)
+    assert "backward" not in codes(finding)
+    assert "validation" not in " ".join(step.text for step in finding.recommendations)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class RankObservation:
     """State of one rank of a job by its global `rank`; `record` is that of a present hang.
 
     `lost` is the state of its process, None if that is alive, and `process` names it in a sentence.
+    `ended_at` is the time of an orderly end in epoch seconds.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class RankObservation:
     process: str = ""
     step: int = 0
     record: HangRecord | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,10 @@ def _ended(job: JobObservation) -> Evidence | None:
     ended = [rank for rank, one in job.ranks.items() if one.lost is HangCause.ENDED]
     for rank, wait in job.waits.items():
         needed = [one for one in ended if one in wait.unknown and one not in job.records]
-        if needed and not job.ended:
+        if job.ended:  # a rank that ended later was ended by the hang, or by its time-out
+            seen = job.records[rank].seen
+            needed = [one for one in needed if (job.ranks[one].ended_at or seen) < seen]
+        if needed:
             return needed, [rank]
     return None
 

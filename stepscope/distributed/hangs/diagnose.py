@@ -57,4 +57,11 @@ def _observed(folder: Path, rank: JobRank, *, ended: bool) -> RankObservation:
     elif run_json.get("reason"):
         process += f": {rank.text.rstrip('.')}"
     step = run_json.get("step") or 0
-    return RankObservation(rank=rank.rank, lost=lost, process=process, step=step, record=record)
+    return RankObservation(
+        rank=rank.rank,
+        lost=lost,
+        process=process,
+        step=step,
+        record=record,
+        ended_at=run_json.get("ended"),
+    )

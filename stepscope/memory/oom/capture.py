@@ -96,6 +96,15 @@ def requested_bytes(message: str) -> int | None:
     return None if match is None else min(int(float(match[1]) * _UNITS[match[2]]), MAX_BYTES)
 
 
+def count_handled(error: BaseException | None) -> int:
+    """Return the failed allocations among a handled exception and those handled before it."""
+    found = 0
+    while error is not None:
+        found += type(error).__name__ == "OutOfMemoryError"
+        error = error.__context__
+    return found
+
+
 def _read_values(record: OomRecord, readers: Mapping[str, Callable[[], None]]) -> None:
     failed = []
     for name, read in readers.items():

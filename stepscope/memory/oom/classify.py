@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepscope.common.formatting import format_bytes
+from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom import recommendations as plans
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord
 from stepscope.run_setup import Recommendation, RunSetup
@@ -28,6 +29,7 @@ FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces ar
 MIN_FRAGMENTED = 0.10  # Of the reserved memory in pieces: with less, the next allocation fails too.
 MIN_OTHERS = 0.10  # Of the device, held by other processes: a desktop takes a few percent.
 MIN_GROWN = 0.10  # Minimum growth that is the cause, as a fraction of the device.
+STATE_FUNCTIONS = (" _init_group", " init_state")  # of torch, of bitsandbytes
 MAX_UNKNOWN = 0.25
 """Maximum fraction of the device held outside torch by unknown processes for a definite cause: a
 CUDA context and its libraries take less."""
@@ -121,6 +123,10 @@ class OomCause(StrEnum):
     FRAGMENTATION = "Fragmentation"
     OTHER_PROCESS = "Another process"
     GROWTH = "Growth over steps"
+    BATCHES = "Growth over batches"
+    RETRY = "A retry within except"
+    EARLIER = "An earlier model"
+    OTHER_DEVICE = "Memory on another GPU"
     HOST = "Host memory, not GPU memory"
     UNKNOWN = "No single cause"
 
@@ -157,7 +163,11 @@ def diagnose(
         found = _Conclusion(OomCause.UNKNOWN, text, plans.TOO_LARGE)
     else:
         found = (
-            _growth(record, figures)
+            _other_device(record, figures)
+            or _batches(record, figures)
+            or _growth(record, figures)
+            or _earlier(record, figures)
+            or _retry(record)
             or _fragmentation(record, figures)
             or _others(record, figures)
             or _too_large(record, figures)
@@ -171,13 +181,64 @@ def diagnose(
     )
 
 
+def _other_device(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
+    """Return a device that is not the training's: its steps and peaks explain nothing there."""
+    if record.trains_on is None or record.device in (None, record.trains_on):
+        return None
+    text = (
+        f"{format_bytes(figures.requested)} was requested on GPU {record.device}, but this process "
+        f"trains on GPU {record.trains_on}. It held {format_bytes(figures.allocated)} there."
+    )
+    return _Conclusion(OomCause.OTHER_DEVICE, text, plans.OTHER_DEVICE)
+
+
+def _retry(record: OomRecord) -> _Conclusion | None:
+    if not record.retries:
+        return None
+    earlier = "an earlier failure" if record.retries == 1 else f"{record.retries} earlier failures"
+    text = (
+        f"This allocation failed while the script handled {earlier}. Until its except block ends, "
+        "the exception holds the tensors of the earlier attempts."
+    )
+    return _Conclusion(OomCause.RETRY, text, plans.RETRY)
+
+
+def _batches(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
+    growth = record.batches
+    if growth is None or not _explains(growth, figures):
+        return None
+    text = (
+        f"Each batch since the last backward pass added {format_bytes(growth.bytes_per_step)}: "
+        f"{format_bytes(growth.grown)} over {growth.last_step:,} batches, as in an evaluation that "
+        "keeps its results on the GPU."
+    )
+    return _Conclusion(OomCause.BATCHES, text, plans.BATCHES)
+
+
+def _explains(growth: GrowthTrend, figures: OomFigures) -> bool:
+    grown = min(growth.grown, float(figures.allocated))
+    return grown >= max(figures.missing, MIN_GROWN * figures.limit)
+
+
+def _earlier(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
+    held = record.earlier or 0
+    if held < max(figures.missing, MIN_GROWN * figures.limit):
+        return None
+    text = (
+        f"An optimizer from before the present one was made, with its parameters, gradients and "
+        f"state, still holds {format_bytes(held)}; {format_bytes(figures.requested)} more did not "
+        "fit."
+    )
+    return _Conclusion(OomCause.EARLIER, text, plans.EARLIER)
+
+
 def _growth(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     growth = record.growth
     if growth is None:
         return None
-    grown = min(growth.grown, float(figures.allocated))
-    if grown < max(figures.missing, MIN_GROWN * figures.limit):
+    if not _explains(growth, figures):
         return None
+    grown = min(growth.grown, float(figures.allocated))
     text = (
         f"Allocated memory grew by {format_bytes(growth.bytes_per_step)} per step, by "
         f"{format_bytes(grown)} over {growth.steps:,} steps, until another "
@@ -235,11 +296,11 @@ def _too_large(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         has = f"this process may use {format_bytes(figures.limit)} of the GPU"
     if figures.requested > figures.limit:
         text = f"A single tensor of {requested} was requested: {has}."
-    elif record.phase == "optimizer" and record.steps_done == 0:
-        plan = plans.OPTIMIZER
+    elif record.phase == "optimizer" and (done == 0 or _creates_state(record)):
+        when = f"new state in step {done + 1:,}" if done else "its state in its first step"
         text = (
-            f"The optimizer creates its state in its first step, and {requested} of that did not "
-            f"fit next to {format_bytes(figures.allocated)} allocated: {has}."
+            f"The optimizer creates {when}, and {requested} of that did not fit next to "
+            f"{format_bytes(figures.allocated)} allocated: {has}."
         )
     elif done < FIRST_STEPS:
         text = (
@@ -253,7 +314,14 @@ def _too_large(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         )
     else:
         return None
+    if record.phase == "optimizer":
+        plan = plans.OPTIMIZER
     return _Conclusion(OomCause.TOO_LARGE, text, plan)
+
+
+def _creates_state(record: OomRecord) -> bool:
+    """Return True if the stack is within the part of an optimizer that creates state."""
+    return any(frame.endswith(STATE_FUNCTIONS) for frame in record.stack)
 
 
 def _is_hidden(record: OomRecord, figures: OomFigures) -> bool:

@@ -27,6 +27,7 @@ from stepscope.common.json_values import to_text
 from stepscope.host.usage import kills_since
 from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom import capture
+from stepscope.memory.oom.batches import BatchMemory
 from stepscope.memory.oom.classify import diagnose
 from stepscope.memory.oom.record import MemoryKind, OomRecord, OomReport, oom_name
 from stepscope.run.folder import write_run_json
@@ -57,6 +58,10 @@ class OomObserver:
         self.recorder = recorder
         self.step: Callable[[], int] = lambda: recorder.step
         self.first_step = 0
+        self.batches = BatchMemory()
+        self.trains_on: int | None = None
+        self.earlier: Callable[[int], int] = lambda device: 0
+        """Returns the memory of earlier optimizers and their models on a device."""
         self.first_kills = first_kills
         self._growth = growth
         self.pending = False  # True after a failure, until the run ends or completes another step.
@@ -104,10 +109,16 @@ class OomObserver:
             return
         try:
             record = self._new_record()
-            record.growth = self._growth()
+            record.trains_on = self.trains_on
+            record.batches = self.batches.trend(device)
+            record.retries = capture.count_handled(sys.exc_info()[1])
             capture.add_allocation(record, device, requested, allowed, free)
-            if record.peak_allocated is not None:
-                record.peak_allocated = max(record.peak_allocated, int(self._peak))
+            with _logs_errors(_UNDESCRIBED):
+                record.earlier = self.earlier(device)
+            if self.trains_on in (None, device):
+                record.growth = self._growth()
+                if record.peak_allocated is not None:
+                    record.peak_allocated = max(record.peak_allocated, int(self._peak))
             self._add(record)
             self.pending = True
             self._write()
@@ -142,7 +153,9 @@ class OomObserver:
         with _logs_errors(_UNDESCRIBED):
             observed = self.pending and type(error).__name__ == "OutOfMemoryError"
             if observed and self._report is not None and memory is MemoryKind.GPU:
-                self._report.last.message = to_text(error)[: capture.MAX_MESSAGE_CHARS]
+                last = self._report.last
+                last.message = to_text(error)[: capture.MAX_MESSAGE_CHARS]
+                last.retries = max(last.retries, capture.count_handled(error.__context__))
                 self._report = replace(self._report, ended=True)
             else:
                 record = self._new_record()

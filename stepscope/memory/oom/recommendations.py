@@ -123,6 +123,43 @@ GROWTH = RecommendationPlan(
         ),
     ),
 )
+BATCHES = RecommendationPlan(
+    first=(
+        Recommendation(
+            "Move results to the CPU, or keep only what is needed of them, such as the argmax or "
+            "sums.",
+            "with torch.no_grad():\n    results.append(model(inputs).argmax(-1).cpu())",
+        ),
+    ),
+)
+RETRY = RecommendationPlan(
+    first=(
+        Recommendation(
+            "Retry after the except block, not within it: there the exception keeps the memory of "
+            "the failed attempt.",
+            "try:\n    loss = step(batch)\nexcept torch.OutOfMemoryError:\n    loss = None\n"
+            "if loss is None:\n    loss = step(half)",
+        ),
+    ),
+)
+EARLIER = RecommendationPlan(
+    first=(
+        Recommendation(
+            "Delete all that refers to the earlier model: the model, its optimizer, its scheduler, "
+            "and losses with their graphs.",
+            "del model, optimizer, scheduler",
+        ),
+    ),
+)
+OTHER_DEVICE = RecommendationPlan(
+    first=(
+        Recommendation(
+            "Load checkpoints to the CPU or to the own GPU (map_location), and set the own GPU "
+            "before the first CUDA call.",
+            'torch.cuda.set_device(rank)\ntorch.load(path, map_location="cpu")',
+        ),
+    ),
+)
 HOST = RecommendationPlan(
     settings=("num_workers", "batch_size"),
     script=(

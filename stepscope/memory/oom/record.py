@@ -52,8 +52,11 @@ class OomRecord:
 
     `step` is the last completed optimizer step and `steps_done` the number completed in this run.
     `phase` is the part of the step. `allocator` has the allocator's settings in force, as in
-    PYTORCH_ALLOC_CONF. `growth` is that of allocated memory up to then. `stack` has the innermost
-    frame first. `incomplete` has the reasons why values are missing.
+    PYTORCH_ALLOC_CONF. `growth` is that of allocated memory over steps up to then, `batches` that
+    over the batches since the last `backward()`. `retries` counts the failures that the script
+    handles at that moment. `earlier` is the memory of optimizers that have not stepped since
+    another was made, with their parameters. `trains_on` is the device that trains, in a job.
+    `stack` has the innermost frame first. `incomplete` has the reasons why values are missing.
     """
 
     ts: float
@@ -75,6 +78,10 @@ class OomRecord:
     holders: str = "Another process"
     allocator: str = ""
     growth: GrowthTrend | None = None
+    batches: GrowthTrend | None = None
+    retries: int = 0
+    earlier: int | None = None
+    trains_on: int | None = None
     host: HostMemory | None = None
     stack: tuple[str, ...] = ()
     message: str | None = None

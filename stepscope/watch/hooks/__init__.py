@@ -75,6 +75,7 @@ class TorchHooks:
 
     def __init__(self, session: ScriptSession, applied: SettingHooks | None) -> None:
         self._state = HookState(session, applied)
+        session.oom.earlier = self._state.attribution.earlier_bytes
         self.applied = applied
         self._import = PostImportHook("torch", self._attach)
         self._has_torch = False

@@ -11,6 +11,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from stepscope.memory.model_states import (
+    StorageBytes,
+    gradients,
+    optimizer_parameters,
+    optimizer_state,
+)
+
 ScalarValue = Any  # A float, or a 0-d CUDA tensor that the recorder reads later, or None.
 
 MAX_SEPARATE = 8  # Maximum number of optimizers with separate losses.
@@ -33,6 +40,8 @@ class LossAttribution:
         """Sum of losses, and its number of `backward()` calls, by optimizers."""
         self.alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The optimizers by `id`."""
+        self._made_before: dict[int, int] = {}
+        """Number of optimizers made before the last step of each that has stepped, by `id`."""
         self._counted = 0  # Number of live optimizers at the last `_count`.
 
     def register(self, optimizer: Any) -> None:
@@ -41,7 +50,29 @@ class LossAttribution:
             return
         self.made += 1
         self.alive[id(optimizer)] = optimizer
+        self._made_before.pop(id(optimizer), None)  # of one that is gone
         self._count()
+
+    def stepped(self, optimizer: Any) -> None:
+        """Note a step of this optimizer."""
+        self._made_before[id(optimizer)] = self.made
+
+    def earlier_bytes(self, cuda_index: int) -> int:
+        """Return the memory of optimizers whose last step was before another one was made.
+
+        Without what they share with the others, such as the parameters of the same model.
+        """
+        alive = list(self.alive.values())
+        made = [self._made_before.get(id(one), self.made) for one in alive]
+        newest = [one for one, before in zip(alive, made, strict=True) if before == self.made]
+        earlier = [one for one, before in zip(alive, made, strict=True) if before < self.made]
+        present = StorageBytes(cuda_index)
+        held = StorageBytes(cuda_index, present)
+        for total, optimizers in ((present, newest), (held, earlier)):
+            total.add(optimizer_parameters(optimizers))
+            total.add(gradients(optimizer_parameters(optimizers)))
+            total.add(optimizer_state(optimizers))
+        return held.bytes
 
     def gradients(self) -> GradSnapshot:
         """Return some gradients of every optimizer, for `add`."""

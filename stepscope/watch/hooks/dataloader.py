@@ -103,6 +103,7 @@ class DataLoaderHook:
         # The workers' iterator may continue with the next pass after a `break`.
         if current is None or id(iterator) != self._last or number == 1 or number > current.until:
             current = self._turn_to(iterator, began_s)
+        state.session.oom.batches.add(current.order, times.backwards, state.stepped)
         now_s = time.perf_counter()
         start_s = iterator.__dict__.pop(START_S, 0.0)
         wait_s = now_s - began_s + start_s

@@ -65,6 +65,7 @@ class OptimizerStepHook:
         if state.on_cuda and self._is_capturing():
             return  # captured, not executed; and a query of events would break the capture
         state.stepped += 1
+        state.attribution.stepped(optimizer)
         now_s = time.perf_counter()
         self._guard.call(self._record, optimizer, now_s)
         if now_s >= state.learning.due_s or state.learning.holds_gradients:
@@ -122,8 +123,11 @@ class OptimizerStepHook:
         step = self._state.step - (0 if places or not self._slots else 1)
         track = OptimizerRecord(optimizer, index, step)
         if not self._slots:
-            parameters = (p for group in optimizer.param_groups for p in group["params"])
-            self._state.train_on(getattr(next(parameters, None), "device", None))
+            devices = [p.device for group in optimizer.param_groups for p in group["params"]]
+            self._state.train_on(devices[0] if devices else None)
+            session = self._state.session
+            if session.world_size > 1 and len(set(devices)) == 1:
+                session.oom.trains_on = devices[0].index
         self._slots[index : index + 1] = [track]
         self._state.recorder.describe(optimizers=[track.name for track in self._slots])
         return self._remember(optimizer, track)
