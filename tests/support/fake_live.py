@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.memory.model_states import ModelStateTracker
+from stepscope.memory.oom.batches import BatchMemory
 from stepscope.session.sampler import BoundarySampler
 from stepscope.session.training_observer import TrainingObserver
 from tests.support.fake_recorder import FakeRecorder
@@ -29,8 +30,13 @@ class FakeStepRecorder(FakeRecorder):
         self.run_json |= run_info
 
 
+@dataclass
 class FakeOom:
     """Stands for OomObserver, which waits for CUDA to start."""
+
+    batches: BatchMemory = field(default_factory=BatchMemory)
+    earlier: Any = None
+    trains_on: int | None = None
 
     def attach(self) -> None:
         pass
