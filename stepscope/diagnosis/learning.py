@@ -19,6 +19,7 @@ from stepscope.store.step_blocks import LOSS
 
 NO_LEARNING, NOT_FINITE = BottleneckKind.NO_LEARNING, BottleneckKind.NOT_FINITE
 MIN_CHECKS = 10  # of sampled steps that all show the same
+MIN_EVAL_CHECKS = 5  # in a row: a model's modules are known some seconds after its first step
 MIN_SKIPPED, MOST_SKIPPED = 10, 0.9  # steps, and their minimum fraction
 ZERO_RATE_STEPS = 20  # newest steps with a learning rate of 0
 MIN_ZERO_RATE = 0.2  # Minimum fraction of the run since then: many schedules end at 0.
@@ -233,7 +234,7 @@ def _useless_updates(
                 "loss depends on."
             ),
         )
-    if learning.in_eval_mode >= MIN_CHECKS:
+    if learning.in_eval_mode >= MIN_EVAL_CHECKS:
         yield BottleneckDiagnosis(
             kind=NO_LEARNING,
             cause="eval-mode",

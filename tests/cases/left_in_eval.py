@@ -4,14 +4,14 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+net = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 1))
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-for step in range(100):
-    loss = net(torch.randn(16, 8)).pow(2).mean()
+for step in range(300):
+    loss = net(torch.randn(2048, 256)).pow(2).mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     if step == 3:
         net.eval()
         with torch.no_grad():
-            net(torch.randn(16, 8))
+            net(torch.randn(2048, 256))
