@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from stepscope.common.formatting import format_short_time
+from stepscope.diagnosis.code_time import delay_share
 from stepscope.diagnosis.host_time import (
     CONTENTION,
-    delay_share,
     lines_that_cost,
     recompilation,
     slowing_down,

@@ -50,6 +50,12 @@ def sample_count(facts: TrainingFacts) -> int:
     return sum(period.samples for period in facts.periods)
 
 
+def delay_share(facts: TrainingFacts) -> float:
+    """Return the fraction of the time in which the thread was ready to run, without a core."""
+    wall_s = sum(period.wall_s for period in facts.periods)
+    return sum(period.delay_s for period in facts.periods) / wall_s if wall_s else 0.0
+
+
 def line_shares(facts: TrainingFacts) -> list[LineShare]:
     """Return the lines of the table, the largest share first."""
     total = sample_count(facts)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from stepscope.common.formatting import format_short_time
 from stepscope.diagnosis.code_time import (
     asleep_share,
+    delay_share,
     line_text,
     line_that_grew,
     reaches,
@@ -75,12 +76,6 @@ def lines_that_cost(
             f"forward, backward and optimizer, most of it in {line_text(line)}.",
             next=Recommendation("Do it every N-th step, or after the training."),
         )
-
-
-def delay_share(facts: TrainingFacts) -> float:
-    """Return the fraction of the time in which the thread was ready to run, without a core."""
-    wall_s = sum(period.wall_s for period in facts.periods)
-    return sum(period.delay_s for period in facts.periods) / wall_s if wall_s else 0.0
 
 
 def recompilation(facts: TrainingFacts) -> BottleneckDiagnosis | None:

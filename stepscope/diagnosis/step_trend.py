@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.common.metrics import Stream
+from stepscope.diagnosis.code_time import delay_share
 from stepscope.distributed.stragglers.reader import FIRST_STEPS
 from stepscope.memory.growth import STRETCHES
 from stepscope.session.training_facts import TrainingFacts
@@ -19,6 +20,9 @@ MAX_BUCKETS = 1024  # of the step times of a run
 MIN_SPAN_S = 3.0
 MIN_RATIO, MIN_SURE_RATIO = 1.5, 1.2
 """Minimum ratio of the step time at the end to that at the start: of medians, and of quartiles."""
+BUSY, MIN_BUSY_RATIO = 0.05, 2.0
+"""On a host whose cores are taken for that fraction of the time, a step's own time must double:
+programs on the other thread of a core, or in its cache, slow it too, which no counter shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,7 @@ def find_slowdown(reader: StoreReader, facts: TrainingFacts | None) -> Slowdown 
         return None
     found = slowdown_of(times[timed])
     # Other programs of the host may take the core: that is contention.
-    is_own = facts is None or _ratio_without_delay(facts) >= MIN_SURE_RATIO
-    return found if is_own else None
+    return found if facts is None or is_of_script(facts) else None
 
 
 def slowdown_of(times: Floats) -> Slowdown | None:
@@ -64,6 +67,12 @@ def slowdown_of(times: Floats) -> Slowdown | None:
     rises_late = medians[-2] >= MIN_SURE_RATIO * medians[:2].max()
     is_slower = end_s >= MIN_RATIO * start_s and usual_end_s >= MIN_SURE_RATIO * usual_start_s
     return Slowdown(start_s, end_s) if is_slower and rises_late else None
+
+
+def is_of_script(facts: TrainingFacts) -> bool:
+    """Return True if steps became slower also without what other programs cost them."""
+    is_busy = delay_share(facts) >= BUSY
+    return _ratio_without_delay(facts) >= (MIN_BUSY_RATIO if is_busy else MIN_SURE_RATIO)
 
 
 def _ratio_without_delay(facts: TrainingFacts) -> float:

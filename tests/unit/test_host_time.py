@@ -10,7 +10,7 @@ from msgspec import structs
 
 from stepscope.diagnosis.classify import verdicts
 from stepscope.diagnosis.results import BottleneckKind, StepAverages
-from stepscope.diagnosis.step_trend import Slowdown, slowdown_of
+from stepscope.diagnosis.step_trend import Slowdown, is_of_script, slowdown_of
 from stepscope.run_setup import RunSetup
 from stepscope.session.training_facts import (
     CodeLine,
@@ -97,6 +97,20 @@ def test_waiting_for_a_core_is_no_computing_and_no_cost_of_a_batch() -> None:
         (of_input,) = (one for one in found if one.kind is BottleneckKind.INPUT)
         assert of_input.next is not None
         assert ("num_workers=" in of_input.next.text) is pays
+
+
+@pytest.mark.parametrize(
+    ("growth", "delay", "is_own"), [(1.6, 0.0, True), (1.6, 0.1, False), (3, 0.1, True)]
+)
+def test_steps_that_other_programs_slow(growth: float, delay: float, is_own: bool) -> None:
+    """The periods are of 100 steps each."""
+    periods = []
+    for number in range(9):
+        own_s = growth if number >= 6 else 1.0
+        wall_s = own_s / (1 - delay)
+        step = 100 * (number + 1)
+        periods.append(Period(step=step, samples=10, wall_s=wall_s, delay_s=wall_s - own_s))
+    assert is_of_script(TrainingFacts(periods=periods)) is is_own
 
 
 def test_the_sentence_names_the_line() -> None:
