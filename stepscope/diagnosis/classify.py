@@ -95,8 +95,8 @@ def _by_parts(
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts)
     kind, share = _cause(parts, figures, setup)
     delay = delay_share(facts)
-    if kind is BottleneckKind.COMPUTE and not setup.on_gpu and delay >= CONTENTION:
-        kind = BottleneckKind.UNCLEAR  # Part of it waits for a core.
+    if kind is BottleneckKind.COMPUTE and not setup.on_gpu and not _is_certain(figures, delay):
+        kind = BottleneckKind.UNCLEAR
     if kind is BottleneckKind.UNCLEAR or share is None:
         text = _unclear(parts, setup)
         return BottleneckDiagnosis(kind=kind, text=text, parts=parts)
@@ -208,6 +208,15 @@ def _cause_on_cpu(parts: StepBreakdown, span_s: float) -> tuple[BottleneckKind, 
         if share >= least and share * span_s >= MIN_COST_S:
             return kind, share
     return BottleneckKind.UNCLEAR, None
+
+
+def _is_certain(figures: StepAverages, delay: float) -> bool:
+    """Return True if what a CPU computes is not own code before it, nor waits for a core.
+
+    Without batches from a loader, the script's own code before the forward pass counts as part of
+    it.
+    """
+    return figures.data_wait is not None and delay < CONTENTION
 
 
 def _text(

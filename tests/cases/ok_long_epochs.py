@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 if __name__ == "__main__":
     net = nn.Sequential(nn.Linear(256, 4096), nn.ReLU(), nn.Linear(4096, 1024), nn.Linear(1024, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(50_000, 256), torch.randn(50_000, 1))
+    data = TensorDataset(torch.randn(6000, 256), torch.randn(6000, 1))
     loader = DataLoader(data, batch_size=256, num_workers=1)
     end = time.monotonic() + 4
     while time.monotonic() < end:
