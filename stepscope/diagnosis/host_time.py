@@ -43,7 +43,7 @@ def lines_that_cost(
             kind=BottleneckKind.CONTENTION,
             share=delay,
             text=f"CPU contention: for {delay:.0%} of the time the training thread was ready to "
-            "run, and all cores were taken.",
+            "run, but had no core.",
             next=Recommendation(
                 "End other programs on this host, or use fewer threads or DataLoader workers."
             ),

@@ -24,11 +24,11 @@ MAX_TEXT = 200  # characters of the new command in a reason
 class ExecHandler:
     """Ends the run of this process: `end` takes the reason, and returns the run's id or None.
 
-    `command` returns the words of the new program, such as those that record it as well.
+    `command` returns the arguments of the new program, such as those that record it as well.
     """
 
     end: Callable[[str], str | None]
-    command: Callable[[Any, Any], Any] = lambda path, words: words
+    command: Callable[[Any, Any], Any] = lambda path, arguments: arguments
     pid: int = field(default_factory=os.getpid)
 
 
@@ -53,15 +53,17 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         _before_exec(*arguments)
 
 
-def _before_exec(path: Any, words: Sequence[Any], environment: Mapping[Any, Any] | None) -> None:
-    """End the run, then start the new program if its words change. Raises OSError."""
+def _before_exec(
+    path: Any, arguments: Sequence[Any], environment: Mapping[Any, Any] | None
+) -> None:
+    """End the run, then start the new program if its arguments change. Raises OSError."""
     try:
         # `os.execvp` tries the folders of PATH one after the other.
         if not os.path.isfile(path) or not os.access(path, os.X_OK):
             return
-        named = shlex.join(without_secrets([os.fsdecode(word) for word in words]))[:MAX_TEXT]
+        named = shlex.join(without_secrets([os.fsdecode(word) for word in arguments]))[:MAX_TEXT]
         run_id = _handlers[0].end(f"The script replaced its process by: {named}")
-        command = _handlers[0].command(path, words)
+        command = _handlers[0].command(path, arguments)
     except Exception as error:  # noqa: BLE001 - the script must still become the program
         log.warning("stepscope: the run could not be closed before os.exec: %s", error)
         return
@@ -70,5 +72,5 @@ def _before_exec(path: Any, words: Sequence[Any], environment: Mapping[Any, Any]
     if environment is not None:
         os.execve(path, command, {**environment, REPLACED_RUN: run_id})
     os.environ[REPLACED_RUN] = run_id
-    if command is not words:
+    if command is not arguments:
         os.execv(path, command)

@@ -23,7 +23,7 @@ class BatchMemory:
         self._levels: list[tuple[int, float]] = []
 
     def add(self, *place: int) -> None:
-        """Count a fetched batch; another `place` begins anew.
+        """Count a fetched batch; another `place` starts a new count.
 
         The first batch is not read: in training each one is the first since a `backward()`.
         """
