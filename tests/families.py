@@ -154,7 +154,7 @@ SLOW = {
         ),
         files=("integration/test_cases.py",),
         core=(
-            "integration/test_cases.py::test_the_diagnosis_of_a_reported_situation[ok_gan]",
+            "integration/test_cases.py::test_the_diagnosis_of_a_reported_situation[ok_lbfgs]",
             "integration/test_cases.py::test_the_diagnosis_of_a_reported_situation[slow_upload]",
         ),
     ),

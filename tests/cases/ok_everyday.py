@@ -1,5 +1,4 @@
-# healthy, like slow_upload and checkpoint_each_step:
-# a print at each step, a checkpoint at each 200th
+# healthy, like slow_upload: a print at each step, a checkpoint at each 200th
 import tempfile
 import time
 from pathlib import Path

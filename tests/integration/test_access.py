@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard import live_chart
 from stepscope.host.servers import published_server, servers_folder
 from stepscope.host.socket_owner import Address, loopback_owner
 from tests.support.child_process import run_python
@@ -140,11 +141,18 @@ def test_commands_of_another_user_are_not_sent_even_if_the_connection_is_closed_
     assert [number for number, *_ in asked(server.runs / "live")] == [1, 2]
 
 
-def status(server: Server, text: str, host: str = "127.0.0.1") -> int:
-    """Return the status of the answer to this user."""
+def answer(server: Server, text: str, host: str = "127.0.0.1") -> str:
+    """Return the head of the answer to this user."""
+    received = b""
     with socket.create_connection((host, port_of(server)), 20) as connection:
         connection.sendall(text.encode())
-        return int(connection.recv(1000).split()[1])
+        while b"\r\n\r\n" not in received and (chunk := connection.recv(65536)):
+            received += chunk
+    return received.decode(errors="replace")
+
+
+def status(server: Server, text: str, host: str = "127.0.0.1") -> int:
+    return int(answer(server, text, host).split()[1])
 
 
 def test_the_servers_user_needs_no_token(server: Server) -> None:
@@ -155,6 +163,28 @@ def test_the_servers_user_needs_no_token(server: Server) -> None:
     # From a proxy, which other users may reach too.
     proxied = request(server, "/api/series", "X-Forwarded-For: 10.0.0.9")
     assert status(server, proxied) == 403
+
+
+def test_only_the_pages_own_origin_opens_the_websocket(server: Server) -> None:
+    port = port_of(server)
+    text, own = request(server, "/_stcore/stream", *UPGRADE), f"http://localhost:{port}"
+    assert status(server, text.replace(f"Origin: {own}\r\n", "")) == 101, "no browser"
+    for origin in (
+        f"http://localhost:{port + 1}",
+        f"http://127.0.0.1:{port}",
+        "http://localhost",
+        f"http://localhost.evil.example:{port}",
+        "null",
+    ):
+        foreign = text.replace(f"Origin: {own}\r\n", f"Origin: {origin}\r\n")
+        assert status(server, foreign) == 403, origin
+
+
+def test_no_page_may_frame_an_answer(server: Server) -> None:
+    api = ("/api/series", "/api/absent")
+    for path in ("/", "/runs", "/_stcore/health", *api, live_chart.PLOTLY_URL):
+        lines = answer(server, request(server, path)).lower().splitlines()
+        assert "content-security-policy: frame-ancestors 'none'" in lines, path
 
 
 @needs_root
@@ -185,16 +215,6 @@ def test_the_address_of_a_running_server_is_in_a_private_file(
     assert TOKEN not in server.log.read_text()
 
 
-def test_the_file_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    planted = servers_folder()
-    planted.mkdir(parents=True, mode=0o777)
-    server = start_server(tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert [path.name for path in planted.iterdir()] == [f"{port_of(server)}.json"]
-    stop_server(server)
-    assert list(planted.iterdir()) == []
-
-
 def test_the_token_is_not_written_through_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,23 +226,6 @@ def test_the_token_is_not_written_through_a_link(
         assert "secret" in planted.read_text()
         assert not planted.is_symlink()
     assert not elsewhere.exists()
-
-
-def test_settings_of_the_callers_folder_open_nothing(tmp_path: Path) -> None:
-    (tmp_path / ".streamlit").mkdir()
-    config = '[server]\naddress = "0.0.0.0"\nallowedHosts = ["*"]\nenableCORS = false\n'
-    (tmp_path / ".streamlit" / "config.toml").write_text(config)
-    server = start_server(tmp_path, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    foreign = request(server, "/api/series").replace("Host: localhost", "Host: evil.test")
-    assert status(server, foreign.replace("Origin: ", "X-Origin: ")) == 400
-    listening = [
-        line.split()[1]
-        for table in ("/proc/net/tcp", "/proc/net/tcp6")
-        for line in Path(table).read_text().splitlines()[1:]
-        if f":{port_of(server):04X} " in line and " 0A " in line
-    ]
-    assert listening == [f"0100007F:{port_of(server):04X}"]
-    stop_server(server)
 
 
 Pair = tuple[socket.socket, socket.socket]
@@ -268,12 +271,6 @@ def test_the_kernel_names_the_owner_of_the_other_end(
             assert loopback_owner(*addresses) == os.geteuid()
         assert loopback_owner(*addresses) is None, "no process has the socket"
     assert loopback_owner(*addresses) is None, "TIME_WAIT"
-
-
-def test_a_socket_that_listens_on_the_clients_port_is_not_the_other_end() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host, port = listener.getsockname()
-        assert loopback_owner((host, port), (host, 1)) is None
 
 
 def test_an_address_that_is_not_loopback_has_no_owner() -> None:

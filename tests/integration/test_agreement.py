@@ -13,7 +13,6 @@ import pytest
 from stepscope.run import read_run, run_folders
 from stepscope.session import stop
 from stepscope.store.recorder import CommandName
-from tests.support.child_process import has_signal
 from tests.support.jobs import PATIENCE_S, job, training
 from tests.support.waiting import wait_for
 from trainer.config import Strategy
@@ -91,25 +90,6 @@ def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> N
         assert "gone" in withdrawn.text, "not by the time-out"
         before = running.step()
         wait_for(lambda: running.step() > before, PATIENCE_S)
-
-
-def test_a_job_that_hangs_is_stopped_or_ended_by_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop, "KILL_S", PATIENCE_S)  # a busy machine takes long for it
-    with job(tmp_path, 2, "sleep", "1") as running:
-        wait_for(lambda: running.step(1) == 20, PATIENCE_S)
-        pids = [running.pid(rank) for rank in range(2)]
-        for rank in range(2):  # whoever is waited for in a collective does not hear Ctrl-C
-            os.kill(pids[rank], signal.SIGUSR1)
-        wait_for(lambda: has_signal(pids[1], "SigIgn", signal.SIGINT), PATIENCE_S)
-        for presses in range(2):
-            running.ask(CommandName.STOP)
-            wait_for(lambda n=presses: len(running.events(1)) >= n, PATIENCE_S)  # type: ignore[misc]
-        assert "stop_asked" in read_run(running.folder).run_json
-        assert "2 processes have ended" in stop.end_job(read_run(running.folder))
-        running.process.wait(PATIENCE_S)
-        assert running.statuses() == ["stopped", "stopped"]
 
 
 def test_a_training_of_ours_serves_and_stops_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:

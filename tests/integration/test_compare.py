@@ -102,15 +102,6 @@ def test_wrong_usage_is_one_sentence(
     assert len(printed.err.splitlines()) == 1
 
 
-def test_a_hostile_run_prints_no_control_characters(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record(root, "evil", 0.1, config={"a\x1b[2J": "\x1b]0;x\x07", "lr": [[]] * 3})
-    assert main(["compare", "base0", "--to", "evil"]) == 0
-    text = capsys.readouterr().out
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
-
-
 def test_the_examples_of_the_document_run(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import socket
@@ -168,18 +167,6 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     beat = one(found, "run_heartbeat_timestamp_seconds", run=folder.name)
     assert beat == pytest.approx(time.time(), abs=60)
     assert not [name for name in found if "mine" in name]
-
-
-def test_the_last_value_is_kept_however_long_ago(tmp_path: Path) -> None:
-    with serving(ExporterCollector(tmp_path, machine(NO_GPU))) as url:
-        folder = make_run(tmp_path)
-        early: list[Row] = [(1.0, n, {"train/loss": 1.0, "val/loss": 9.0}) for n in range(3)]
-        later: list[Row] = [(2.0, 3 + n, {"train/loss": 1.0}) for n in range(2000)]
-        for rows in (early, later, [(3.0, 2003, {"train/loss": math.nan})]):
-            append_rows(folder, "steps", "", rows)
-        found = scrape(url)
-        assert math.isnan(one(found, "run_loss")), "recorded as not a number"
-        assert one(found, "run_validation_loss") == 9
 
 
 def test_the_series_of_a_run_end_with_it(tmp_path: Path) -> None:

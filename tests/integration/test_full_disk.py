@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -168,17 +167,3 @@ def test_a_disk_that_is_full_at_the_start_leaves_no_folder(
     assert done.returncode == 3
     assert list(runs.iterdir()) == [hog]
     assert len(done.stderr.splitlines()) == sentences
-
-
-def test_run_json_says_why(disk: Disk) -> None:
-    """The page reads the reason from the file, which a full disk must not leave half written."""
-    folder = disk(600) / "run"
-    folder.mkdir()
-    recorder = Recorder(folder, name="test")
-    wait_until((folder / "rank0.sqlite-wal").exists)
-    fill(folder.parent)
-    recorder.describe(note="x" * 20_000)
-    recorder.close(RunStatus.FAILED, "A reason.")
-    content = json.loads((folder / "run.json").read_text())
-    assert (content["status"], content["reason"]) == ("failed", "A reason.")
-    assert len(content["note"]) == 20_000

@@ -10,7 +10,6 @@ import pytest
 from stepscope.compare.reports import run_report
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.hangs.cases import HangCause
-from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.run import RunStatus, read_run
 from tests.support.hanging_job import NAMED_S, hanging, named_hang
 from tests.support.jobs import diagnosed
@@ -81,19 +80,6 @@ def test_training_that_runs_and_validates_has_no_record(tmp_path: Path) -> None:
             assert not list(job.folder.glob("hang-*"))
             time.sleep(0.2)
         assert job.process.returncode == 0, job.log.read_text()[-3000:]
-
-
-def test_a_rank_that_works_on_after_the_last_step_does_not_hang(tmp_path: Path) -> None:
-    """It writes what it waits in, which is nothing: the rank that has ended is not to blame."""
-    has_record = False
-    with hanging("alone", tmp_path, HANGING_END="100", HANGING_S="9") as job:
-        while job.process.poll() is None:
-            if list(job.folder.glob("hang-*")):
-                has_record = True
-                assert hang_of(read_run(job.folder)) is None
-            time.sleep(0.2)
-        assert job.process.returncode == 0, job.log.read_text()[-3000:]
-    assert has_record
 
 
 def _wait_for_event(folder: Path, kind: str) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.integration.conftest import SaveAtStep
-from tests.support.child_process import ROOT, has_signal, is_running
 from tests.support.decoded import Decoded
 from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background, small, train
-from tests.support.waiting import wait_for, wait_until
+from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import Loader, make_loader
@@ -167,51 +162,3 @@ def test_a_killed_worker_of_one_epoch_ends_the_run_with_a_reason(tmp_path: Path)
 def kill_workers() -> None:
     for worker in multiprocessing.active_children():
         worker.kill()
-
-
-LOADING = """
-import signal, sys, torch
-from pathlib import Path
-from tests.support.decoded import Decoded
-from trainer.config import RunConfig
-from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import Loader
-
-signal.signal(signal.SIGTERM, lambda *_: None)
-split = Decoded(Path(sys.argv[1]), 40, patient=True)
-loader = Loader(split, RunConfig(batch_size=4, num_workers=2), CpuAccelerator())
-batches = loader.batches(torch.arange(40))
-for command in sys.stdin:
-    print(next(batches)[1].tolist(), flush=True)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which signals are blocked")
-def test_workers_outlive_a_signal_to_their_group_and_end_with_their_process(tmp_path: Path) -> None:
-    """torchrun ends a rank by SIGTERM to its group; the rank takes some steps more to stop."""
-    folder = decoded(tmp_path / "data").folder
-    with subprocess.Popen(
-        [sys.executable, "-c", LOADING, str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        start_new_session=True,
-    ) as loading:
-        assert loading.stdin is not None
-        assert loading.stdout is not None
-        for first in range(0, 40, 4):
-            loading.stdin.write("next\n")
-            assert loading.stdout.readline() == f"{[*range(first, first + 4)]}\n"
-            if first == 4:  # the second worker has loaded a batch as well
-                below = psutil.Process(loading.pid).children(recursive=True)
-                os.killpg(loading.pid, signal.SIGTERM)
-                blocked = [has_signal(one.pid, "SigBlk", signal.SIGTERM) for one in below]
-        # What tracks shared memory, the fork server, which has begun in the group, and its workers.
-        assert sorted(blocked) == [False, False, False, True]
-        workers = [process for process in below if process.ppid() != loading.pid]
-        assert len(workers) == 2
-        loading.kill()
-        wait_until(lambda: not any(is_running(worker.pid) for worker in workers))
-    assert psutil.wait_procs(below, 20)[1] == []

@@ -164,42 +164,6 @@ def test_a_script_that_fails(script: str, ending: str, fits: bool | None) -> Non
     assert ("ValueError: no more" in done.stderr) == (ending == "raise")
 
 
-UNUSUAL = """
-import torch
-{setup}
-for step in range(200):
-    optimizer.zero_grad()
-    model(inputs).sum().backward()
-    optimizer.step()
-print("ran to its end")
-"""
-BROKEN = """
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters())
-optimizer.state = 5
-inputs = torch.ones(4)
-"""
-SPARSE = """
-model = torch.nn.Embedding(1000, 8, sparse=True)
-optimizer = torch.optim.SparseAdam(model.parameters())
-inputs = torch.arange(4)
-"""
-
-
-@pytest.mark.parametrize(
-    ("setup", "code", "gradients"), [(BROKEN, 1, None), (SPARSE, 0, 4 * (8 * 4 + 8))]
-)
-def test_unusual_optimizers(tmp_path: Path, setup: str, code: int, gradients: int | None) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(UNUSUAL.format(setup=setup))
-    done = run([*COMMAND, "--json", str(path)])
-    found = json.loads(done.stdout)
-    assert done.returncode == code
-    assert ("TypeError" in found["text"]) == (code == 1)
-    assert found["parts"].get("gradients") == gradients, "values, and an index of 8 bytes"
-    assert "ran to its end" not in done.stderr
-
-
 def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:
     for text, reason in (("print(1)", "did not import torch"), ("import torch", "optimizer")):
         path = tmp_path / "nothing.py"

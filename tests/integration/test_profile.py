@@ -107,36 +107,3 @@ def test_a_watched_script(tmp_path: Path) -> None:
     assert (ranges["backward"], ranges["data"] >= 5) == (5, True)
     assert read_run(folder).status is RunStatus.STOPPED
     assert answer_to(folder, during).text.startswith("Profile: ")
-
-
-def test_a_script_of_init(tmp_path: Path) -> None:
-    script = tmp_path / "mine.py"
-    script.write_text(
-        "import time, torch, stepscope\n"
-        "rec = stepscope.init('mine')\n"
-        "w = torch.ones(3, requires_grad=True)\n"
-        "optimizer = torch.optim.SGD([w], lr=0.1)\n"
-        "for batch in rec.batches(torch.ones(3) for _ in range(1_000_000)):\n"
-        "    loss = (w * batch).sum() ** 2\n"
-        "    optimizer.zero_grad()\n"
-        "    loss.backward()\n"
-        "    optimizer.step()\n"
-        "    rec.step(loss=loss)\n"
-        "    time.sleep(0.002)\n"
-    )
-    root = str(Path(__file__).resolve().parents[2])
-    environ = {**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs"), "PYTHONPATH": root}
-    process = subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE)
-    try:
-        folder: Path = wait_for(lambda: next(run_folders(tmp_path / "runs"), None), PATIENCE_S)
-        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING, PATIENCE_S)
-        event = ask(folder, "profile", steps=3)
-        ask(folder, "stop")
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert event.data["ok"], event.text
-    checked_trace(folder, event)
-    calls = {operator.name: operator.calls for operator in summary_of(folder, event).operators}
-    assert (calls["data"], calls["Optimizer.step#SGD.step"]) == (3, 3)

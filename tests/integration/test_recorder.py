@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import threading
 import time
@@ -67,19 +66,6 @@ def test_samples_of_a_full_disk_leave_half_of_the_ring_to_steps(
     with StoreReader(tmp_path) as reader:
         assert {(info.stream, info.rows) for info in reader.series()} == {("steps", 12)}
     assert recorder.run_json["dropped"] == 1
-
-
-def test_what_the_last_rows_show_is_stored_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer_thread, "BATCH_LIMIT", 4)
-    monkeypatch.setattr(writer_thread, "FLUSH_S", 60.0)
-    recorder = Recorder(tmp_path, name="test")
-    for step in range(1, 6):
-        recorder.log(step, {"train/loss": 1.0 if step < 5 else math.nan})
-    recorder.close(RunStatus.FINISHED)
-    with StoreReader(tmp_path) as reader:
-        assert [(event.kind, event.step) for event in reader.events()] == [("nan", 5)]
 
 
 def test_commands_wake_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

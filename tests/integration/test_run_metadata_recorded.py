@@ -59,20 +59,6 @@ def test_a_watched_script_records_its_arguments_without_secrets(tmp_path: Path) 
         assert not path.is_file() or b"S3CRET" not in path.read_bytes(), path
 
 
-def test_what_is_valid_is_recorded_of_a_namespace_with_secrets(tmp_path: Path) -> None:
-    text = """
-import argparse, numpy, stepscope
-options = argparse.Namespace(lr=0.1, hf_token="S3CRET", tokens={"hub": "S3CRET"})
-run = stepscope.init("x", sample=False, config=options, tags=5, note="kept")
-run.step(loss=1.0)
-"""
-    folder = run_script(tmp_path, text=text, program="init")
-    found = read_metadata(read_run(folder))
-    hidden = {"lr": 0.1, "hf_token": "(hidden)", "tokens": {"hub": "(hidden)"}}
-    assert (found.config, found.tags, found.note) == (hidden, (), "kept")
-    assert b"S3CRET" not in (folder / "run.json").read_bytes()
-
-
 def test_the_git_state_is_recorded_and_the_repository_is_unchanged(tmp_path: Path) -> None:
     config = {"login": {"api_key": "S3CRET"}, "lr": 0.1}
     text = f"import stepscope, numpy\nrun = stepscope.init('x', sample=False, config={config})\n"

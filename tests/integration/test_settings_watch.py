@@ -55,10 +55,3 @@ def test_what_happened_is_printed_and_recorded(tmp_path: Path) -> None:
     assert seen.stderr.decode().count("stepscope: setting ") == len(entries)
     for entry in entries.values():
         assert entry["text"] in seen.stderr.decode()
-
-
-def test_unknown_settings_start_nothing(tmp_path: Path) -> None:
-    seen = run([*AS_MODULE, "--with", "tf33", "train.py"], tmp_path)
-    assert seen.returncode == 2
-    assert b"unknown setting" in seen.stderr
-    assert list(run_folders(tmp_path)) == []

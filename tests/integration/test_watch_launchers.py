@@ -11,15 +11,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.host.child_process import kill_tree
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.run.rank_status import ranks_of
 from stepscope.store import StoreReader
-from stepscope.store.recorder import CommandName
-from tests.support.jobs import PATIENCE_S, Job
 from tests.support.run_values import steps_of
 from tests.support.server import free_port
-from tests.support.waiting import wait_for
 from tests.support.watched_scripts import SCRIPTS, run
 
 STEPS = 6
@@ -103,25 +99,6 @@ def test_the_ranks_that_lightning_starts(tmp_path: Path) -> None:
     assert ranks[0]["pid"] == process.pid
     assert ranks[0]["local_world_size"] == 2
     assert [len(rank["settings"]) for rank in ranks] == [1, 1]
-
-
-def test_lightnings_ranks_take_a_command_at_the_same_step(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-    command = [*PYTHON, "stepscope.watch", "launched.py", "lightning", "1000000"]
-    with begin(tmp_path, command) as process:
-        try:
-            folder = wait_for(lambda: next(iter(run_folders(tmp_path)), None), PATIENCE_S)
-            job = Job(folder, 2, process, tmp_path)
-            wait_for(lambda: min(map(job.step, range(2))) > 0, PATIENCE_S)
-            marked = job.answers(job.ask(CommandName.MARK, text="here"))
-            assert len({answer.step for answer in marked}) == 1
-            job.ask(CommandName.STOP)
-            process.wait(PATIENCE_S)
-            # Lightning kills the other ranks when Ctrl-C has ended the first one.
-            assert read_run(folder).status is RunStatus.STOPPED
-        finally:
-            if process.poll() is None:
-                kill_tree(process.pid)
 
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}

@@ -244,36 +244,6 @@ def test_training_in_child_processes_is_said_not_to_be_recorded(tmp_path: Path) 
     assert why in str(found.reason)
 
 
-FAULTHANDLER = """
-import faulthandler, os, signal, tempfile
-from pathlib import Path
-from stepscope.run.folder import fatal_signals_recorded
-
-traces = open("traces.txt", "w")
-{register}
-with fatal_signals_recorded(Path("."), 0):
-    child = os.fork()
-    if child == 0:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os._exit(7)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code == {code}, code
-assert not Path("traceback.txt").exists(), "of a child"
-"""
-OWN = "faulthandler.register(signal.SIGTERM, traces, chain=False)"
-
-
-@pytest.mark.parametrize(("register", "recorded", "code"), [(OWN, False, 7), ("", True, -15)])
-def test_a_scripts_own_faulthandler_stays(
-    tmp_path: Path, register: str, recorded: bool, code: int
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(FAULTHANDLER.format(register=register, recorded=recorded, code=code))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, check=True)
-    assert bool((tmp_path / "traces.txt").stat().st_size) is not recorded
-
-
 CATCHES_SEGV = """
 import ctypes, os, signal, stepscope
 caught = []

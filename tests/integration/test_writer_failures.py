@@ -15,7 +15,6 @@ import pytest
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreError, StoreReader, schema, writer_thread
 from stepscope.store.blocks import Event
-from stepscope.store.reader import send_command
 from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover_ended
 from stepscope.store.writer_thread import WriterThread
@@ -108,20 +107,6 @@ def test_the_end_of_a_locked_store_is_tried_few_times(
     run = read_run(tmp_path)
     assert (run.status, "locked" in (run.run_json["problem"] or "")) == (RunStatus.FINISHED, True)
     assert recover_ended(run) == 1000
-
-
-def test_a_failing_callback_loses_no_command(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_command: object) -> None:
-        raise LookupError("a mistake")
-
-    recorder = Recorder(tmp_path, name="test", on_command=fail)
-    for name in ("mark", "stop"):
-        send_command(tmp_path, name, {})
-    wait_until(lambda: len(recorder.commands.waiting) == 2)
-    recorder.close(RunStatus.FINISHED)
-    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [LookupError] * 2
 
 
 def no_thread(_self: threading.Thread) -> None:

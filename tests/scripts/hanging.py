@@ -1,13 +1,11 @@
 """Ranks that average their gradients, of which rank 1 hangs: hanging.py WHAT [BACKEND] [STEP].
 
-WHAT: sleep (in the loop), input (in the data set), stop (SIGSTOP), kill (SIGKILL), gil
-(kept), mismatch (another collective), order (two groups in another order), receive (a message that
-nobody sends), or none. Two that are no hang: validate (all ranks, with a collective a batch), alone
-(rank 0 works on after the last step). HANGING_S says how long it hangs, HANGING_END how many steps
-there are, HANGING_TIMEOUT_S how long a collective may take.
+WHAT: sleep (in the loop), stop (SIGSTOP), kill (SIGKILL), mismatch (another collective), receive (a
+message that nobody sends), or none. One is no hang: validate (all ranks, with a collective a
+batch). HANGING_S is how long it hangs, HANGING_END the number of steps, HANGING_TIMEOUT_S how long
+a collective may take.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -17,7 +15,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 WHAT, BACKEND, STEP = (*sys.argv[1:], *("none", "gloo", "40")[len(sys.argv) - 1 :])
 RANK = int(os.environ["RANK"])
@@ -30,18 +27,6 @@ def here(what: str, step: int) -> bool:
     return (what, step, RANK) == (WHAT, int(STEP), 1)
 
 
-class Numbers(Dataset[torch.Tensor]):
-    """Random rows; one of them may take long."""
-
-    def __len__(self) -> int:
-        return 4 * 2000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index % 4 == 0 and here("input", index // 4):
-            time.sleep(HANGS_S)
-        return torch.randn(4)
-
-
 def main() -> None:
     on_gpu = BACKEND == "nccl"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
@@ -49,14 +34,13 @@ def main() -> None:
         torch.cuda.set_device(device)
     seconds = float(os.environ.get("HANGING_TIMEOUT_S", "90"))
     dist.init_process_group(BACKEND, timeout=timedelta(seconds=seconds))
-    other = dist.new_group(list(range(dist.get_world_size())))
     model = nn.Linear(4, 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step, batch in enumerate(DataLoader(Numbers(), batch_size=4)):
+    for step, batch in enumerate(torch.randn(2001, 4, 4)):
         loss = model(batch.to(device)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        hang(step, other, device)
+        hang(step, device)
         for weights in model.parameters():
             dist.all_reduce(weights.grad, dist.ReduceOp.SUM)
         optimizer.step()
@@ -65,18 +49,14 @@ def main() -> None:
         time.sleep(0.02)
         if step == END:
             break
-    if WHAT == "alone" and RANK == 0:
-        time.sleep(HANGS_S)
 
 
-def hang(step: int, other: dist.ProcessGroup, device: torch.device) -> None:
+def hang(step: int, device: torch.device) -> None:
     x = torch.ones(100, device=device)
     if here("sleep", step):
         time.sleep(HANGS_S)
     if here("stop", step):
         os.kill(os.getpid(), signal.SIGSTOP)
-    if here("gil", step):
-        ctypes.PyDLL(None).sleep(int(HANGS_S))  # a PyDLL keeps the GIL
     if here("kill", step):
         os.kill(os.getpid(), signal.SIGKILL)
     if here("mismatch", step):
@@ -87,10 +67,6 @@ def hang(step: int, other: dist.ProcessGroup, device: torch.device) -> None:
         for _ in range(int(HANGS_S / 0.1)):
             time.sleep(0.1 if RANK else 0.05)
             dist.all_reduce(x)
-    if WHAT == "order" and step == int(STEP):
-        groups = [other, dist.group.WORLD]
-        for group in groups if RANK == 1 else reversed(groups):
-            dist.all_reduce(x, group=group)
 
 
 main()

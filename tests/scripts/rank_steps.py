@@ -1,12 +1,10 @@
 """Ranks that take many small steps: rank_steps.py STEPS HOW [PLANTED RANK].
 
-HOW is `ddp` (over gloo), `init` (the same with stepscope.init), `nccl` (on a GPU each) or `apart`
-(no rank waits for another). PLANTED is what happens to RANK at step 20: `sleep` for some seconds,
-`skip` the optimizer once, enter a collective more (`extra`), or `end`.
+HOW is `ddp` (over gloo), `nccl` (on a GPU each) or `apart` (no rank waits for another). PLANTED is
+what happens to RANK at step 20: `sleep` for some seconds, or `end`.
 """
 
 import os
-import signal
 import sys
 import time
 
@@ -17,8 +15,6 @@ from torch import nn
 STEPS, HOW = int(sys.argv[1]), sys.argv[2]
 PLANTED, RANK = (sys.argv[3], int(sys.argv[4])) if len(sys.argv) > 3 else ("", -1)
 
-# From then on Ctrl-C is not heard, as in a collective that waits without looking for signals.
-signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGINT, signal.SIG_IGN))
 device = torch.device("cpu")
 if HOW == "nccl":
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -29,10 +25,6 @@ model = nn.Linear(8, 1).to(device)
 if HOW != "apart":
     model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-if HOW == "init":
-    import stepscope
-
-    recorded = stepscope.init(runs="runs")
 for step in range(STEPS):
     loss = model(torch.randn(4, 8, device=device)).square().mean()
     optimizer.zero_grad()
@@ -40,15 +32,8 @@ for step in range(STEPS):
     planted = step == 20 and dist.get_rank() == RANK
     if planted and PLANTED == "end":
         break
-    if planted and PLANTED == "extra":
-        dist.all_reduce(torch.zeros(1000, device=device))
     if planted and PLANTED == "sleep":
         time.sleep(6 if HOW != "nccl" else 20)
-    if not (planted and PLANTED == "skip"):
-        optimizer.step()
-    if HOW == "init":
-        recorded.step(loss=loss)
+    optimizer.step()
     loss.item()
     time.sleep(0.002)
-if HOW == "init":
-    recorded.close()

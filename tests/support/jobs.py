@@ -66,11 +66,11 @@ class Job:
 
 
 def job(
-    root: Path, ranks: int, *planted: str, how: str = "ddp", steps: int = 10**6, restarts: int = 0
+    root: Path, ranks: int, *planted: str, how: str = "ddp", restarts: int = 0
 ) -> AbstractContextManager[Job]:
-    """A script that is watched, or records itself (`init`)."""
-    watch = [] if how == "init" else ["-m", "stepscope.watch", "--runs", str(root / "runs")]
-    program = [*watch, str(SCRIPTS / "rank_steps.py"), str(steps), how, *planted]
+    """A script that is watched."""
+    watch = ["-m", "stepscope.watch", "--runs", str(root / "runs")]
+    program = [*watch, str(SCRIPTS / "rank_steps.py"), str(10**6), how, *planted]
     return started(root, ranks, program, restarts)
 
 

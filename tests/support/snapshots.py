@@ -8,7 +8,7 @@ from typing import Any
 Json = dict[str, Any]
 
 REAL = Path(__file__).parents[1] / "data" / "recorded" / "snapshot.pickle"
-"""Three steps of a small network; `tests/scripts/record_snapshot.py` has written it."""
+"""Three steps of a small network."""
 ADDRESS = 0x7F0000000000
 
 
