@@ -28,6 +28,7 @@ from tests.support.child_process import holding
 from tests.support.commanded_runs import asked, live_run, write
 from tests.support.hostile_folders import record
 from tests.support.killed_runs import killed_run
+from tests.support.recorded_runs import recorded_run
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,13 @@ def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) 
     while any(new == old for new, old in zip(pages(), before, strict=True)):
         assert time.monotonic() < deadline, "a new run did not show"
         time.sleep(0.05)
+
+
+def test_the_answer_has_the_diagnosis_of_the_run(client: TestClient, runs: Path) -> None:
+    recorded_run(runs, "input_bound_cpu")
+    body = client.get("/api/series", params={"run": "input_bound_cpu"}).json()
+    assert "num_workers" in body["verdict"]["words"]
+    assert len(json.dumps(body["verdict"])) < 400, "twice a second"
 
 
 def test_a_foreign_host_and_an_unknown_route_are_refused(client: TestClient) -> None:

@@ -25,9 +25,9 @@ from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import open_source
 from stepscope.session.sampler import Sampler
 from tests.support.fake_nvml import FakeClock
-from tests.support.fake_recorder import SampleRecorder
+from tests.support.fake_recorder import FakeRecorder
 
-clock, recorder = FakeClock(), SampleRecorder()
+clock, recorder = FakeClock(), FakeRecorder()
 source = open_source(clock)
 uuids = [info.uuid for info in source.devices()]
 sampler = Sampler(recorder, allocator_index=None, source=source, clock=clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,20 +14,6 @@ from stepscope.session.sampler import BoundarySampler
 from stepscope.session.training_observer import TrainingObserver
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.installed_hooks import installed
-
-
-@dataclass
-class FakeStepRecorder(FakeRecorder):
-    """Takes tensors too; fair because the real one reads CPU tensors in `log`, as this does."""
-
-    run_json: dict[str, Any] = field(default_factory=dict)
-
-    def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
-        read = {key: None if value is None else float(value) for key, value in values.items()}
-        super().log(step, read, ts)
-
-    def describe(self, **run_info: Any) -> None:
-        self.run_json |= run_info
 
 
 @dataclass
@@ -46,7 +32,7 @@ class FakeOom:
 class FakeLive:
     """Stands for ScriptSession; `serve` is what happens at each boundary."""
 
-    recorder: FakeStepRecorder = field(default_factory=FakeStepRecorder)
+    recorder: FakeRecorder = field(default_factory=FakeRecorder)
     devices: list[int | None] = field(default_factory=list)
     boundaries: int = 0
     world_size: int = 1

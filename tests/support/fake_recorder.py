@@ -1,4 +1,4 @@
-"""Hand-written stand-ins, each with the reason why it is fair."""
+"""A recorder without a store."""
 
 from __future__ import annotations
 
@@ -30,12 +30,31 @@ class FakeRecorder:
     asked: list[Command] = field(default_factory=list)
     while_paused: list[Command] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
+    samples: list[dict[str, float]] = field(default_factory=list)
+    devices: list[tuple[str, dict[str, float]]] = field(default_factory=list)
+    descriptions: list[dict[str, Any]] = field(default_factory=list)
+    run_json: dict[str, Any] = field(default_factory=dict)
     activity: int = 0
     boundaries_wanted: int = 0
 
-    def log(self, step: int, values: Mapping[str, float | None], ts: float | None = None) -> None:
+    def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
+        """Keep a row; the real recorder reads tensors of a CPU here, too."""
         self.step = step
-        self.rows.append((step, dict(values)))
+        read = {key: None if value is None else float(value) for key, value in values.items()}
+        self.rows.append((step, read))
+
+    def sample(self, values: dict[str, float], gpu: str = "") -> None:
+        if gpu:
+            self.devices.append((gpu, values))
+        else:
+            self.samples.append(values)
+
+    def describe(self, **run_info: Any) -> None:
+        self.descriptions.append(run_info)
+        self.run_json |= run_info
+
+    def described(self, name: str) -> list[Any]:
+        return [found[name] for found in self.descriptions if name in found]
 
     def event(self, kind: str, text: str, **data: Any) -> None:
         self.events.append((kind, text, data))
@@ -66,31 +85,6 @@ class FakeRecorder:
 
     def set_status(self, status: RunStatus) -> None:
         self.statuses.append(status)
-
-
-class SampleRecorder(FakeRecorder):
-    """Keeps also what the sampler tells it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.samples: list[dict[str, float]] = []
-        self.devices: list[tuple[str, dict[str, float]]] = []
-        self.run_json: list[dict[str, Any]] = []
-
-    def sample(self, values: dict[str, float], gpu: str = "") -> None:
-        if gpu:
-            self.devices.append((gpu, values))
-        else:
-            self.samples.append(values)
-
-    def describe(self, **run_info: Any) -> None:
-        self.run_json.append(run_info)
-
-    def described(self, name: str) -> list[Any]:
-        return [found[name] for found in self.run_json if name in found]
-
-    def kinds(self) -> list[str]:
-        return [kind for kind, _, _ in self.events]
 
 
 def command(name: CommandName, **args: Any) -> Command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -20,6 +21,7 @@ from stepscope.run import RunStatus, process_identity
 from stepscope.store.recorder import Recorder
 from tests.support.child_process import ROOT
 
+STORE = "rank0.sqlite"
 RUN, OTHER = "20261122-061500-victim-ab12", "20261122-061400-bystander-cd34"
 SWEEP = "20261122-061500-digits-mlp-ab12"
 SPARSE_BYTES = 30 * 2**30
@@ -72,21 +74,6 @@ def record(folder: Path) -> None:
     recorder.close(RunStatus.FINISHED)
 
 
-_RUN_FILES = """
-run.json rank1.json rank0.sqlite rank0.sqlite-wal rank0.sqlite-shm rank0.sqlite-journal
-rank1.sqlite rank0.ring output.log output.rank1.log worker.log traceback.txt oom.json fit.json
-hang-rank0.json hang-rank1.json profile-step-5-6.summary.json profile-step-5-6.json.gz
-snapshot-step-5.pickle last.pt agreement/proposals.json
-agreement/answers/rank0.json crash-alert-sent ballast
-"""
-FILES = (
-    *(f"{RUN}/{name}" for name in _RUN_FILES.split()),
-    *(f"lab/{SWEEP}/{name}" for name in ("sweep.json", "plan.json", "trials.jsonl", "lock")),
-)
-FOLDERS = (RUN, f"{RUN}/agreement", f"lab/{SWEEP}", "lab")
-STORES = (f"{RUN}/rank0.sqlite", f"{RUN}/rank1.sqlite")
-JSON_FILES = tuple(name for name in FILES if name.endswith(".json") and "summary" not in name)
-
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1e308, -1e308, float("nan"), float("inf"), 10**400, 2**63),
     *("", "x" * 100_000, "\x1b[31m\n\x00\ud800", "../../canary"),
@@ -124,32 +111,32 @@ SCHEMAS = (
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One mutation, printable by Hypothesis: what is done to which file with which number."""
+    """One mutation, printable by Hypothesis: what is done to a path, by default a random one."""
 
     kind: str
-    name: str
     number: int = 0
+    name: str = ""
 
     def apply(self, root: Path, canary: Path) -> None:
-        """Change the folder; a change that no longer fits the folder does nothing."""
-        path = root / self.name
-        replaces = self.kind in ("link", "fifo", "folder")  # whatever is there
-        if not _is_inside(path.parent if replaces else path, root):
+        """Change the folder; a change that does not fit the folder does nothing."""
+        found = sorted(root.rglob(SUITABLE.get(self.kind, "*")))
+        paths = [path for path in found if not path.is_relative_to(root / OTHER)]
+        if not (self.name or paths):
+            return
+        path = root / self.name if self.name else paths[self.number % len(paths)]
+        if not _is_inside(path.parent, root):
             return  # an earlier change has put a link there: its target is the machine's
-        try:
+        if self.kind not in REPLACING and not _is_inside(path, root):
+            return
+        with contextlib.suppress(OSError, sqlite3.Error, ValueError):
             KINDS[self.kind](path, canary, self.number)
-        except (OSError, sqlite3.Error, ValueError):
-            return  # an earlier change has removed what this one needs
 
 
 def _is_inside(path: Path, root: Path) -> bool:
     """Return True if no link and no special file lies between the folder of runs and the path."""
-    place = root
-    for name in path.relative_to(root).parts:
-        place /= name
-        if place.is_symlink() or (place.exists() and not (place.is_file() or place.is_dir())):
-            return False
-    return True
+    places = [path, *path.parents]
+    below = places[: places.index(root)]
+    return all(not one.is_symlink() and (one.is_file() or one.is_dir()) for one in below)
 
 
 def _remove(path: Path) -> None:
@@ -269,3 +256,6 @@ KINDS: dict[str, Callable[[Path, Path, int], None]] = {
         *(_owner, _temporary_links, _schema, _frame_bomb),
     )
 }
+REPLACING = ("fifo", "link", "folder")
+"""Kinds that take the place of whatever is there."""
+SUITABLE = {"value": "*.json", "schema": "*.sqlite", "frame_bomb": "*.sqlite"}

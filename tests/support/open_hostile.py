@@ -2,12 +2,13 @@
 
 `python -m tests.support.open_hostile INTACT_RUNS [UID]` warms up on the intact runs, becomes the
 user UID, and then reads the path of one folder of runs a line from standard input. Each operation
-prints a JSON line when it begins and one when it ends: the caller can name the one that hangs.
+prints a JSON line; one that hangs ends the process with its stack.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import json
 import logging
@@ -48,6 +49,7 @@ from trainer.training.checkpoint import read_checkpoint
 AS_OWNER = {"Authorization": f"Bearer {TOKEN}"}
 REFUSALS = (RunError, StoreError, SweepError, RunFailedError, SnapshotError)
 """What an operation may raise: each is one sentence."""
+HANG_S = 30.0
 ROUTES = (
     "/api/series",
     "/api/series?run={run}",
@@ -121,8 +123,8 @@ def attack(root: Path, client: TestClient, out: TextIO) -> None:
     os.environ["STEPSCOPE_RUNS"] = str(root)
     st.cache_resource.clear()
     for name, operate in operations(root, client):
-        print(json.dumps({"begin": name}), file=out, flush=True)
-        cpu, wall, problem = time.process_time(), time.monotonic(), None
+        cpu, problem = time.process_time(), None
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
         try:
             text = io.StringIO()
             with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
@@ -134,15 +136,15 @@ def attack(root: Path, client: TestClient, out: TextIO) -> None:
         except BaseException:  # noqa: BLE001 - each is reported
             problem = traceback.format_exc()
         told = {
-            "end": name,
+            "name": name,
             "cpu_s": time.process_time() - cpu,
-            "wall_s": time.monotonic() - wall,
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "problem": problem,
         }
         print(json.dumps(told), file=out, flush=True)
+    faulthandler.cancel_dump_traceback_later()
     services.get().close()
-    print(json.dumps({"done": str(root)}), file=out, flush=True)
+    print(file=out, flush=True)
 
 
 def serve(intact: Path, uid: int | None) -> None:

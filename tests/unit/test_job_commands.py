@@ -15,13 +15,13 @@ from stepscope.session import job_commands
 from stepscope.session.job_commands import JobCommands
 from stepscope.store.commands import Command, CommandName
 from stepscope.store.recorder import Recorder
-from tests.support.fake_live import FakeStepRecorder
+from tests.support.fake_recorder import FakeRecorder
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 20.0
 
 
-class TellingRecorder(FakeStepRecorder):
+class TellingRecorder(FakeRecorder):
     """Tells the test of a request and of a result."""
 
     def __init__(self, folder: Path, number: int) -> None:

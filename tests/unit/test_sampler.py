@@ -19,7 +19,7 @@ from stepscope.session.sampler import Sampler, next_deadline
 from stepscope.store.recorder import Recorder
 from tests.support.fake_machine import BUSY, FakeSource, Gpu, info, process, without
 from tests.support.fake_nvml import FakeClock
-from tests.support.fake_recorder import SampleRecorder
+from tests.support.fake_recorder import FakeRecorder
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 
@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, **arguments: Any) -> None:
         self.clock = FakeClock()
-        self.recorder = SampleRecorder()
+        self.recorder = FakeRecorder()
         values = without(BUSY, "gpu/mem_used")  # the processes say all
         self.gpus = [Gpu(info(uuid=uuid), dict(values)) for uuid in (A, B)]
         self.source = FakeSource(self.gpus)
@@ -140,9 +140,9 @@ def test_a_lost_gpu_is_one_event_and_its_return_another() -> None:
         bench.ticks(50)
         bench.gpus[0].lost = None
         bench.ticks(5)
-    assert bench.recorder.kinds() == ["gpu_lost"]
+    assert [kind for kind, *_ in bench.recorder.events] == ["gpu_lost"]
     bench.ticks(round(BACK_S / 0.1) + 2)
-    assert bench.recorder.kinds() == ["gpu_lost", "gpu_recovered"]
+    assert [kind for kind, *_ in bench.recorder.events] == ["gpu_lost", "gpu_recovered"]
     assert {data["uuid"] for _, _, data in bench.recorder.events} == {A}
 
 
@@ -177,7 +177,7 @@ def test_a_new_recovery_action_is_an_event_at_the_rare_readings() -> None:
     bench.gpus[0].recovery = reset
     bench.ticks(201)
     assert bench.source.reads.count((A, SamplingTier.RARE)) == 3, "every ten seconds"
-    assert bench.recorder.kinds() == ["gpu_recovery_action"]
+    assert [kind for kind, *_ in bench.recorder.events] == ["gpu_recovery_action"]
 
 
 def test_memory_on_the_training_gpu_comes_with_the_processs_values() -> None:
@@ -209,6 +209,6 @@ def test_errors_are_recorded_with_the_gpus_name() -> None:
     for uuid in (A, "GPU-unknown"):
         bench.sampler._on_xid(xid_event(uuid, 13, 3))
     bench.ticks(1)
-    assert bench.recorder.kinds() == ["xid", "xid"]
+    assert [kind for kind, *_ in bench.recorder.events] == ["xid", "xid"]
     names = [text.partition(":")[0] for _, text, _ in bench.recorder.events]
     assert names == ["GPU 0 (NVIDIA H100 80GB HBM3)", "GPU"]

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from dashboard.api.routes import get_series
 from dashboard.services import Services
 from dashboard.sources import connection_problem, connection_text, source_state
 from stepscope.run import RunError, RunStatus, read_run
 from tests.support.app_page import record
 from tests.support.fake_source import CONNECTED, LOST, FakeSource
-from tests.support.polls import poll
+
+
+def poll(run: str) -> dict[str, Any]:
+    """Return the answer to a poll of a run."""
+    query = f"run={run}".encode()
+    answer = get_series(Request({"type": "http", "query_string": query, "headers": []}))
+    told: dict[str, Any] = json.loads(answer.body)
+    assert answer.status_code == 200, told
+    return told
+
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 5, 0, 0, -1))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from dashboard import verdicts
 from dashboard.verdicts import bottleneck_line, find
 from stepscope.diagnosis.results import BottleneckKind, StepAverages
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
+from stepscope.memory.oom.record import OomReport
 from stepscope.run import RunStatus, read_run
 from stepscope.run_setup import RunSetup
 from stepscope.store.blocks import Event
 from stepscope.store.writer import StoreWriter
 from tests.support.javascript import Script, js
+from tests.support.oom_records import PIECES
 from tests.support.recorded_runs import CREATED, rows, write_run
 from tests.support.step_verdict import verdict
 from trainer.config import RunConfig
@@ -73,6 +76,15 @@ def test_a_straggler_to_act_on_is_the_diagnosis_of_a_job(
         assert found.line is not None
         assert found.job is not None
         assert (found.line["kind"], found.job["ranks"]) == (kind, [1])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_only_a_failure_by_memory_names_the_memory_tab(tmp_path: Path, ended: bool) -> None:
+    folder = write_run(tmp_path / "a", {"status": "failed"}, steps=rows(0.06))
+    (folder / "oom.json").write_text(json.dumps(asdict(OomReport(last=PIECES, ended=ended))))
+    found = ask(folder, RunStatus.FAILED)
+    assert found is not None
+    assert (found["kind"] == "out-of-memory") is (found.get("tab") == "memory") is ended
 
 
 def test_what_the_browser_gets() -> None:
