@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from stepscope.common.formatting import format_short_time
-from stepscope.diagnosis.code_time import delay_share
+from stepscope.diagnosis.code_time import delay_share, is_python_code, share_of
 from stepscope.diagnosis.host_time import (
     CONTENTION,
     lines_that_cost,
@@ -95,7 +95,9 @@ def _by_parts(
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts)
     kind, share = _cause(parts, figures, setup)
     delay = delay_share(facts)
-    if kind is BottleneckKind.COMPUTE and not setup.on_gpu and not _is_certain(figures, delay):
+    python, _ = share_of(facts, is_python_code)
+    is_certain = _is_certain(figures, delay) and parts.compute - python >= EXPLAINED
+    if kind is BottleneckKind.COMPUTE and not setup.on_gpu and not is_certain:
         kind = BottleneckKind.UNCLEAR
     if kind is BottleneckKind.UNCLEAR or share is None:
         text = _unclear(parts, setup)

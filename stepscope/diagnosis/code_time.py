@@ -56,6 +56,11 @@ def delay_share(facts: TrainingFacts) -> float:
     return sum(period.delay_s for period in facts.periods) / wall_s if wall_s else 0.0
 
 
+def is_python_code(line: CodeLine) -> bool:
+    """Return True for Python code up to a call, which is not of a loader."""
+    return line.before and line.phase != "data"
+
+
 def line_shares(facts: TrainingFacts) -> list[LineShare]:
     """Return the lines of the table, the largest share first."""
     total = sample_count(facts)
@@ -70,7 +75,7 @@ def line_shares(facts: TrainingFacts) -> list[LineShare]:
                     place=f"{line.file}:{line.line}",
                     call=short_call(line),
                     source=line.source,
-                    below=line.below,
+                    below="Python code up to it" if line.before else line.below,
                     share=share,
                     error=ERROR_QUANTILE * math.sqrt(share * (1 - share) / total),
                     asleep=line.asleep / count,
@@ -121,7 +126,8 @@ def asleep_share(line: CodeLine) -> float:
 
 def line_text(line: CodeLine) -> str:
     """Return file, line and call as a sentence quotes them."""
-    return f"{line.file}:{line.line} {short_call(line)}"
+    where = "Python code up to " if line.before else ""
+    return f"{where}{line.file}:{line.line} {short_call(line)}"
 
 
 def line_that_grew(facts: TrainingFacts) -> CodeLine | None:

@@ -8,6 +8,7 @@ from stepscope.common.formatting import format_short_time
 from stepscope.diagnosis.code_time import (
     asleep_share,
     delay_share,
+    is_python_code,
     line_text,
     line_that_grew,
     reaches,
@@ -74,7 +75,11 @@ def lines_that_cost(
             share=share,
             text=f"Host-bound: {share:.0%} of the time is the script's own code beside loading, "
             f"forward, backward and optimizer, most of it in {line_text(line)}.",
-            next=Recommendation("Do it every N-th step, or after the training."),
+            next=Recommendation(
+                "Vectorize it, or do it in other processes."
+                if line.before and line.phase != OWN_CODE
+                else "Do it every N-th step, or after the training."
+            ),
         )
 
 
@@ -118,6 +123,8 @@ def _is_outside(line: CodeLine, setup: RunSetup) -> bool:
     """Return True for the script's own code beside loading and the computing of a step."""
     if setup.on_gpu and _waits_for_gpu(line):
         return False
+    if is_python_code(line):
+        return True
     if line.phase == OWN_CODE:
         return not (line.in_torch and setup.world_size > 1)  # it may wait for other ranks
     # Without a loader, or between batch and backward(), only another package is surely outside.

@@ -1,19 +1,24 @@
 """Sample what the training thread executes: the line of the script, its phase, and its CPU time.
 
 The sampler's thread calls `tick` ten times a second. A tick walks the thread's Python stack once
-(some 10 us) and reads two numbers of the kernel; it calls nothing of torch. Samples count once a
+(some 10 us) and reads numbers of the kernel; it calls nothing of torch. Samples count once a
 later step has ended, so that what follows the last step does not count.
+
+Python's lock (GIL) delays a sample while the thread runs Python code, until a call releases the
+lock or the switch interval (5 ms) has passed. A call that released it is not what was sampled: that
+is the Python code up to it.
 """
 
 from __future__ import annotations
 
 import itertools
 import linecache
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -32,6 +37,8 @@ FIRST_STEP = 3  # Samples before it are of imports, first kernels and the first 
 MAX_DEPTH = 200  # frames of one stack
 MAX_PLACES = 1000
 MAX_TEXT = 100
+MIN_LATE_S = 2e-4
+"""Delay of a sample by the GIL. Without it 75% of the samples come within 0.15 ms of their time."""
 OWN_CODE, VALIDATION = "own code", "validation"
 PHASE_NAMES = {INPUT: "data", FORWARD: FORWARD, BACKWARD: BACKWARD, OPTIMIZER: OPTIMIZER}
 _WRAPPERS = ("_wrapped_call_impl", "_call_impl")
@@ -62,6 +69,7 @@ class Place:
     instruction: int
     below: CodeType | None
     in_torch: bool
+    before: bool
 
 
 @dataclass(slots=True)
@@ -108,29 +116,34 @@ class CodeSampler:
         self._pending_places: list[tuple[Place, float]] = []
         self._last: tuple[float, float, float] | None = None
         """Time, and seconds on a core and without one, at the last tick."""
+        self._own_delay_s = 0.0  # of the sampler's thread, without a core
 
-    def tick(self) -> None:
-        """Take one sample of the training thread."""
+    def tick(self, late_s: float = 0.0) -> None:
+        """Take one sample of the training thread, whose time was `late_s` ago."""
         thread = self._thread
         step = self._step()
         if not thread.ident or step < FIRST_STEP:
             return
+        # Each read below releases the GIL: the thread goes on.
+        place = self._place(thread)
         asleep = self._read_times(thread.native_id)
+        late_s -= self._read_own_delay()
+        is_before = MIN_LATE_S <= late_s < sys.getswitchinterval()
         if step > self._pending.step:
             self._close_pending(step)
         self._pending.samples += 1
-        place = self._place(thread)
         if place is not None:
+            place = replace(place, before=is_before)
             self._pending_places.append((place, asleep))
 
     def results(self) -> tuple[list[Period], list[CodeLine]]:
         """Return the periods, and the lines with the most samples."""
         periods = list(self._periods)
         ordered = sorted(self._places.items(), key=lambda item: -sum(item[1].counts.values()))
-        lines: dict[tuple[str, str, int, str, str], CodeLine] = {}
+        lines: dict[tuple[str, str, int, str, str, bool], CodeLine] = {}
         for place, count in ordered[: 2 * MAX_LINES]:
             line = describe(place, self._folder)
-            key = (line.phase, line.file, line.line, line.call, line.below)
+            key = (line.phase, line.file, line.line, line.call, line.below, line.before)
             line = lines.setdefault(key, line)
             line.counts = line.counts or [0] * len(periods)
             for period, number in count.counts.items():
@@ -141,13 +154,11 @@ class CodeSampler:
     def _read_times(self, native_id: int) -> float:
         """Add the thread's times since the last tick; return the fraction that it was asleep."""
         now = self._clock()
-        try:
-            with open(f"/proc/self/task/{native_id}/schedstat", "rb") as file:
-                cpu_ns, delay_ns, _ = file.read().split()
-        except (OSError, ValueError):  # the thread has ended, or the kernel does not count
+        scheduled = _thread_times(native_id)
+        if scheduled is None:
             self._last = None
             return 0.0
-        times = now, int(cpu_ns) / 1e9, int(delay_ns) / 1e9
+        times = now, *scheduled
         last = self._last
         self._last = times
         if last is None or now <= last[0]:
@@ -157,6 +168,15 @@ class CodeSampler:
         self._pending.cpu_s += cpu_s
         self._pending.delay_s += delay_s
         return min(1.0, max(0.0, 1.0 - (cpu_s + delay_s) / wall_s))
+
+    def _read_own_delay(self) -> float:
+        """Return how long the calling thread was without a core since the last call."""
+        scheduled = _thread_times(threading.get_native_id())
+        if scheduled is None:
+            return math.inf
+        before_s = self._own_delay_s
+        self._own_delay_s = scheduled[1]
+        return scheduled[1] - before_s
 
     def _close_pending(self, step: int) -> None:
         """Count what was sampled since the last step."""
@@ -230,7 +250,7 @@ class CodeSampler:
                 in_torch = in_torch or known.in_torch
         if own is None:
             return None
-        return Place(_phase(thread.phase, phases), *own, below, in_torch)
+        return Place(_phase(thread.phase, phases), *own, below, in_torch, before=False)
 
     def _known(self, code: CodeType) -> _Code:
         known = self._codes.get(code)
@@ -245,6 +265,16 @@ class CodeSampler:
                 in_torch="/torch/" in file and not any(part in file for part in _NO_COMPUTING),
             )
         return known
+
+
+def _thread_times(native_id: int) -> tuple[float, float] | None:
+    """Return the seconds of a thread on a core, and ready to run without one; None if unknown."""
+    try:
+        with open(f"/proc/self/task/{native_id}/schedstat", "rb") as file:
+            cpu_ns, delay_ns, _ = file.read().split()
+    except (OSError, ValueError):  # the thread has ended, or the kernel does not count
+        return None
+    return int(cpu_ns) / 1e9, int(delay_ns) / 1e9
 
 
 def _frames(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
@@ -293,5 +323,6 @@ def describe(place: Place, folder: Path) -> CodeLine:
         call=call[:MAX_TEXT],
         below="" if below is None else below.co_qualname[:MAX_TEXT],
         in_torch=place.in_torch,
+        before=place.before,
         counts=[],
     )

@@ -61,6 +61,8 @@ class Sampler:
         )
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
         """Callbacks for the process's values at each tick, in the sampler thread."""
+        self.on_wake: Callable[[float], None] | None = None
+        """Called before each tick with the seconds since its time, in the sampler thread."""
         self._source = open_source() if source is None else source
         self._period_s = period_s
         self._clock = clock
@@ -130,6 +132,8 @@ class Sampler:
         # for each other once.
         deadline = self._clock() - time.time() % self._period_s
         while not self._ending.acquire(timeout=max(0.0, deadline - self._clock())):
+            if self.on_wake is not None:
+                self._guarded("code", self.on_wake, self._clock() - deadline)
             self._guarded("tick", self.tick)
             deadline = next_deadline(deadline, self._period_s, self._clock())
 

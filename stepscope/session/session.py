@@ -144,6 +144,7 @@ class Session:
         thread = self.observer.thread
         sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, thread=thread, **options)
         sampler.observers += [self._growth.observe, self.oom.observe, self.observer.observe]
+        sampler.on_wake = self.observer.sample_code
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)
         self._at_close.callback(self.observer.write)  # after the sampler's end

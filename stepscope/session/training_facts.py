@@ -27,6 +27,7 @@ class CodeLine(msgspec.Struct, kw_only=True):
     call: str  # the expression of that line which was executing
     below: str  # the Python function that it had called; "" for none, as for a C function
     in_torch: bool  # `below` belongs to torch's computing
+    before: bool = False  # in Python code up to this call, which held the GIL
     counts: list[int]
     asleep: float = 0.0  # number of samples, each by the fraction of time asleep before it
 

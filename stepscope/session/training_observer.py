@@ -51,10 +51,13 @@ class TrainingObserver:
         self._written = b""
         self._newest_compilation = 0
 
-    def observe(self, _values: Mapping[str, float]) -> None:
-        """Take one sample, and write the facts if they are due."""
+    def sample_code(self, late_s: float) -> None:
+        """Take one sample, whose time was `late_s` ago."""
         if self._code is not None:
-            self._code.tick()
+            self._code.tick(late_s)
+
+    def observe(self, _values: Mapping[str, float]) -> None:
+        """Write the facts if they are due."""
         now = self._clock()
         if now >= self._write_at:
             self._write_at = now + WRITE_S

@@ -9,16 +9,16 @@ from torch import nn
 
 class Maze:
     def __init__(self):
-        self.cells = [[random.random() for _ in range(40)] for _ in range(40)]
+        self.cells = [[random.random() for _ in range(130)] for _ in range(130)]
         self.row = 0
 
     def step(self, action):
-        self.row = (self.row + action) % 40
+        self.row = (self.row + action) % 130
         total = 0.0
         for row in self.cells:
             for cell in row:
                 total += cell * (self.row + 1) % 3
-        return [total % 1, self.row / 40, action, 1.0], total % 1
+        return [total % 1, self.row / 130, action, 1.0], total % 1
 
 
 policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))

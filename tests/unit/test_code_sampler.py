@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import nn
 
@@ -89,6 +90,21 @@ def test_the_phase_of_the_hooks_has_precedence() -> None:
         training.phase = "own code"
         _, lines = sampled(training)
     assert [line.phase for line in lines] == ["own code"]
+
+
+@pytest.mark.parametrize(("late_s", "before"), [(0.0, False), (0.002, True), (0.01, False)])
+def test_a_sample_that_waited_for_the_gil_means_the_code_before_its_call(
+    late_s: float, before: bool
+) -> None:
+    step = FIRST_STEP
+    with waiting(lambda entered, leave: (entered.set(), leave.wait())) as training:
+        sampler = CodeSampler(training, lambda: step)
+        sampler.tick()  # the thread's time without a core is counted from here
+        sampler.tick(late_s)
+        step += 1
+        sampler.tick()
+        _, lines = sampler.results()
+    assert sum(sum(line.counts) for line in lines if line.before) == before
 
 
 def test_what_follows_the_last_step_does_not_count() -> None:

@@ -75,6 +75,8 @@ LOGGING = {"below": "SummaryWriter.add_histogram"}
         (facts(line("", "env.step(a)", 0.7, below="Env.step")), ["host-bound"]),
         (facts(line("", "x @ w", 0.7)), []),
         (facts(line("forward", "net(x)", 0.7, below="Linear.forward", in_torch=True)), []),
+        (facts(line("forward", "net(x)", 0.7, before=True, **TORCH)), ["host-bound"]),
+        (facts(line("data", "for x in loader", 0.7, before=True)), []),
         (facts(delay=0.3), ["cpu-contention"]),
         (facts(delay=0.1), []),
     ],
@@ -88,6 +90,9 @@ def test_waiting_for_a_core_is_no_computing_and_no_cost_of_a_batch() -> None:
     computing = StepAverages(steps=200, step_time=0.05, data_wait=0.001, computing=0.049)
     kinds = [one.kind for one in verdicts(computing, SCRIPT, facts())]
     assert kinds == ["compute-bound"]
+    # Python code between the batch and the model counts in the time of the forward pass.
+    of_python = facts(line("forward", "net(x)", 0.3, before=True, **TORCH))
+    assert not any(one.kind.names_a_cause for one in verdicts(computing, SCRIPT, of_python))
     short = TrainingFacts(periods=[Period(step=200, samples=20, wall_s=2.0, delay_s=1.0)])
     assert not any(one.kind.names_a_cause for one in verdicts(computing, SCRIPT, short))
     # A batch takes 4 ms here, and would take 0.4 ms on a core of its own.
