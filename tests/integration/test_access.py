@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from dashboard import live_chart
 from stepscope.host.servers import published_server, servers_folder
-from stepscope.host.socket_owner import Address, loopback_owner
+from stepscope.host.socket_owner import loopback_owner
 from tests.support.child_process import run_python
 from tests.support.commanded_runs import asked, live_run
 from tests.support.other_user import NOBODY, SOMEBODY, needs_root, send_as
@@ -226,51 +225,6 @@ def test_the_token_is_not_written_through_a_link(
         assert "secret" in planted.read_text()
         assert not planted.is_symlink()
     assert not elsewhere.exists()
-
-
-Pair = tuple[socket.socket, socket.socket]
-
-
-def connect(host: str, family: socket.AddressFamily, listens_on: str) -> Pair:
-    """Return both ends of a connection, the server's first."""
-    with socket.create_server(
-        (listens_on, 0),
-        family=socket.AF_INET6 if ":" in listens_on else socket.AF_INET,
-        dualstack_ipv6=listens_on == "::",
-    ) as listener:
-        client = socket.socket(family)
-        client.connect((host, listener.getsockname()[1]))
-        return listener.accept()[0], client
-
-
-def ends(connection: socket.socket) -> tuple[Address, Address]:
-    """Return the addresses of the other end and of this one."""
-    return connection.getpeername()[:2], connection.getsockname()[:2]
-
-
-@pytest.mark.parametrize(
-    ("host", "family", "listens_on"),
-    [
-        ("127.0.0.1", socket.AF_INET, "127.0.0.1"),
-        ("127.0.0.2", socket.AF_INET, "127.0.0.2"),
-        ("127.0.0.1", socket.AF_INET, "::"),
-        ("::ffff:127.0.0.1", socket.AF_INET6, "::"),
-        ("::ffff:127.0.0.1", socket.AF_INET6, "127.0.0.1"),
-        ("::1", socket.AF_INET6, "::1"),
-    ],
-)
-def test_the_kernel_names_the_owner_of_the_other_end(
-    host: str, family: socket.AddressFamily, listens_on: str
-) -> None:
-    server, client = connect(host, family, listens_on)
-    addresses = ends(server)
-    with server:
-        with client:
-            assert loopback_owner(*addresses) == os.geteuid()
-            client.shutdown(socket.SHUT_WR)  # as `nc -N`
-            assert loopback_owner(*addresses) == os.geteuid()
-        assert loopback_owner(*addresses) is None, "no process has the socket"
-    assert loopback_owner(*addresses) is None, "TIME_WAIT"
 
 
 def test_an_address_that_is_not_loopback_has_no_owner() -> None:

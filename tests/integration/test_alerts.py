@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from dashboard import crash_watch
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_list import RunList
 from stepscope.alerts import monitor, sender
@@ -35,6 +33,7 @@ from stepscope.session.session import Session
 from stepscope.store import StoreReader
 from tests.support.child_process import run_python
 from tests.support.killed_runs import killed_run
+from tests.support.prometheus_text import running
 from tests.support.run_values import alerts, steps_of
 from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
@@ -268,16 +267,11 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         def log_message(self, *_: object) -> None:
             pass
 
+    monkeypatch.setattr(sender, "PAUSES_S", (0.0, 0.05, 0.05))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(sender, "PAUSES_S", (0.0, 0.05, 0.05))
-    yield found
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running(server) as found.url:
+        yield found
 
 
 def test_a_webhook_that_does_not_answer_delays_later_alerts_only(
@@ -371,26 +365,3 @@ def test_an_old_a_foreign_and_a_disabled_crash_is_not_reported(tmp_path: Path, f
     path.write_text(original)
     os.utime(path)
     assert CrashWatch(RunList(folder.parent)).check_runs() == [folder.name]
-
-
-def test_the_watch_goes_on_after_an_error_until_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[int] = []
-    twice = threading.Event()
-
-    def check() -> list[str]:
-        calls.append(len(calls))
-        if len(calls) == 1:
-            raise OSError("no such folder")
-        twice.set()
-        return []
-
-    monkeypatch.setattr(crash_watch, "PERIOD_S", 0.01)
-    watch = CrashWatch(RunList(tmp_path))
-    monkeypatch.setattr(watch, "check_runs", check)
-    watch.start()
-    assert twice.wait(30)
-    watch.close()
-    assert not any(thread.name == "stepscope-crashes" for thread in threading.enumerate())
-    assert "could not check" in caplog.text

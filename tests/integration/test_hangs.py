@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for, wait_until
 
 
 def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
-    with hanging("sleep", tmp_path, ranks=3) as job:
+    with hanging("sleep", tmp_path, ranks=3, HANGING_S="25") as job:
         found = named_hang(job)
         while len(found.waiting) < 2:  # each writes its file when its own steps are overdue
             found = named_hang(job)
@@ -30,6 +30,13 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
         assert (said["rank"], said["share"]) == (1, None)
         assert "all_reduce #81" in said["text"]
         _wait_for_event(job.folder, "hang")
+        wait_until(lambda: not list(job.folder.glob("hang-*")), 60)  # each rank's own
+        _wait_for_event(job.folder, "hang_over")
+
+
+def test_a_job_that_was_killed_while_it_hung_has_the_cause_in_its_report(tmp_path: Path) -> None:
+    with hanging("sleep", tmp_path) as job:
+        named_hang(job)
     # Killed processes are still there for a moment.
     wait_until(lambda: not read_run(job.folder).status.live)
     ended = read_run(job.folder)
@@ -65,13 +72,6 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
             return {one.rank for one in said if one.kind in ("crashed", "rank-dead")}
 
         assert wait_for(named) == {1}
-
-
-def test_steps_that_go_on_take_the_record_away(tmp_path: Path) -> None:
-    with hanging("sleep", tmp_path, HANGING_S="9") as job:
-        named_hang(job)
-        wait_until(lambda: not list(job.folder.glob("hang-*")), NAMED_S)  # each rank's own
-        _wait_for_event(job.folder, "hang_over")
 
 
 def test_training_that_runs_and_validates_has_no_record(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,8 @@ from stepscope import tracker
 from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind
 from stepscope.session.script_session import ScriptSession
-from stepscope.store import StoreReader
 from stepscope.tracker import Tracker
-from tests.support.run_values import metric
+from tests.support.run_values import events, metric
 
 
 class Raises:
@@ -39,40 +37,12 @@ class Raises:
     __hash__ = __iter__ = __eq__ = __float__  # type: ignore[assignment]
 
 
-class Item:
-    def item(self) -> Any:
-        return Raises()
-
-
-def cycle() -> list[Any]:
-    found: list[Any] = []
-    found.append(found)
-    return found
-
-
-INTEGERS = [True, -1, 2**31, 2**53, 2**63, -(2**63), 2**64, -(2**64), 10**400, 10**5000]
-FLOATS = [math.nan, math.inf, -math.inf, 1e300, 5e-324, 1j]
-TEXTS = ["", "nan", "x", "\ud800", "\0", b"\xff", "k" * 100_000]
-OBJECTS = [None, [], [1.0], {}, {"a": 1}, {1: 2}, (), object(), Raises(), Item(), cycle(), type]
-ARRAYS = [np.float32(1), np.int64(3), np.zeros(2), np.array("x"), np.datetime64("NaT")]
+NUMBERS = [True, -1, 2**63, 10**5000, math.nan, math.inf, 1e300, 1j]
+OBJECTS = ["", "\ud800", b"\xff", "k" * 100_000, None, [], {"a": 1}, {1: 2}, Raises(), type]
+ARRAYS = [np.float32(1), np.zeros(2), np.array("x"), np.datetime64("NaT")]
 TENSORS = [torch.tensor(1.0), torch.zeros(2), torch.tensor(1j), torch.zeros((), requires_grad=True)]
 TENSORS += [torch.empty(0), torch.tensor(1.0).to_sparse(), torch.empty((), device="meta")]
-HOSTILE: list[Any] = [*INTEGERS, *FLOATS, *TEXTS, *OBJECTS, *ARRAYS, *TENSORS]
-
-
-def texts(folder: Path) -> list[str]:
-    with StoreReader(folder) as reader:
-        return [event.text for event in reader.events(limit=10_000)]
-
-
-def attempt(calls: list[Callable[[], object]]) -> list[str]:
-    raised = []
-    for number, call in enumerate(calls):
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - what the test looks for
-            raised.append(f"{number}: {type(error).__name__}: {error}"[:200])
-    return raised
+HOSTILE: list[Any] = [*NUMBERS, *OBJECTS, *ARRAYS, *TENSORS]
 
 
 def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:
@@ -107,13 +77,14 @@ def test_no_call_of_a_tracker_raises(
     request.addfinalizer(rec.close)
     for _ in range(4):
         rec.step(loss=0.5)  # the short way
-    assert [said for value in HOSTILE for said in attempt(tracker_calls(rec, value))] == []
+    for value in HOSTILE:
+        for call in tracker_calls(rec, value):
+            call()
     for epoch in (None, math.nan, "3/10", 2**70, 7.0):
         rec.step(loss=0.25, epoch=epoch)
     assert rec.epoch == 7
     rec.event("sane")
     rec.close()
     assert metric(live.recorder.folder, "train/loss")[-1] == 0.25
-    assert "sane" in texts(live.recorder.folder)  # before the alert of a loss that is NaN
-    tracebacks = [record for record in caplog.records if record.exc_info]
-    assert len(list(itertools.islice(tracebacks, 2))) <= 1
+    assert "sane" in [event.text for event in events(live.recorder.folder)]
+    assert len([record for record in caplog.records if record.exc_info]) <= 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import tarfile
 import urllib.error
@@ -141,15 +140,6 @@ def status(url: str, **headers: str) -> int:
         return error.code
 
 
-def websocket(url: str, **headers: str) -> int:
-    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-    lines = (upgrade | {"Host": url[7:], "Sec-WebSocket-Key": "A" * 22 + "=="} | headers).items()
-    head = "".join(f"{name}: {text}\r\n" for name, text in lines)
-    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 10) as connection:
-        connection.sendall(f"GET /_stcore/stream HTTP/1.1\r\n{head}\r\n".encode())
-        return int(connection.recv(100).split()[1])
-
-
 def test_the_wheel_has_the_page_in_the_package_and_nothing_else(installed: Installed) -> None:
     folders = ("dashboard", "trainer", *(f"examples/{path.parent.name}" for path in RUNS))
     files = {path: f"stepscope/_app/{path}" for path in ("app.py", ".streamlit/config.toml")}
@@ -187,9 +177,6 @@ def test_a_config_file_of_the_folder_opens_neither_address_nor_hosts(
     with serving(words, hostile) as url:
         assert status(f"{url}/") == status(f"{url}/api/series?run=h100") == 200
         assert status(f"{url}/api/series?run=h100", Host="evil.example") == 400
-        assert websocket(url) == 101
-        assert websocket(url, Host="evil.example") >= 400
-        assert websocket(url, Origin="http://evil.example") >= 400
 
 
 def test_the_demo_opens_the_recorded_run_without_torch(

@@ -42,16 +42,6 @@ def test_a_slow_rank_is_found_and_the_folder_stays_as_it_was(folder: Path, tmp_p
     assert content(folder) == before  # no signal handler has written
 
 
-def test_a_setting_on_all_ranks(folder: Path, tmp_path: Path) -> None:
-    before = content(folder)
-    answer = take(tmp_path, ranks=2, **{"with:fused": True})
-    assert answer.get("reason") is None
-    assert [(one["name"], one["state"]) for one in answer["settings"]] == [("fused", "in effect")]
-    assert answer["metrics"]["steps"] == 40
-    assert answer["machine"]["rate"] == "samples/s"
-    assert content(folder) == before
-
-
 @pytest.mark.parametrize(
     ("trouble", "texts"),
     [

@@ -15,10 +15,8 @@ from tests.support.child_process import is_running
 from tests.support.lesson_programs import (
     EXPECTED,
     SLEEP,
-    CompletedProcess,
     Write,
     run,
-    run_in_forks,
     write,
 )
 from tests.support.waiting import wait_until
@@ -105,42 +103,14 @@ def test_one_at_a_time_the_last_of_each_name_is_kept_and_the_server_ends_it(
     assert last.output().state is ChildState.STOPPED
 
 
-BY_COMMAND = {"broadcast", "compile_modes"}
-
-
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CompletedProcess]]:
-    """The folder of all other lessons, and how they ended."""
-    root = tmp_path_factory.mktemp("lessons")
-    return root, run_in_forks([one for one in LESSONS if one.name not in BY_COMMAND], root)
-
-
 @pytest.mark.timeout(400)  # compiling takes half a minute, on a busy machine much longer
-@pytest.mark.parametrize("name", sorted(BY_COMMAND))
-def test_it_runs_by_its_own_command(name: str, tmp_path: Path) -> None:
-    [lesson] = [one for one in LESSONS if one.name == name]
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda one: one.name)
+def test_it_runs_on_a_cpu_or_says_why_not(lesson: Lesson, tmp_path: Path) -> None:
     finished = run(lesson, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert list(tmp_path.iterdir()) == []
     if lesson.name == "compile_modes" and not shutil.which("g++"):
         assert "C++" in finished.stderr
         return
-    check(lesson, finished)
-
-
-@pytest.mark.timeout(400)  # the first one waits for all
-@pytest.mark.parametrize(
-    "lesson", [one for one in LESSONS if one.name not in BY_COMMAND], ids=lambda one: one.name
-)
-def test_it_runs_on_a_cpu_or_says_why_not(
-    lesson: Lesson, forked: tuple[Path, dict[str, CompletedProcess]]
-) -> None:
-    root, finished = forked
-    assert list((root / lesson.name).iterdir()) == []
-    check(lesson, finished[lesson.name])
-
-
-def check(lesson: Lesson, finished: CompletedProcess) -> None:
-    """Compare what a lesson printed with what it has to print."""
     if lesson.needs_cuda:
         assert (finished.returncode, finished.stdout) == (1, "")
         assert finished.stderr.strip() == lesson.needs_cuda

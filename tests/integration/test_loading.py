@@ -22,9 +22,9 @@ from tests.support.training_runs import background, small, train
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import Loader, make_loader
+from trainer.training.loaders import Loader
 from trainer.workloads.build import WORKLOADS
-from trainer.workloads.task import Split, Task, TensorSplit
+from trainer.workloads.task import Split, Task
 
 SAMPLES = 40
 
@@ -82,15 +82,6 @@ def test_random_numbers_in_workers_follow_the_seed(tmp_path: Path) -> None:
     assert not torch.equal(drawn(split, seed=1)[0], first)
 
 
-def test_validation_data_in_memory_are_gathered_without_workers(tmp_path: Path) -> None:
-    values = torch.arange(SAMPLES)
-    splits: list[Split] = [TensorSplit.of(values.float().view(-1, 1), values), decoded(tmp_path)]
-    for split, processes in zip(splits, (0, 2), strict=True):
-        with closing(make_loader(split, config(), CpuAccelerator(), validation=True)) as loader:
-            assert sum(targets_of(loader, values), []) == values.tolist()
-            assert len(multiprocessing.active_children()) == processes
-
-
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A workload whose samples are in files, in place of a built-in one."""
@@ -135,14 +126,11 @@ def test_every_way_of_loading_gives_the_same_losses_and_resumes(
     assert np.array_equal(validated[0][1:], validated[2])
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_stop_ends_the_workers_of_training_and_validation(
-    files: None, tmp_path: Path, persistent: bool
-) -> None:
+def test_stop_ends_the_workers_of_training_and_validation(files: None, tmp_path: Path) -> None:
     endless = small(Workload.DIGITS_MLP, batch_size=4, epochs=10_000, num_workers=1)
     folder = tmp_path / "run"
     folder.mkdir()
-    with background(replace(endless, persistent_workers=persistent), folder) as stop:
+    with background(endless, folder) as stop:
         wait_for(lambda: run_json(folder).get("step", 0) > 25, 60)
         stop.set()
         wait_for(lambda: run_json(folder)["status"] == "stopped")

@@ -124,28 +124,6 @@ def test_a_killed_worker_alone_is_no_lack_of_memory(tmp_path: Path) -> None:
     assert read_report(run) is None
 
 
-# A worker closes its sockets a moment before the system tells of its end: the script fails over the
-# one, and torch's handler of SIGCHLD raises over the other while the failure is being written down.
-HANDLER_AFTER_FAILURE = """
-import signal
-import stepscope.watch.watched_run as ending
-def handle(*_): raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
-signal.signal(signal.SIGCHLD, handle)
-outcome = ending.outcome
-def late(error):
-    signal.raise_signal(signal.SIGCHLD)
-    return outcome(error)
-ending.outcome = late
-raise ConnectionResetError(104, "Connection reset by peer")
-"""
-
-
-def test_a_handler_that_raises_during_the_ending_does_not_lose_it(tmp_path: Path) -> None:
-    ended = run_json(watched(tmp_path, HANDLER_AFTER_FAILURE))
-    assert ended["status"] == "failed"
-    assert "ConnectionResetError" in ended["reason"]
-
-
 def cgroup(root: Path, kills: int) -> Path:
     folder = root / "job"
     folder.mkdir(exist_ok=True)

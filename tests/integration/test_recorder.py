@@ -13,7 +13,6 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader, writer_thread
-from stepscope.store import recorder as recorder_module
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Command, CommandName, Recorder
 from stepscope.store.step_blocks import STEP_TIME, STEPS
@@ -50,22 +49,6 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
     assert rows == {("steps", ""): 100, ("samples", ""): 1, ("devices", "GPU-x"): 1}
     assert (event.step, event.epoch, event.text) == (100, 2, "half way")
     assert event.data == {"before": {"a": 1}}
-
-
-def test_samples_of_a_full_disk_leave_half_of_the_ring_to_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recorder_module, "SLOTS", 20)
-    monkeypatch.setattr(writer_thread, "FLUSH_S", 60.0)
-    recorder = Recorder(tmp_path, name="test")
-    for step in range(1, 12):
-        recorder.log(step, {"train/loss": 1.0})
-    recorder.sample({"process/rss": 1.0})
-    recorder.log(12, {"train/loss": 1.0})
-    recorder.close(RunStatus.FINISHED)
-    with StoreReader(tmp_path) as reader:
-        assert {(info.stream, info.rows) for info in reader.series()} == {("steps", 12)}
-    assert recorder.run_json["dropped"] == 1
 
 
 def test_commands_wake_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

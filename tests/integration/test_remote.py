@@ -199,15 +199,10 @@ LIES = {
     "a line without end": b" " * (70 * 2**20),
     "no JSON": b"{\n",
     "deep JSON": b"[" * 100_000 + b"\n",
-    "another type": answer(runs=3),
     "a parent folder": answer(runs=["../out"], found={"../out": {"files": []}}),
     "an absolute file": whole("/tmp/out.json"),
-    "a hidden file": whole(".bashrc.txt"),
     "a program": whole("x.py"),
-    "a gap": whole("o.log", offset=9**9),
     "a store elsewhere": answer(found={"r": {"stores": {"0/../../out": {"version": 4}}}}),
-    "no metadata": whole("run.json", data="WzFd", facts=FACTS),
-    "metadata without facts": whole("run.json"),
     "a run that is not listed": answer(runs=[], found={"r": {"files": [{"name": "x.json"}]}}),
     "a row of other types": answer(
         found={"r": {"stores": {"rank0.sqlite": {"version": 4, "events": [["a"]]}}}}

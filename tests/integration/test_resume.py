@@ -13,7 +13,7 @@ import torch
 from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import refused, small, train
-from trainer.config import LRSchedule, Optimizer, RunConfig, Workload
+from trainer.config import LRSchedule, Optimizer, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.workloads.build import build_task
 
@@ -98,10 +98,9 @@ def test_a_run_ends_after_max_steps_with_a_validation(
 DROPOUT = small(Workload.GPT, epochs=3, dropout=0.5, seed=4)
 
 
-@pytest.mark.parametrize("config", [DROPOUT, CONFIG], ids=lambda config: config.workload)
-def test_validation_takes_the_model_without_dropout(config: RunConfig, tmp_path: Path) -> None:
-    train(tmp_path, "run", replace(config, epochs=1))
-    task = build_task(config)
+def test_validation_takes_the_model_without_dropout(tmp_path: Path) -> None:
+    train(tmp_path, "run", replace(DROPOUT, epochs=1))
+    task = build_task(DROPOUT)
     task.model.load_state_dict(read_checkpoint(tmp_path / "run" / "last.pt")["model"])
     task.model.eval()
     inputs, targets = task.validation.take(torch.arange(task.validation.length))
@@ -109,9 +108,6 @@ def test_validation_takes_the_model_without_dropout(config: RunConfig, tmp_path:
         scores = task.model(inputs)
     recorded = metric(tmp_path / "run", "val/loss")[-1]
     assert recorded == pytest.approx(task.loss(scores, targets).item(), rel=1e-5)
-    if task.classifies:
-        hits = (scores.argmax(dim=1) == targets).float().mean().item()
-        assert metric(tmp_path / "run", "val/accuracy")[-1] == pytest.approx(100 * hits)
 
 
 @pytest.mark.parametrize("further", [0, 2], ids=["epoch end", "mid-epoch"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import subprocess
 import sys
@@ -64,14 +63,13 @@ while True:
 """
 
 
-@pytest.mark.parametrize("lines", [300, 550])
-def test_kill_9_loses_half_a_second_at_most_on_a_shared_disk(tmp_path: Path, lines: int) -> None:
+def test_kill_9_loses_half_a_second_at_most_on_a_shared_disk(tmp_path: Path) -> None:
     disk = tmp_path / "a disk"
     disk.mkdir()
     command = [sys.executable, "-c", TIMED_VICTIM, str(disk)]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    printed = [child.stdout.readline() for _ in range(lines)]
+    printed = [child.stdout.readline() for _ in range(300)]
     names = {path.name for path in disk.iterdir()}
     assert names.isdisjoint({"rank0.ring", "rank0.sqlite-wal"})
     child.kill()
@@ -188,15 +186,3 @@ def test_a_thread_interrupted_in_a_step_costs_that_step_only(tmp_path: Path, que
     assert steps_and_losses(tmp_path)[0] == [1.0, *map(float, range(3, 100))]
     assert recorder.run_json["dropped"] == 1
     assert not (tmp_path / "rank0.ring").exists()
-
-
-def test_a_folder_taken_away_does_not_disturb_the_loop(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    recorder = Recorder(folder, name="test")
-    for name in os.listdir(folder):
-        (folder / name).unlink()
-    folder.rmdir()
-    for step in range(1000):
-        recorder.log(step, {"train/loss": 1.0})
-    recorder.close(RunStatus.FINISHED)

@@ -124,22 +124,6 @@ def test_the_server_stores_the_last_rows_of_a_killed_run_and_no_answer_writes(
     assert not (folder / "rank0.ring").exists()
 
 
-def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) -> None:
-    def pages() -> tuple[str, str]:
-        shown = client.get("/api/series", params={"run": "one"}).json()["page_token"]
-        return client.get("/api/series").json()["page_token"], shown
-
-    deadline = time.monotonic() + 20
-    before = pages()
-    while (again := pages()) != before:  # the list may still be taking in an earlier test's run
-        assert time.monotonic() < deadline, "the tokens never settled"
-        before = again
-    record(runs / "two")
-    while any(new == old for new, old in zip(pages(), before, strict=True)):
-        assert time.monotonic() < deadline, "a new run did not show"
-        time.sleep(0.05)
-
-
 def test_the_answer_has_the_diagnosis_of_the_run(client: TestClient, runs: Path) -> None:
     recorded_run(runs, "input_bound_cpu")
     body = client.get("/api/series", params={"run": "input_bound_cpu"}).json()

@@ -51,17 +51,16 @@ def test_half_a_request_holds_up_neither_the_run_nor_the_end_of_the_server(tmp_p
     assert read_run(folder).status is RunStatus.STOPPED
 
 
-@pytest.mark.parametrize(("function", "name"), [("abort", "SIGABRT"), ("read", "SIGSEGV")])
 def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serve(tmp_path, replace(endless(), runner=Runner.THREAD), function)
+    server = serve(tmp_path, replace(endless(), runner=Runner.THREAD), "read")
     (tmp_path / "go").touch()
-    assert server.process.wait(60) == -signal.Signals[name]
+    assert server.process.wait(60) == -signal.SIGSEGV
     (folder,) = run_folders(server.runs)
     run = read_run(folder)
     assert run.status is RunStatus.CRASHED
-    assert signal.strsignal(signal.Signals[name]) in str(run.reason)
+    assert signal.strsignal(signal.SIGSEGV) in str(run.reason)
     trace = (folder / "traceback.txt").read_text()
     assert "trainer/train.py" in trace
     monkeypatch.setenv("STEPSCOPE_RUNS", str(server.runs))

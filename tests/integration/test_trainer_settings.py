@@ -13,9 +13,8 @@ import torch
 from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import metric
 from tests.support.training_runs import refused, small, train
-from trainer.config import RunConfig, Workload
+from trainer.config import Workload
 from trainer.train import TrainStep
-from trainer.training.checkpoint import read_checkpoint
 
 CNN = replace(
     small(Workload.DIGITS_CNN, epochs=2, batch_size=1024, max_steps=20, seed=3), learning_rate=5e-3
@@ -78,16 +77,6 @@ def test_an_incomplete_last_step_of_an_epoch_is_averaged_over_what_it_has(tmp_pa
         tmp_path / "parts", "perf/step_time"
     )
     assert np.allclose(seen, [3000, 3000, 3000, 3000, 942] * 2)
-
-
-def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> None:
-    config = replace(CNN, precision="pure_bf16", max_steps=10)
-    train(tmp_path, "pure", config)
-    model = read_checkpoint(tmp_path / "pure" / "last.pt")["model"]
-    assert {weights.dtype for weights in model.values()} == {torch.bfloat16}
-    resumed: RunConfig = replace(CNN, max_steps=20, resume_from="pure/last.pt")
-    losses = train(tmp_path, "fp32", resumed)
-    assert losses[-1] < losses[0]
 
 
 def test_an_operation_without_a_deterministic_algorithm_is_named_with_the_remedy(

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.store.cuda_readback import MetricRow, RowSink
 from tests.support.child_process import run_python
 from tests.support.run_values import block_of, events, metric, run_json
 from tests.support.training_runs import fails_at, small
@@ -24,7 +22,6 @@ from trainer.config import NanPolicy, RunConfig, Workload
 from trainer.runners import training_run
 from trainer.train import TrainLoop, TrainStep
 from trainer.training import rank_info
-from trainer.training.accelerator import CpuAccelerator, HostReader
 
 
 def run(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -89,27 +86,9 @@ def test_an_exception_leaves_its_traceback_and_no_tensor(
     assert run(small(Workload.DIGITS_MLP, epochs=1), tmp_path / "next")["status"] == "finished"
 
 
-class LateReader(HostReader):
-    """Keeps rows until asked, as a GPU that is still at work does."""
-
-    def __init__(self, sink: RowSink) -> None:
-        super().__init__(sink)
-        self._late: list[tuple[int, float, MetricRow, dict[str, torch.Tensor]]] = []
-
-    def put(
-        self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, torch.Tensor]
-    ) -> None:
-        self._late.append((step, ts, row, dict(scalars)))
-
-    def flush(self) -> None:
-        while self._late:
-            super().put(*self._late.pop(0))
-
-
 def test_an_oom_is_its_own_event_with_the_memory_and_the_steps_before_it_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuAccelerator, "reader", lambda self, sink: LateReader(sink))
     full = "CUDA out of memory. Tried to allocate 3.00 GiB."
     fails_at(monkeypatch, 5, torch.OutOfMemoryError(full))
     assert "3.00 GiB" in run(small(Workload.DIGITS_MLP), tmp_path)["reason"]

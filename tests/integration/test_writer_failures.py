@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.run import RunStatus, read_run
-from stepscope.store import STORE_NAME, StoreError, StoreReader, schema, writer_thread
+from stepscope.run import RunStatus
+from stepscope.store import StoreError, StoreReader, schema, writer_thread
 from stepscope.store.blocks import Event
 from stepscope.store.recorder import Recorder
-from stepscope.store.recovery import recover_ended
 from stepscope.store.writer_thread import WriterThread
 from tests.support.run_values import steps_and_losses
 from tests.support.waiting import wait_until
@@ -81,32 +78,6 @@ def test_an_internal_error_is_logged_once_and_retried_after_a_pause(
     assert texts(tmp_path) == ["here"]
     errors = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
     assert [message.endswith("RuntimeError: a mistake") for message in errors] == [True]
-
-
-def test_the_end_of_a_locked_store_is_tried_few_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each try waits for the lock."""
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.01)
-    tries = []
-    store_batch = WriterThread._store_batch
-
-    def count(self: WriterThread) -> bool:
-        tries.append(1)
-        return store_batch(self)
-
-    recorder = Recorder(tmp_path, name="test")
-    wait_until((tmp_path / STORE_NAME).exists)
-    with closing(sqlite3.connect(tmp_path / STORE_NAME, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        for step in range(1000):
-            recorder.log(step, {"train/loss": 1.0})
-        monkeypatch.setattr(WriterThread, "_store_batch", count)
-        recorder.close(RunStatus.FINISHED)
-    assert 0 < len(tries) <= 4
-    run = read_run(tmp_path)
-    assert (run.status, "locked" in (run.run_json["problem"] or "")) == (RunStatus.FINISHED, True)
-    assert recover_ended(run) == 1000
 
 
 def no_thread(_self: threading.Thread) -> None:

@@ -89,12 +89,6 @@ def trigger(app: AppTest, event: str, value: object = 1) -> None:
     assert not app.exception
 
 
-def shown_run(app: AppTest) -> str:
-    """The label of the run that the picker shows."""
-    told = header(app)
-    return str(dict(told["runs"])[told["picked"]])
-
-
 def label(app: AppTest, kind: str, text: str) -> Any:
     return next(widget for widget in app.get(kind) if widget.label == text)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,13 +53,6 @@ def holding(file: str | Path, mode: str = "ab") -> Iterator[subprocess.Popen[byt
         process.stdout.readline()
         yield process
         process.kill()
-
-
-def has_signal(pid: int, mask: str, number: signal.Signals) -> bool:
-    """Return True if a signal is in a mask of a process: SigBlk, SigIgn or SigCgt (Linux)."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    (bits,) = (line.split()[1] for line in text.splitlines() if line.startswith(mask))
-    return bool(int(bits, 16) >> (number - 1) & 1)
 
 
 def is_running(pid: int) -> bool:

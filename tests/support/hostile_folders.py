@@ -20,6 +20,7 @@ from typing import Any
 from stepscope.run import RunStatus, process_identity
 from stepscope.store.recorder import Recorder
 from tests.support.child_process import ROOT
+from tests.support.fake_sweep import sweep as made_sweep
 
 STORE = "rank0.sqlite"
 RUN, OTHER = "20261122-061500-victim-ab12", "20261122-061400-bystander-cd34"
@@ -30,34 +31,21 @@ JSON_BYTES = 20 * 2**20
 
 def make_runs(root: Path) -> None:
     """Write a run of two ranks that was killed, an intact run, and a sweep."""
-    killed = root / RUN
+    killed, lab = root / RUN, root / "lab" / SWEEP
     record(killed)
     record(root / OTHER)
-    run_json = json.loads((killed / "run.json").read_text())
-    own = process_identity() | {"pid": 2**22 - 7}
-    run_json |= own | {"status": "running", "world_size": 2, "rank": 0, "folder_of": "job"}
-    run_json |= {"heartbeat": time.time() - 60, "local_world_size": 2}
-    (killed / "run.json").write_text(json.dumps(run_json))
-    os.utime(killed / "run.json", (time.time() - 60, time.time() - 60))
-    (killed / "rank1.json").write_text(json.dumps(run_json | {"rank": 1}))
-    shutil.copy(killed / "rank0.sqlite", killed / "rank1.sqlite")
+    shutil.copy(killed / STORE, killed / "rank1.sqlite")
     shutil.copytree(ROOT / "tests/data/hangs/sleep-gloo", killed, dirs_exist_ok=True)
-    for name in ("output.log", "traceback.txt", "output.rank1.log", "worker.log"):
-        (killed / name).write_text("line\n" * 50)
-    for name in ("oom.json", "fit.json"):
-        (killed / name).write_text("{}")
-    (killed / "profile-step-5-6.summary.json").write_text("{}")
-    (killed / "profile-step-5-6.json.gz").write_bytes(gzip.compress(b"{}"))
-    (killed / "snapshot-step-5.pickle").write_bytes(b"\x80\x04}.")
-    (killed / "last.pt").write_bytes(b"PK")
     (killed / "agreement/answers").mkdir(parents=True)
-    (killed / "agreement/proposals.json").write_text("{}")
-    (killed / "agreement/answers/rank0.json").write_text("{}")
-    (killed / "rank0.ring").write_bytes(b"stepscope ring 3\n")
-    lab = root / "lab" / SWEEP
     lab.mkdir(parents=True)
-    sweep = json.loads((ROOT / "tests/data/sweep.json").read_text())
-    sweep |= process_identity() | {"id": SWEEP, "status": "stopped"}
+    for name, content in FILES.items():
+        (killed / name).write_bytes(content)
+    begun = json.loads((killed / "run.json").read_text()) | process_identity()
+    begun |= {"status": "running", "world_size": 2, "pid": 2**22 - 7, "heartbeat": time.time() - 60}
+    for rank, name in enumerate(("run.json", "rank1.json")):
+        (killed / name).write_text(json.dumps(begun | {"rank": rank}))
+    os.utime(killed / "run.json", (time.time() - 60, time.time() - 60))
+    sweep = made_sweep("stopped", id=SWEEP, **process_identity())
     (lab / "sweep.json").write_text(json.dumps(sweep))
     (lab / "plan.json").write_text(json.dumps({"schema": 1, **sweep["plan"]}))
     (lab / "trials.jsonl").write_text('{"round": 0}\n')
@@ -74,6 +62,20 @@ def record(folder: Path) -> None:
     recorder.close(RunStatus.FINISHED)
 
 
+FILES = {
+    "output.log": b"line\n" * 50,
+    "traceback.txt": b"line\n" * 50,
+    "oom.json": b"{}",
+    "fit.json": b"{}",
+    "profile-step-5-6.summary.json": b"{}",
+    "profile-step-5-6.json.gz": gzip.compress(b"{}"),
+    "snapshot-step-5.pickle": b"\x80\x04}.",
+    "last.pt": b"PK",
+    "agreement/proposals.json": b"{}",
+    "agreement/answers/rank0.json": b"{}",
+    "rank0.ring": b"stepscope ring 3\n",
+}
+"""What a run may have, besides its store."""
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1e308, -1e308, float("nan"), float("inf"), 10**400, 2**63),
     *("", "x" * 100_000, "\x1b[31m\n\x00\ud800", "../../canary"),
@@ -156,11 +158,6 @@ def _link(path: Path, canary: Path, number: int) -> None:
     path.symlink_to([str(canary), "/dev/zero", "/dev/stdin", str(path), "/"][number % 5])
 
 
-def _folder(path: Path, _canary: Path, _number: int) -> None:
-    _remove(path)
-    path.mkdir()
-
-
 def _bytes(path: Path, _canary: Path, number: int) -> None:
     data = bytearray(path.read_bytes())
     some = random.Random(number)
@@ -168,11 +165,6 @@ def _bytes(path: Path, _canary: Path, number: int) -> None:
         if data:
             data[some.randrange(len(data))] = some.randrange(256)
     path.write_bytes(data)
-
-
-def _cut(path: Path, _canary: Path, number: int) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: number % (len(data) + 1)])
 
 
 def _sparse(path: Path, _canary: Path, _number: int) -> None:
@@ -252,10 +244,10 @@ def _frame_bomb(path: Path, _canary: Path, _number: int) -> None:
 KINDS: dict[str, Callable[[Path, Path, int], None]] = {
     change.__name__.removeprefix("_"): change
     for change in (
-        *(_fifo, _link, _folder, _bytes, _cut, _sparse, _bomb, _deep, _large, _value, _mode),
+        *(_fifo, _link, _bytes, _sparse, _bomb, _deep, _large, _value, _mode),
         *(_owner, _temporary_links, _schema, _frame_bomb),
     )
 }
-REPLACING = ("fifo", "link", "folder")
+REPLACING = ("fifo", "link")
 """Kinds that take the place of whatever is there."""
 SUITABLE = {"value": "*.json", "schema": "*.sqlite", "frame_bomb": "*.sqlite"}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import trainer.lessons
-from tests.support.child_process import ROOT
-from tests.support.server import free_port
 from trainer.lessons import Lesson
 
 CompletedProcess = subprocess.CompletedProcess[str]
@@ -76,26 +73,3 @@ def run(lesson: Lesson, folder: Path, **variables: str) -> CompletedProcess:
         timeout=lesson.limit_s,
         check=False,
     )
-
-
-def run_in_forks(lessons: Sequence[Lesson], root: Path) -> dict[str, CompletedProcess]:
-    """Run the programs without a GPU, each in a fork of a process that has imported torch."""
-    told = [
-        {"name": one.name, "path": str(one.path), "ranks": one.ranks, "port": free_port()}
-        for one in lessons
-    ]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "scripts" / "forked_lessons.py"), str(root)],
-        input=json.dumps(told),
-        env={**os.environ, "KINETO_LOG_LEVEL": "6", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=350,
-        check=True,
-    )
-    return {
-        name: subprocess.CompletedProcess(
-            name, code, *((root / f"{name}.{end}").read_text() for end in ("out", "err"))
-        )
-        for name, code in json.loads(done.stdout).items()
-    }

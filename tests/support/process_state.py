@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -10,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -52,12 +50,6 @@ def _search_path() -> list[str]:
     return [folder for folder in sys.path if not folder.endswith("setuptools/_vendor")]
 
 
-def _umask() -> int:
-    """Return the umask. `os.umask` would change it for the other threads."""
-    status = Path("/proc/self/status").read_text("ascii")
-    return int(status.partition("\nUmask:")[2].split(maxsplit=1)[0], 8)
-
-
 def _handlers() -> dict[signal.Signals, Any]:
     return {number: signal.getsignal(number) for number in set(signal.Signals) - LIBRARY_SIGNALS}
 
@@ -72,12 +64,7 @@ PARTS = {
     "os.environ": Part(_environment, _restore_environment),
     "sys.path": Part(_search_path, lambda path: sys.path.__setitem__(slice(None), path)),
     "working folder": Part(os.getcwd, os.chdir),
-    "umask": Part(_umask, os.umask),
     "signal handlers": Part(_handlers, _restore_handlers),
-    "handlers of the root logger": Part(
-        logging.root.handlers.copy,
-        lambda handlers: logging.root.handlers.__setitem__(slice(None), handlers),
-    ),
 }
 
 

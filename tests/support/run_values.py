@@ -65,13 +65,6 @@ def event_of(folder: Path, kind: str) -> EventRow:
     return found
 
 
-def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
-    """All values of a metric of the sampler."""
-    if key not in block_of(folder, "samples", rank=rank).keys:
-        return []
-    return metric(folder, key, "samples", rank).tolist()
-
-
 def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:
     """Return (step, value) of every metric of the run's steps."""
     block = block_of(run.folder)
