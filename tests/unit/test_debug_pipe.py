@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,27 @@ from stepscope.distributed.debug_pipe import FILES, PIPE, NcclRecord, note_captu
 from stepscope.distributed.flight_recorder import dump, parsed
 from stepscope.distributed.hangs import record as hang_capture
 from stepscope.distributed.hangs.record import HangRecord, capture
-from tests.support.flight_recorder import content, entry
+
+
+def entry(record: int, name: str = "gloo:all_reduce", **fields: Any) -> dict[str, Any]:
+    return {
+        "record_id": record,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": record + 1,
+        "profiling_name": name,
+        "time_created_ns": 1_795_350_317_825_382_756 + record * 1_000_000,
+        "input_sizes": [[64]],
+        "input_dtypes": ["Float"],
+        "state": "scheduled",
+        "retired": True,
+        "is_p2p": False,
+    } | fields
+
+
+def content(*entries: dict[str, Any]) -> dict[str, Any]:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return {"version": "2.10", "pg_config": config, "entries": list(entries)}
+
 
 RANK = 3
 
