@@ -21,8 +21,7 @@ from stepscope.distributed.hangs.record import HangRecord, capture
 from stepscope.run import RunStatus, read_run
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
-from tests.support.hanging_job import hanging, named_hang
-from tests.support.jobs import Job
+from tests.support.jobs import Job, hanging, named_hang
 
 pytestmark = pytest.mark.timeout(300)  # jobs take a minute to start on a busy machine
 TIMEOUT_S = 25

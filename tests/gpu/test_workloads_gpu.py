@@ -14,7 +14,7 @@ import pytest
 from stepscope.run import RunStatus
 from tests.gpu.conftest import SIMULATED
 from tests.support.run_values import metric, run_json
-from tests.support.sizes import SMALL
+from tests.support.training_runs import SMALL
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.runners.training_run import run as train
 from trainer.training.config_validation import TrainDevice, validate

@@ -32,9 +32,9 @@ from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
 from stepscope.store import StoreReader
 from tests.support.child_process import run_python
-from tests.support.killed_runs import killed_run
-from tests.support.prometheus_text import running
+from tests.support.run_folders import killed_run
 from tests.support.run_values import alerts, steps_of
+from tests.support.server import running
 from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
 from trainer.runners.training_run import run

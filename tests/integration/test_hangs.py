@@ -11,8 +11,7 @@ from stepscope.compare.reports import run_report
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.hangs.cases import HangCause
 from stepscope.run import RunStatus, read_run
-from tests.support.hanging_job import NAMED_S, hanging, named_hang
-from tests.support.jobs import diagnosed
+from tests.support.jobs import NAMED_S, diagnosed, hanging, named_hang
 from tests.support.run_values import events
 from tests.support.waiting import wait_for, wait_until
 

@@ -16,7 +16,7 @@ from stepscope.store import STORE_NAME, StoreReader, writer_thread
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Command, CommandName, Recorder
 from stepscope.store.step_blocks import STEP_TIME, STEPS
-from stepscope.store.writer_thread import BALLAST, WriterThread
+from stepscope.store.writer_thread import BALLAST
 from tests.support.child_process import child
 from tests.support.run_values import metric, steps_of
 from tests.support.waiting import wait_until
@@ -92,26 +92,6 @@ def test_commands_that_no_run_knows_are_passed_over(tmp_path: Path) -> None:
     with StoreReader(tmp_path) as reader:
         events = [(event.kind, event.text, event.data["ok"]) for event in reader.events()]
     assert events == [("pause", "Paused", True), ("save_checkpoint", "full", False)]
-
-
-def test_the_status_of_a_closed_run_is_final(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run may leave a pause while another thread writes its end."""
-    recorder = Recorder(tmp_path, name="test")
-    recorder.describe(epochs=3)
-    close = WriterThread.close
-
-    def leave_pause(self: WriterThread, timeout_s: float) -> None:
-        recorder.set_status(RunStatus.RUNNING)
-        recorder.describe(epochs=4)
-        close(self, timeout_s)
-
-    monkeypatch.setattr(WriterThread, "close", leave_pause)
-    recorder.close(RunStatus.STOPPED, "cut off")
-    ended = read_run(tmp_path)
-    assert (ended.status, ended.reason) == (RunStatus.STOPPED, "cut off")
-    assert ended.run_json["epochs"] == 3
 
 
 def test_two_writers_and_three_readers_never_wait_for_a_lock(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover, recover_ended
 from stepscope.store.ring import RingBuffer
 from tests.support.child_process import ROOT
-from tests.support.killed_runs import killed_run
-from tests.support.run_folders import make_run
+from tests.support.run_folders import killed_run, make_run
 from tests.support.run_values import block_of, steps_and_losses
 
 

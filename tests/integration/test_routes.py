@@ -27,8 +27,8 @@ from tests.support.breakdown_rows import cuda_run
 from tests.support.child_process import holding
 from tests.support.commanded_runs import asked, live_run, write
 from tests.support.hostile_folders import record
-from tests.support.killed_runs import killed_run
 from tests.support.recorded_runs import recorded_run
+from tests.support.run_folders import killed_run
 
 
 @pytest.fixture(scope="module")

@@ -29,18 +29,6 @@ def test_before(): pass
 def test_crash(): os.abort()
 def test_after(): pass
 """
-SHARED = """
-import os, pytest
-@pytest.fixture(scope="module")
-def dear(): return os.getpid()
-@pytest.mark.parametrize("number", range(8))
-def test_shared(dear, number): print("set up in", dear)
-"""
-SINGLE = """
-import os, pytest, time
-@pytest.mark.parametrize("number", range(8))
-def test_single(number): print("single in", os.getpid()); time.sleep(0.05)
-"""
 LEAKS = """
 import os, signal, sys, threading
 def test_variable(): os.environ["LEFT"] = "1"
@@ -76,14 +64,6 @@ def test_a_crash_fails_one_test_and_the_others_run(workers: str, tmp_path: Path)
     done = run(tmp_path, "-n", workers, "--dist", "loadgroup", crash=CRASH, fine=FINE)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "1 failed, 3 passed" in done.stdout
-
-
-def test_only_a_file_that_shares_a_fixture_stays_in_one_worker(tmp_path: Path) -> None:
-    """With 16 tests of 50 ms each of two workers gets some."""
-    done = run(tmp_path, "-n", "2", "--dist", "loadgroup", "-rP", shared=SHARED, single=SINGLE)
-    assert "16 passed" in done.stdout
-    assert len(set(re.findall(r"set up in (\d+)", done.stdout))) == 1
-    assert len(set(re.findall(r"single in (\d+)", done.stdout))) == 2
 
 
 def test_what_a_test_leaves_in_the_process_is_an_error_of_that_test(tmp_path: Path) -> None:

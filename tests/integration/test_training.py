@@ -16,8 +16,7 @@ import stepscope
 from stepscope.run import RunStatus
 from stepscope.store.reader import send_command
 from tests.support.run_values import block_of, event_of, events, metric, run_json
-from tests.support.sizes import SMALL
-from tests.support.training_runs import background, small
+from tests.support.training_runs import SMALL, background, small
 from tests.support.waiting import wait_for
 from trainer.config import Optimizer, Precision, Workload, defaults
 from trainer.runners.training_run import run as train

@@ -14,7 +14,6 @@ import pytest
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.run.rank_status import ranks_of
 from stepscope.store import StoreReader
-from tests.support.run_values import steps_of
 from tests.support.server import free_port
 from tests.support.watched_scripts import SCRIPTS, run
 
@@ -125,27 +124,3 @@ def test_a_killed_rank_is_named_and_not_those_that_torchrun_then_terminates(tmp_
     assert (found.status, found.cause) == (RunStatus.CRASHED, 1)
     assert str(found.reason).startswith("Rank 1 ")
     assert "rank_failure.py" in (folder / "traceback.txt").read_text()
-
-
-def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:
-    """Start the agent of one node, of one process, on its own made-up host."""
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "sweep", "--local-addr", "127.0.0.1"]
-    place = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc-per-node", "1"]
-    script = ["-m", "stepscope.watch", "ranks.py"]
-    path = os.pathsep.join([str(SCRIPTS / "host_name"), os.environ.get("PYTHONPATH", "")])
-    command = [*PYTHON, "torch.distributed.run", *rendezvous, *place, *script]
-    names = {"STEPSCOPE_RUN_ID": "two", "STAND_IN_HOST": f"node{number}"}
-    return begin(root, command, PYTHONPATH=path, **names)
-
-
-def test_two_hosts_with_a_named_run_are_one_run(tmp_path: Path) -> None:
-    """Two nodes of torchrun on one machine that believe to be two hosts."""
-    port = str(free_port())
-    ended(node(0, tmp_path, port), node(1, tmp_path, port))
-    [first] = run_folders(tmp_path)
-    assert [steps_of(first, number) for number in (0, 1)] == [20, 20]
-    found = [json.loads((first / name).read_text()) for name in ("run.json", "rank1.json")]
-    assert [(one["rank"], one["world_size"]) for one in found] == [(0, 2), (1, 2)]
-    assert {one["host"] for one in found} == {"node0", "node1"}
-    assert read_run(first).status is RunStatus.FINISHED
-    assert [rank.status.value for rank in ranks_of(first)] == ["finished"] * 2

@@ -1,17 +1,15 @@
-"""Ends in the way that its argument names; most import no torch, so that many can be tried."""
+"""Ends in the way that its argument names, without torch, so that many can be tried."""
 # ruff: noqa: T201
 
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 
 
 def fail() -> None:
@@ -23,15 +21,6 @@ def in_a_chain() -> None:
         fail()
     except ValueError as error:
         raise RuntimeError("while looking for it") from error
-
-
-class FrozenError(Exception):
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("as of a frozen dataclass")
-
-
-def frozen() -> None:
-    raise FrozenError("no attributes")
 
 
 def exhausted() -> None:
@@ -64,15 +53,6 @@ def with_a_thread_that_outlives_main() -> None:
     print("main ends")
 
 
-def with_a_handler() -> None:
-    def handler(number: int, _frame: FrameType | None) -> None:
-        print("handler", number)
-        sys.exit(7)
-
-    signal.signal(signal.SIGINT, handler)
-    signal.raise_signal(signal.SIGINT)
-
-
 def terminated_with_a_handler() -> None:
     print("the handler before:", signal.getsignal(signal.SIGTERM))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(8))
@@ -98,25 +78,17 @@ def by_fork() -> None:
     print("child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def with_torch(then: Callable[[], None]) -> None:
-    importlib.import_module("torch")
-    then()
-
-
 ENDINGS = {
     "last line": lambda: print("done"),
     "exception": fail,
     "chain": in_a_chain,
-    "frozen": frozen,
     "memory": exhausted,
     "own hook": with_own_hook,
-    "torch, exception": lambda: with_torch(fail),
     "exit 3": lambda: sys.exit(3),
     "exit text": lambda: sys.exit("this went wrong"),
     "interrupt": lambda: signal.raise_signal(signal.SIGINT),
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "terminate, own handler": terminated_with_a_handler,
-    "handler": with_a_handler,
     "atexit": with_atexit,
     "thread": with_a_thread_that_outlives_main,
     "fork": by_fork,

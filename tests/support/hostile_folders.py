@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +110,15 @@ SCHEMAS = (
 )
 
 
+REPLACING = ("fifo", "link")
+"""Kinds that take the place of whatever is there."""
+FILES_OF = {"value": "*.json", "schema": "*.sqlite", "frame_bomb": "*.sqlite"}
+KINDS = (
+    *(*REPLACING, *FILES_OF, "bytes", "sparse", "bomb", "deep", "large"),
+    *("mode", "owner", "temporary_links"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Change:
     """One mutation, printable by Hypothesis: what is done to a path, by default a random one."""
@@ -121,17 +129,52 @@ class Change:
 
     def apply(self, root: Path, canary: Path) -> None:
         """Change the folder; a change that does not fit the folder does nothing."""
-        found = sorted(root.rglob(SUITABLE.get(self.kind, "*")))
+        found = sorted(root.rglob(FILES_OF.get(self.kind, "*")))
         paths = [path for path in found if not path.is_relative_to(root / OTHER)]
         if not (self.name or paths):
             return
         path = root / self.name if self.name else paths[self.number % len(paths)]
-        if not _is_inside(path.parent, root):
-            return  # an earlier change has put a link there: its target is the machine's
-        if self.kind not in REPLACING and not _is_inside(path, root):
-            return
-        with contextlib.suppress(OSError, sqlite3.Error, ValueError):
-            KINDS[self.kind](path, canary, self.number)
+        # An earlier change may have put a link there: its target is the machine's.
+        if _is_inside(path.parent if self.kind in REPLACING else path, root):
+            with contextlib.suppress(OSError, sqlite3.Error, ValueError):
+                self._change(path, canary)
+
+    def _change(self, path: Path, canary: Path) -> None:
+        match self.kind:
+            case "fifo":
+                _remove(path)
+                os.mkfifo(path)
+            case "link":
+                _remove(path)
+                targets = [str(canary), "/dev/zero", "/dev/stdin", str(path), "/"]
+                path.symlink_to(targets[self.number % len(targets)])
+            case "value":
+                path.write_text(json.dumps(_with_odd_value(json.loads(path.read_text()), self)))
+            case "schema":
+                _execute(path, SCHEMAS[self.number % len(SCHEMAS)])
+            case "frame_bomb":
+                _execute(path, f"UPDATE frames SET data = x'{_packed(15, bytes(1), 500).hex()}'")
+            case "bytes":
+                data = bytearray(path.read_bytes())
+                some = random.Random(self.number)
+                for _ in range(1 + self.number % 20):
+                    data[some.randrange(len(data))] = some.randrange(256)
+                path.write_bytes(data)
+            case "sparse":
+                os.truncate(path, SPARSE_BYTES)
+            case "bomb":
+                path.write_bytes(_packed(31, b"[", 300))
+            case "deep":
+                path.write_text('{"a":' * (50_000 + self.number % 3))
+            case "large":
+                path.write_text("[" + "0," * (JSON_BYTES // 2) + "0]")
+            case "mode":
+                path.chmod(0)
+            case "owner":  # only root can
+                os.chown(path, 12345, 12345)
+            case "temporary_links":
+                for name in ("run.json", "rank1.json", "sweep.json", "fit.json"):
+                    (path / f".{name}.part").symlink_to(canary)
 
 
 def _is_inside(path: Path, root: Path) -> bool:
@@ -148,106 +191,27 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _fifo(path: Path, _canary: Path, _number: int) -> None:
-    _remove(path)
-    os.mkfifo(path)
-
-
-def _link(path: Path, canary: Path, number: int) -> None:
-    _remove(path)
-    path.symlink_to([str(canary), "/dev/zero", "/dev/stdin", str(path), "/"][number % 5])
-
-
-def _bytes(path: Path, _canary: Path, number: int) -> None:
-    data = bytearray(path.read_bytes())
-    some = random.Random(number)
-    for _ in range(1 + number % 20):
-        if data:
-            data[some.randrange(len(data))] = some.randrange(256)
-    path.write_bytes(data)
-
-
-def _sparse(path: Path, _canary: Path, _number: int) -> None:
-    with path.open("ab") as file:
-        file.truncate(SPARSE_BYTES)
-
-
-def _bomb(path: Path, _canary: Path, _number: int) -> None:
-    path.write_bytes(_packed(31, b"[", 300))
-
-
 @functools.cache
 def _packed(format_bits: int, byte: bytes, mebibytes: int) -> bytes:
     packer = zlib.compressobj(1, zlib.DEFLATED, format_bits)
     return b"".join(packer.compress(byte * 2**20) for _ in range(mebibytes)) + packer.flush()
 
 
-def _deep(path: Path, _canary: Path, number: int) -> None:
-    path.write_text('{"a":' * (50_000 + number % 3))
+def _with_odd_value(content: Any, change: Change) -> Any:
+    """Replace a value at a random depth."""
+    some = random.Random(change.number)
+    place = content
+    while isinstance(place, dict | list) and place:
+        key = some.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if not isinstance(place[key], dict | list) or some.random() < 0.3:
+            place[key] = some.choice(VALUES)
+            break
+        place = place[key]
+    return content
 
 
-def _large(path: Path, _canary: Path, _number: int) -> None:
-    path.write_text("[" + "0," * (JSON_BYTES // 2) + "0]")
-
-
-def _value(path: Path, _canary: Path, number: int) -> None:
-    content = json.loads(path.read_text())
-    some = random.Random(number)
-    for _ in range(1 + number % 4):
-        place: Any = content
-        while isinstance(place, dict | list) and place:
-            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-            key = some.choice(keys)
-            if not isinstance(place[key], dict | list) or some.random() < 0.3:
-                place[key] = some.choice(VALUES)
-                break
-            place = place[key]
-    path.write_text(json.dumps(content))
-
-
-def _mode(path: Path, _canary: Path, _number: int) -> None:
-    path.chmod(0)
-
-
-def _owner(path: Path, _canary: Path, _number: int) -> None:
-    """Give the file to another user: only root can."""
-    os.chown(path, 12345, 12345)
-
-
-def _temporary_links(path: Path, canary: Path, _number: int) -> None:
-    for name in ("run.json", "rank1.json", "sweep.json", "fit.json"):
-        (path / f".{name}.part").symlink_to(canary)
-        (path / name).with_suffix(".part").symlink_to(canary)
-        for pid in {os.getpid(), os.getppid(), *range(max(1, os.getpid()), os.getpid() + 50)}:
-            (path / f".{name}.{pid}.part").symlink_to(canary)
-
-
-def _schema(path: Path, _canary: Path, number: int) -> None:
-    connection = sqlite3.connect(path)
-    try:
+def _execute(path: Path, statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
-        connection.executescript(SCHEMAS[number % len(SCHEMAS)])
+        connection.executescript(statements)
         connection.commit()
-    finally:
-        connection.close()
-
-
-def _frame_bomb(path: Path, _canary: Path, _number: int) -> None:
-    connection = sqlite3.connect(path)
-    try:
-        connection.execute("UPDATE frames SET data = ?", (_packed(15, b"\0", 500),))
-        connection.commit()
-    finally:
-        connection.close()
-
-
-KINDS: dict[str, Callable[[Path, Path, int], None]] = {
-    change.__name__.removeprefix("_"): change
-    for change in (
-        *(_fifo, _link, _bytes, _sparse, _bomb, _deep, _large, _value, _mode),
-        *(_owner, _temporary_links, _schema, _frame_bomb),
-    )
-}
-REPLACING = ("fifo", "link")
-"""Kinds that take the place of whatever is there."""
-SUITABLE = {"value": "*.json", "schema": "*.sqlite", "frame_bomb": "*.sqlite"}

@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from stepscope.distributed.hangs.cases import Hang
+from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.host.child_process import kill_tree
-from stepscope.run import run_folders
+from stepscope.run import read_run, run_folders
 from stepscope.run.rank_info import find_rank
 from stepscope.store import EventRow
 from stepscope.store.reader import send_command
@@ -24,6 +27,8 @@ from tests.support.waiting import wait_for
 from trainer.config import Strategy
 
 SCRIPTS = ROOT / "tests" / "scripts"
+NAMED_S = 15.0
+"""Longest time from the last step of a job that hangs to the name of the rank."""
 PATIENCE_S = 90.0
 """Longest time from the start to the first step: a busy machine imports torch in half a minute."""
 
@@ -119,3 +124,18 @@ def started(
         if process.poll() is None:
             kill_tree(process.pid)
         process.wait()
+
+
+def named_hang(job: Job) -> Hang:
+    """Wait until the hang is named; fail where that takes longer than NAMED_S."""
+    found: Hang = wait_for(lambda: hang_of(read_run(job.folder)), PATIENCE_S)
+    assert time.time() - found.since < NAMED_S + 1, found.text
+    return found
+
+
+def hanging(
+    what: str, folder: Path, *, ranks: int = 2, backend: str = "gloo", **environ: str
+) -> AbstractContextManager[Job]:
+    """Run tests/scripts/hanging.py, watched, in which rank 1 hangs, until the end of the block."""
+    watch = ["-m", "stepscope.watch", "--runs", str(folder / "runs")]
+    return started(folder, ranks, [*watch, str(SCRIPTS / "hanging.py"), what, backend], **environ)

@@ -1,11 +1,13 @@
-"""Another user of this host, who attacks a server or forwards its port."""
+"""Another user of this host: who attacks a server, forwards its port, or may not read all."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,3 +41,28 @@ def relay_of(uid: int, port: int) -> Iterator[int]:
         assert process.stdout is not None
         yield int(process.stdout.readline())
         process.stdin.close()
+
+
+@contextmanager
+def not_root() -> Iterator[None]:
+    """Lose the right to read everything, which only root has."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def reachable_folder() -> Iterator[Path]:
+    """Make a folder that every user can reach, which those of pytest are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(folder)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from http.server import HTTPServer
-from threading import Thread
+from contextlib import AbstractContextManager
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from stepscope.export.prometheus import ExporterCollector, open_server
+from tests.support.server import running
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 Samples = dict[str, list[tuple[dict[str, str], float]]]  # Labels and value, by name.
@@ -21,19 +20,6 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]  # Labels and value, by 
 def serving(collector: ExporterCollector) -> AbstractContextManager[str]:
     """Serve on a free port; yield the address without a path."""
     return running(open_server(collector, "127.0.0.1", 0))
-
-
-@contextmanager
-def running(server: HTTPServer) -> Iterator[str]:
-    """Run a server in a thread and close it at the end; yield its address."""
-    thread = Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
 
 
 def get(url: str, **headers: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepscope.run import process_identity, write_run_json
 from stepscope.store import STORE_NAME, StoreWriter, store_name
-from tests.support.row_blocks import block_of_rows
+from tests.support.run_folders import block_of_rows
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 CREATED = 1_700_000_000.0

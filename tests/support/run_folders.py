@@ -3,14 +3,84 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.run import STALE_S, new_run_folder, process_identity, write_run_json
-from stepscope.store import StoreWriter, store_name
-from stepscope.store.blocks import Event
-from tests.support.row_blocks import block_of_rows
+import numpy as np
+
+from stepscope.run import STALE_S, new_run_folder, process_identity, rank_json, write_run_json
+from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store.blocks import RECORDED_NAN, Event
+from tests.support.child_process import ROOT
+
+
+def block_of_rows(rows: Sequence[tuple[float, int, Mapping[str, float | None]]]) -> SeriesBlock:
+    """Return rows (time, step, values) as a block; an absent value, or None, is missing."""
+    keys = tuple(dict.fromkeys(key for _, _, values in rows for key in values))
+    table = np.full((len(keys), len(rows)), np.nan)
+    for column, (_, _, values) in enumerate(rows):
+        for line, key in enumerate(keys):
+            value = values.get(key)
+            if value is not None:
+                table[line, column] = RECORDED_NAN if value != value else value
+    ts = np.array([row[0] for row in rows], dtype=float)
+    step = np.array([row[1] for row in rows], dtype=float)
+    return SeriesBlock.raw(keys, ts, step, table)
+
+
+VICTIM = """
+import os, sys, time
+from pathlib import Path
+from stepscope.store.recorder import Recorder
+from stepscope.run import RunStatus
+recorder = Recorder(Path(sys.argv[1]), name="victim")
+recorder.set_status(RunStatus.RUNNING)
+step = 0
+while True:
+    step += 1
+    recorder.log(step, {"train/loss": step / 2, "train/lr": 0.1})
+    if step % 50 == 0:
+        os.write(1, b"%d\\n" % step)
+        time.sleep(0.001)  # a ring that is full before a late kill would drop rows
+"""
+
+
+def killed_run(folder: Path, lines: int = 400) -> int:
+    """Kill a process that records 50 steps a millisecond; return the last step that it printed."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    told = [child.stdout.readline() for _ in range(lines)]
+    child.send_signal(signal.SIGKILL)
+    told += child.stdout.readlines()
+    child.wait()
+    child.stdout.close()
+    return int([line for line in told if line.endswith("\n")][-1])
+
+
+GONE_PID = 2**22 + 1
+
+
+class RankFolder:
+    """A folder with the run_json of some of the ranks of a job; `base` is common to all."""
+
+    def __init__(self, root: Path, **base: Any) -> None:
+        self.folder = new_run_folder(root, "job")
+        self.base = base
+
+    def rank(self, number: int, status: str = "running", **more: Any) -> None:
+        now = time.time()
+        values = {"status": status, "heartbeat": now, "rank": number, **process_identity()}
+        values |= self.base | more
+        write_run_json(self.folder, values, rank_json(number))
+        os.utime(self.folder / rank_json(number), (more.get("heartbeat", now),) * 2)
+
 
 Row = tuple[float, int, dict[str, float | None]]
 

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -88,3 +91,16 @@ def stop_server(server: Server) -> None:
         server.process.kill()
         server.process.wait()
         pytest.fail(f"the server did not stop:\n{server.log.read_text()[-4000:]}")
+
+
+@contextmanager
+def running(server: HTTPServer) -> Iterator[str]:
+    """Run a server in a thread and close it at the end; yield its address."""
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()

@@ -21,13 +21,22 @@ import torch
 from stepscope.run import RunStatus
 from tests.support.child_process import ROOT
 from tests.support.run_values import metric, run_json
-from tests.support.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
 from trainer.runners.training_run import run
 from trainer.train import TrainStep, build_train_step
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.state import TrainState
 from trainer.workloads.task import Task
+
+SMALL: dict[Workload, dict[str, Any]] = {
+    Workload.LINEAR: {},
+    Workload.DIGITS_MLP: {},
+    Workload.DIGITS_CNN: {},
+    Workload.GPT: {"num_layers": 1, "width": 16, "context_length": 16, "batch_size": 64},
+    Workload.RESNET: {"width": 8, "image_size": 32, "batch_size": 64},
+    Workload.MATMUL: {"width": 32},
+    Workload.MEMORY_STRESS: {"width": 8, "image_size": 8},
+}
 
 
 def small(workload: Workload, **changes: Any) -> RunConfig:

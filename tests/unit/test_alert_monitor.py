@@ -19,7 +19,7 @@ from stepscope.common.stall_detector import StepGap
 from stepscope.run import RunStatus
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import RECORDED_NAN, Event
-from tests.support.row_blocks import block_of_rows
+from tests.support.run_folders import block_of_rows
 
 GPU, OTHER = "GPU-a", "GPU-b"
 GIB = 2.0**30

@@ -17,9 +17,7 @@ from stepscope.cli import main
 from stepscope.export.tables import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, StoreWriter
 from stepscope.store import reader as store_rows
-from tests.support.killed_runs import killed_run
-from tests.support.row_blocks import block_of_rows
-from tests.support.run_folders import Row, make_run, make_store
+from tests.support.run_folders import Row, block_of_rows, killed_run, make_run, make_store
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.store import StoreWriter, store_name
-from tests.support.row_blocks import block_of_rows
-from tests.support.run_folders import Row, make_run, make_store
+from tests.support.run_folders import Row, block_of_rows, make_run, make_store
 
 ROOT = Path(__file__).resolve().parents[2]
 QUERIES = re.findall(r"^SELECT.*?;$", (ROOT / "docs/cli.md").read_text(), flags=re.M | re.S)

@@ -12,7 +12,7 @@ from stepscope.run import RunInfo, RunStatus, process_identity, read_run, write_
 from stepscope.run.folder import TRACEBACK_FILE, rank_file
 from stepscope.run.rank_info import RankExit, first_cause
 from stepscope.store.recorder import Recorder
-from tests.support.rank_folder import GONE_PID, RankFolder
+from tests.support.run_folders import GONE_PID, RankFolder
 from trainer.runners.rank_worker import AFTER_PEER
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepscope.store.blocks import SeriesBlock, decode, encode, join, merge
-from tests.support.row_blocks import block_of_rows
+from tests.support.run_folders import block_of_rows
 
 
 def rows(*values: float | None, key: str = "train/loss") -> SeriesBlock:

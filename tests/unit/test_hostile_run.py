@@ -50,8 +50,8 @@ from stepscope.session.consensus import Proposal
 from stepscope.session.job_commands import read_file
 from stepscope.store.recovery import note_end, recover_ended
 from stepscope.store.ring import RingBuffer
+from tests.support.other_user import NOBODY, not_root, reachable_folder
 from tests.support.recorded_runs import write_run
-from tests.support.unprivileged import NOBODY, not_root, reachable_folder
 from trainer.config import checkpoints
 from trainer.runners.child_process import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint

@@ -25,8 +25,7 @@ from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
 from dashboard.run_list import Listing
 from stepscope.run import read_run
 from stepscope.store import SeriesBlock, StoreWriter, store_name
-from tests.support.rank_folder import RankFolder
-from tests.support.row_blocks import block_of_rows
+from tests.support.run_folders import RankFolder, block_of_rows
 
 CREATED = 1_700_000_000.0
 TIME, WAIT, PEAK, UTIL = "perf/step_time", "perf/comm_wait", "memory/allocated", "gpu/util"

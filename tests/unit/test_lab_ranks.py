@@ -18,8 +18,8 @@ from stepscope.lab.script_trial import on_all_ranks
 from stepscope.run import process_identity, write_run_json
 from stepscope.watch import trial
 from stepscope.watch.trial import TRIAL
-from tests.support.rank_folder import RankFolder
 from tests.support.recorded_runs import CREATED, write_run
+from tests.support.run_folders import RankFolder
 from tests.support.trial_sessions import TrialSession
 
 SECONDS = (0.1, 0.15)

@@ -13,7 +13,7 @@ from stepscope.run import read_run
 from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.run.rank_status import GRACE_S, ranks_of
 from stepscope.store import StoreWriter
-from tests.support.rank_folder import GONE_PID, RankFolder
+from tests.support.run_folders import GONE_PID, RankFolder
 
 
 class Job(RankFolder):

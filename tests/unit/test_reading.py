@@ -17,8 +17,7 @@ from stepscope.store import StoreError
 from stepscope.store import reader as store_rows
 from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover
-from tests.support.killed_runs import killed_run
-from tests.support.run_folders import make_run
+from tests.support.run_folders import killed_run, make_run
 from tests.support.waiting import wait_until
 
 

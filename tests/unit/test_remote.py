@@ -26,7 +26,7 @@ from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
 from stepscope.store.reader import send_command
 from tests.support.recorded_runs import write_run
-from tests.support.row_blocks import block_of_rows
+from tests.support.run_folders import block_of_rows
 
 LIVE = {"status": "running"}
 STEPS = [(1.0, 1, {"train/loss": 1.0})]

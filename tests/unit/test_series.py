@@ -17,7 +17,7 @@ from dashboard.charts.series import SeriesCursor, keys_of
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
-from tests.support.row_blocks import block_of_rows
+from tests.support.run_folders import block_of_rows
 
 NAN, INF = float("nan"), float("inf")
 

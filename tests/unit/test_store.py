@@ -16,8 +16,7 @@ from stepscope.store.blocks import Event
 from stepscope.store.final_values import typical
 from stepscope.store.reader import send_command
 from stepscope.store.schema import SCHEMA_VERSION, WAL_BYTES
-from tests.support.row_blocks import block_of_rows
-from tests.support.run_folders import make_run, make_store
+from tests.support.run_folders import block_of_rows, make_run, make_store
 
 
 def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> SeriesBlock:

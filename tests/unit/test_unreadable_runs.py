@@ -10,8 +10,8 @@ import pytest
 import stepscope
 from stepscope.cli import main
 from stepscope.run import RunError
+from tests.support.other_user import not_root, reachable_folder
 from tests.support.run_folders import make_run
-from tests.support.unprivileged import not_root, reachable_folder
 
 OF_A_RUN = (
     ["diagnose", "RUN"],

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.sizes import SMALL
-from tests.support.training_runs import losses_on_one_batch
+from tests.support.training_runs import SMALL, losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
 from trainer.workloads import gpt, memory_stress
 from trainer.workloads.build import WORKLOADS
