@@ -281,8 +281,8 @@ SAMPLES = (
         "process/children_rss",
         "worker memory",
         "B",
-        "Resident memory of this process's children and of theirs, such as data-loading "
-        "workers, once a second; pages shared with this process count again.",
+        "Memory that only this process's children and theirs have, such as data-loading "
+        "workers, once a second; without pages that they share.",
     ),
 )
 """The process and its host, one row per tick of the sampler."""

@@ -124,7 +124,7 @@ RUN_METRICS = {
     "memory/alloc_retries": "run_allocation_retries_total",
     "memory/ooms": "run_out_of_memory_errors_total",
     "process/rss": "run_process_resident_bytes",
-    "process/children_rss": "run_workers_resident_bytes",
+    "process/children_rss": "run_workers_private_bytes",
     "process/cpu": "run_process_cpu_ratio",
 }
 LABELS = {

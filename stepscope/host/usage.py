@@ -115,9 +115,11 @@ OWN_STARTERS = ("stepscope-code", "stepscope-alerts")  # Threads whose children 
 REST = 200  # Cooldown in multiples of a reading's duration: 0.5% of the sampler's thread.
 
 
-def resident() -> int | None:
-    """Return the resident bytes of the script's child processes and theirs; 0 without any.
+def children_memory() -> int | None:
+    """Return the bytes that only the script's child processes and theirs have; 0 without any.
 
+    A page that a forked worker shares with this process counts once the worker writes to it, as
+    Python does when it counts a reference: resident memory has it from the start.
     Returns None if the kernel does not list them (CONFIG_PROC_CHILDREN). Children of a native
     thread do not count until the thread ends.
     """
@@ -128,7 +130,7 @@ def resident() -> int | None:
     found = _children((pid, thread.native_id or pid) for thread in threads)
     for child in found:  # grows meanwhile: workers of a fork server are children of a child
         found += _children([(child, child)])
-    return sum(map(_pages, found)) * os.sysconf("SC_PAGE_SIZE")
+    return sum(map(_private_bytes, found))
 
 
 def _children(threads: Iterable[tuple[int, int]]) -> list[int]:
@@ -137,9 +139,9 @@ def _children(threads: Iterable[tuple[int, int]]) -> list[int]:
     return [int(pid) for listed in lists for pid in listed.split()]
 
 
-def _pages(pid: int) -> int:
-    words = _text(f"/proc/{pid}/statm").split()
-    return int(words[1]) if len(words) > 1 else 0
+def _private_bytes(pid: int) -> int:
+    lines = _text(f"/proc/{pid}/smaps_rollup").splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 MIN_CPU_INTERVAL_S = 0.05
@@ -187,7 +189,7 @@ class HostSampler:
         began = self._clock()
         if began < self._next_children:
             return {}
-        total = resident()
+        total = children_memory()
         ended = self._clock()
         self._next_children = ended + REST * (ended - began)
         return {} if total is None else {"process/children_rss": float(total)}

@@ -95,8 +95,8 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         MemoryCategory(
             "workers",
             "its workers",
-            "Resident memory of this process's children, such as data-loading workers; pages "
-            "shared with this process count twice.",
+            "Memory that only this process's children have, such as data-loading workers, "
+            "without pages that they share with it.",
         ),
         MemoryCategory(
             "rest",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -18,10 +19,10 @@ from stepscope.host.usage import (
     REST,
     CgroupMemory,
     HostSampler,
+    children_memory,
     container,
     kills_since,
     own_folder,
-    resident,
 )
 from tests.support.fake_nvml import FakeClock
 
@@ -42,21 +43,45 @@ def child(code: str = SLEEP) -> Iterator[psutil.Process]:
 
 def test_children_of_children_and_of_other_threads_count() -> None:
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
-    before, found = resident(), []
+    before, found = children_memory(), []
     assert before is not None
 
     def start() -> None:
         with child(nested) as one:
             [inner] = one.children()
-            whole = one.memory_info().rss + inner.memory_info().rss
-            found.append(((resident() or 0) - before) / whole)
+            whole = sum(each.memory_full_info().uss for each in (one, inner))
+            found.append(((children_memory() or 0) - before) / whole)
             inner.kill()
 
     thread = threading.Thread(target=start)
     thread.start()
     thread.join()
     assert found == [pytest.approx(1, abs=0.05)]
-    assert resident() == before
+    assert children_memory() == before
+
+
+def test_a_forked_child_counts_the_pages_that_it_has_written() -> None:
+    shared = bytearray(2**26)
+    reader, writer = os.pipe()
+    wrote, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reader, 1)
+        for page in range(0, len(shared), 4096):
+            shared[page] = 1
+        os.write(write, b"x")
+        os.read(reader, 1)
+        os._exit(0)
+    before = children_memory()
+    os.write(writer, b"x")
+    os.read(wrote, 1)
+    after = children_memory()
+    os.write(writer, b"x")
+    os.waitpid(pid, 0)
+    assert before is not None
+    assert after is not None
+    assert before < 2**24
+    assert after - before == pytest.approx(2**26, rel=0.05)
 
 
 def test_a_reading_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +91,7 @@ def test_a_reading_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> Non
         clock.now += 0.01
         return 5
 
-    monkeypatch.setattr(usage, "resident", slow)
+    monkeypatch.setattr(usage, "children_memory", slow)
     host = HostSampler(clock)
     assert host.children() == {KEY: 5.0}
     assert host.children() == {}

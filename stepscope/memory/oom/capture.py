@@ -26,7 +26,7 @@ from stepscope.common.stack_phases import BACKWARD, frame_phase, stack_phase
 from stepscope.gpu.process_memory import OTHERS, OWN, OWN_NOT_LISTED, shares
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import nvml_uuid, open_source
-from stepscope.host.usage import container, kills_since, resident
+from stepscope.host.usage import children_memory, container, kills_since
 from stepscope.memory import allocator
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord
 
@@ -177,7 +177,7 @@ def _read_host(record: OomRecord, first_kills: Any) -> None:
         total=int(memory.total) if cgroup.limit is None else min(int(memory.total), cgroup.limit),
         available=cgroup.within(int(memory.available)),
         process=int(psutil.Process().memory_info().rss),
-        children=resident(),
+        children=children_memory(),
         kills=kills_since(first_kills),
     )
 
