@@ -45,7 +45,7 @@ class TrainerCommands:
     def check(self) -> None:
         self._at_boundary(self._training)
         if self._stop.is_set():
-            raise RunStoppedError("The server was shut down.")
+            raise RunStoppedError("The server was shut down, or its process received a signal.")
 
     def _stop_run(self, command: Command) -> None:
         self._recorder.finish(command, f"Stop: after step {self._training.step}")
