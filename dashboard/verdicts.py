@@ -12,10 +12,8 @@ from dashboard.out_of_memory import out_of_memory_line
 from stepscope.diagnosis.findings import read_rank, straggler_of
 from stepscope.diagnosis.learning import NOT_FINITE
 from stepscope.diagnosis.results import BottleneckDiagnosis, BottleneckKind, IsSettingAllowed
-from stepscope.distributed.hangs.cases import Hang
-from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.stragglers.detect import StragglerFinding
-from stepscope.distributed.stragglers.reader import in_job
+from stepscope.distributed.hangs.cases import Hang, hang_of
+from stepscope.distributed.stragglers.detect import StragglerFinding, in_job
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run_setup import Recommendation, setting_text
 from trainer.config import SETTINGS

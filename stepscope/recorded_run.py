@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,7 +107,8 @@ class Run:
                 blocks = [block for _, block in rows.slices((key,), source)]
                 found = join([*blocks, last.with_keys((key,))]).with_keys((key,))
                 return Series(found.ts, found.step.astype(np.int64), found.mean[0])
-        raise RunError(f"metric: {self.id} has no {key!r}. {_near(key, self.metrics)}")
+        known = ", ".join(self.metrics) or "no metric yet"
+        raise RunError(f"metric: {self.id} has no {key!r}. It has {known}.")
 
     def events(self) -> list[EventRow]:
         """Return the events of the run, oldest first."""
@@ -163,9 +163,3 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
             raise RunError(f"run: must be of one run, {name[:120]!r} is part of {shown}.")
         name = found[0] if found else name
     return Run(run_folder(root, name), rank)
-
-
-def _near(key: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-    names = ", ".join(map(repr, near or known[:10]))
-    return f"Did you mean {names}?" if near else f"It has {names or 'no metric yet'}."

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from multiprocessing import parent_process
@@ -27,7 +27,6 @@ from stepscope.host.environment import in_notebook, running_folder, running_name
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import outcome
-from stepscope.session.process_exec import ExecHandler, handle_exec
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
 from stepscope.store.recorder import MAX_NAME_CHARS, Recorder
@@ -70,7 +69,8 @@ class Tracker:
         # Read in every step, to avoid nested attribute access.
         self._record_step: Any = session.recorder.record if session is not None else None
         self._pid = os.getpid()
-        self._errors_before = _errors()
+        self._handled = sys.exc_info()[1]
+        """The error that the script, or the parent of this forked process, handles now."""
         self._measuring = False
         self._failed = False
 
@@ -99,12 +99,10 @@ class Tracker:
         layout = self._layouts.get(tuple(metrics))
         if layout is None or values is not None:
             return self._step(values, metrics)
-        numbers: Collection[float] = metrics.values()
-        for value in numbers:
+        for value in metrics.values():
             if type(value) is not float:
-                numbers = _host_numbers(numbers)
-                break
-        if not numbers or not self._record_step(layout, numbers):
+                return self._step(values, metrics)
+        if not self._record_step(layout, metrics.values()):
             return self._step(values, metrics)
         return None
 
@@ -130,11 +128,8 @@ class Tracker:
         if self.session and not self._closed:
             self.session.recorder.event("mark", text, **data)
 
-    def batches(self, loader: Iterable[Batch], *, count: bool = False) -> Iterator[Batch]:
-        """Yield the loader's batches; record the data wait and the samples with the next step.
-
-        With `count` every batch is one step, and the body does not need to call `step`.
-        """
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the loader's batches; record the data wait and the samples with the next step."""
         self._measure()
         iterator = iter(loader)
         while True:
@@ -151,8 +146,6 @@ class Tracker:
                     self.session.recorder.activity += 1
                     self.session.readings.read_if_requested()
             yield batch
-            if count:
-                self.step()
 
     def close(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
         """End the run. Does nothing in a second call, or under `stepscope watch`.
@@ -265,21 +258,6 @@ class Tracker:
                 self._layouts[names] = layout
 
 
-def _host_numbers(values: Iterable[Any]) -> list[float]:
-    """Return the numbers of floats and CPU tensors; [] if there is another value."""
-    numbers = []
-    try:
-        for value in values:
-            if type(value) is not float:
-                if not getattr(value, "is_cpu", False):
-                    return []
-                value = float(value.item())
-            numbers.append(value)
-    except Exception:  # noqa: BLE001 - such as of a tensor that is not a scalar
-        return []
-    return numbers
-
-
 def init(
     name: str | None = None,
     *,
@@ -316,7 +294,6 @@ def init(
     # A terminal rarely has the working directory of a notebook's kernel.
     announce(place, root if runs is not None or in_notebook() else None)
     _current = Tracker(session)
-    handle_exec(ExecHandler(_close_before_exec))
     # One handler for all runs of the process: one for each run would keep all rings in memory.
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
@@ -340,30 +317,22 @@ def annotate(
     if session is None:
         return
     recorder = session.recorder
-    texts = {"group": group, "note": note}
-    with _invalid_is_ignored("group and note must be texts"):
-        recorder.describe(
-            **{name: to_text(text) for name, text in texts.items() if text is not None}
-        )
-    with _invalid_is_ignored("tags must be a sequence of texts"):
+    try:
+        for name, text in (("group", group), ("note", note)):
+            if text is not None:
+                recorder.describe(**{name: to_text(text)})
         if tags:
-            added = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
+            added = [tags] if isinstance(tags, str) else map(str, tags)
             known = recorder.run_json.get("tags") or ()
             recorder.describe(tags=list(dict.fromkeys((*known, *added))))
-    with _invalid_is_ignored("config must be a mapping"):
         if config:
             values = {key: to_json(_fields(value)) for key, value in _fields(config).items()}
             shown = with_hidden_secrets("", values)
             recorder.describe(config={**recorder.run_json["config"], **shown})
-
-
-@contextmanager
-def _invalid_is_ignored(rule: str) -> Iterator[None]:
-    """Log the rule for an error, which a script's own values may raise of any class."""
-    try:
-        yield
     except Exception as error:  # noqa: BLE001 - the script's values may raise anything
-        log.warning("stepscope: %s; ignored (%r)", rule, error)
+        log.warning(
+            "stepscope: config must be a mapping and tags a sequence of texts; ignored (%r)", error
+        )
 
 
 def _fields(value: Any) -> Any:
@@ -404,26 +373,11 @@ def batch_length(batch: Any) -> int | None:
 def _close_at_exit() -> None:
     if _current is None or _current._pid != os.getpid():
         return
-    before = [] if hasattr(sys, "ps1") else list(_current._errors_before)
-    found = [one for one in _errors() if all(one is not other for other in before)]
-    _current._end(found[0] if before and found else None)
-
-
-def _close_before_exec(reason: str) -> str | None:
-    """End the run because its process becomes another program; return its id, once."""
-    if _current is None or _current.folder is None or _current._closed:
-        return None
-    _current.close(reason=reason)
-    return _current.folder.name
-
-
-def _errors() -> tuple[BaseException | None, BaseException | None]:
-    """Return the exception in flight, as at the end of a process of multiprocessing, and the last.
-
-    Where `init` was called, one may be in flight that the parent handles; an interactive
-    interpreter keeps earlier ones.
-    """
-    return sys.exc_info()[1], getattr(sys, "last_value", None)
+    # A process of multiprocessing ends with its exception in flight. An interactive interpreter
+    # keeps earlier ones.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    is_earlier = error is _current._handled or hasattr(sys, "ps1")
+    _current._end(None if is_earlier else error)
 
 
 def _count(recorder: Recorder, given: dict[str, Any]) -> None:

@@ -132,7 +132,7 @@ STEPS = (
         "perf/ddp_models",
         "models in DDP",
         "count",
-        "Models in DistributedDataParallel that are trained; recorded if more than one. Their "
+        "Models in DistributedDataParallel; recorded if more than one. Their "
         "waiting is not recorded: they synchronize separately.",
     ),
     (

@@ -22,11 +22,14 @@ from stepscope.diagnosis.results import (
 )
 from stepscope.diagnosis.step_trend import Slowdown, find_slowdown
 from stepscope.diagnosis.step_window import recent_figures
-from stepscope.distributed.hangs.cases import Hang
-from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
-from stepscope.distributed.stragglers.reader import in_job, recent_times, straggler_among
-from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
+from stepscope.distributed.hangs.cases import Hang, hang_of
+from stepscope.distributed.stragglers.detect import (
+    StragglerFinding,
+    StragglerKind,
+    in_job,
+    straggler_among,
+)
+from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase, recent_times
 from stepscope.memory.growth_detector import newest_growth
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunStatus, run_json_of

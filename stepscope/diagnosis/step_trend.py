@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.common.metrics import Stream
 from stepscope.diagnosis.code_time import delay_share
-from stepscope.distributed.stragglers.reader import FIRST_STEPS
+from stepscope.distributed.stragglers.step_phases import FIRST_STEPS
 from stepscope.memory.growth import STRETCHES
 from stepscope.session.training_facts import TrainingFacts
 from stepscope.store import StoreReader

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from stepscope.common.metrics import Stream
 from stepscope.diagnosis.results import MIN_STEPS, StepAverages
-from stepscope.distributed.stragglers.reader import FIRST_STEPS, WINDOW_S
+from stepscope.distributed.stragglers.detect import WINDOW_S
+from stepscope.distributed.stragglers.step_phases import FIRST_STEPS
 from stepscope.gpu.device_events import throttle_words
 from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader

@@ -25,9 +25,7 @@ GROWTH = 3
 """Distances are powers of it. Work that a script does every 4, 10 or 64 steps then falls on samples
 as often as on other steps, and ranks with different distances have common samples."""
 FIRST = 10  # Steps before the first sample: DDP rebuilds its buckets, and the step time is unknown.
-ADJUST_EVERY = (
-    256  # Steps after which the distance of samples is adjusted to the present step time.
-)
+ADJUST_EVERY = 256  # Steps after which the distance is adjusted to the present step time.
 
 
 class DdpTiming:
@@ -41,9 +39,7 @@ class DdpTiming:
 
     def __init__(self) -> None:
         self._module: weakref.ref[Any] | None = None
-        self._counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """The iteration of each module when the trained models were last counted."""
-        self._models = 1
+        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()  # All that exist.
         self._steps = self._every = 0
         self._adjusted_s: float | None = None
         self._iteration = -1
@@ -52,9 +48,7 @@ class DdpTiming:
     def attach(self, module: Any) -> None:
         """Read this DistributedDataParallel from now on, instead of a former one."""
         self._module = weakref.ref(module)
-        self._counted[module] = -1
-        self._count_models()
-        self._models = 1  # a former model is counted again after the first steps
+        self._modules.add(module)
         self._steps = self._every = 0
         self._adjusted_s = None
         self._on_cuda = bool(next(module.parameters()).is_cuda)
@@ -71,25 +65,18 @@ class DdpTiming:
         log = _log_of(module)
         before, self._iteration = self._iteration, log.get("iteration", -1)
         is_sample = self._every and self._iteration > before and not self._iteration % self._every
-        if self._models > 1:
-            row["perf/ddp_models"] = float(self._models)
+        if (models := len(self._modules)) > 1:
+            row["perf/ddp_models"] = float(models)
         elif is_sample:
             times = seconds(log)
             if "perf/comm_wait" in times:
                 row |= times | {"perf/ddp_iteration": float(self._iteration)}
         if self._steps >= (ADJUST_EVERY if self._every else FIRST):
-            self._count_models()
             step_s = (now_s - self._adjusted_s) / self._steps
             self._steps, self._adjusted_s = 0, now_s
             if (every := distance(step_s, on_cuda=self._on_cuda)) != self._every:
                 self._every = every
                 module._set_ddp_runtime_logging_sample_rate(every)
-
-    def _count_models(self) -> None:
-        """Count the models that were trained since the last count."""
-        now = {module: _log_of(module).get("iteration", -1) for module in self._counted}
-        self._models = sum(self._counted[module] < iteration for module, iteration in now.items())
-        self._counted.update(now)
 
 
 def distance(step_s: float, *, on_cuda: bool) -> int:

@@ -8,12 +8,9 @@ dump is requested only when the numbers of the collectives have changed.
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import secrets
-import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,8 +27,6 @@ WAIT_S = 3.0  # Timeout of one `read`: the monitor reads its pipe once a second.
 POLL_S = 0.1
 OURS = "nccl-record-"  # Begins the name of a dump in the run folder; torch appends the rank.
 
-_capturing: set[int] = set()
-
 
 def open_pipe(folder: Path) -> Callable[[], None] | None:
     """Make torch open its debug pipe when the ranks connect, and dump into `folder`.
@@ -40,16 +35,10 @@ def open_pipe(folder: Path) -> Callable[[], None] | None:
     """
     if PIPE in os.environ:
         return None
-    # On a local disk, and never deleted: torch aborts a process, also one that has inherited the
-    # variables, if it cannot make its FIFO.
-    private = Path(tempfile.gettempdir(), f"stepscope-nccl-{os.getuid()}")
-    stem = private / f"{secrets.token_hex(8)}-"
+    # On a local disk: torch aborts a process that cannot make its FIFO.
+    stem = Path(tempfile.gettempdir(), f"stepscope-nccl-{secrets.token_hex(8)}-")
     try:
-        private.mkdir(mode=0o700, exist_ok=True)
-        made = private.lstat()
-        if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.getuid() or made.st_mode & 0o077:
-            return None
-        os.mkfifo(f"{stem}probe")
+        os.mkfifo(f"{stem}probe", 0o600)
         os.unlink(f"{stem}probe")
     except OSError:
         return None
@@ -62,37 +51,10 @@ def open_pipe(folder: Path) -> Callable[[], None] | None:
         for name, value in variables.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
-        for pipe in private.glob(f"{stem.name}*"):
+        for pipe in stem.parent.glob(f"{stem.name}*"):
             pipe.unlink(missing_ok=True)
 
     return close
-
-
-def note_captures() -> None:
-    """Track the capture of CUDA graphs by Python code, which a dump would end. Idempotent."""
-    graph = getattr(getattr(sys.modules.get("torch"), "cuda", None), "CUDAGraph", None)
-    if graph is None or "capture_begin" not in vars(graph) or hasattr(graph, "_stepscope_notes"):
-        return
-    begin, end = graph.capture_begin, graph.capture_end
-
-    @functools.wraps(begin)
-    def tracked_begin(self: Any, *args: Any, **options: Any) -> None:
-        _capturing.add(id(self))
-        try:
-            begin(self, *args, **options)
-        except BaseException:
-            _capturing.discard(id(self))
-            raise
-
-    @functools.wraps(end)
-    def tracked_end(self: Any) -> None:
-        try:
-            end(self)
-        finally:
-            _capturing.discard(id(self))
-
-    graph.capture_begin, graph.capture_end = tracked_begin, tracked_end
-    graph._stepscope_notes = True
 
 
 class NcclRecord:
@@ -127,8 +89,6 @@ class NcclRecord:
 
     def _request(self, file: Path, rank: int) -> str | None:
         """Request a dump; return the reason if that is impossible."""
-        if _capturing:
-            return "a CUDA graph is being captured"
         if (stem := os.environ.get(PIPE)) is None:
             return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
         self._before_ns = modified_ns(file)

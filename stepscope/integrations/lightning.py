@@ -76,8 +76,7 @@ class StepscopeCallback(Callback):
         if isinstance(outputs, Mapping) and trainer.accumulate_grad_batches == 1:
             values.setdefault("train/loss", outputs.get("loss"))
         values["train/lr"] = self._lr
-        may_catch = trainer.world_size == 1 and _may_stop_early(trainer)
-        if self._run.step(values, may_catch=may_catch):
+        if self._run.step(values, may_catch=trainer.world_size == 1):
             trainer.should_stop = True
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
@@ -127,12 +126,6 @@ def metric_key(name: str) -> str:
     if "/" in name:
         return name
     return f"train/{rest}" if group == "train" and rest else f"train/{name}"
-
-
-def _may_stop_early(trainer: Any) -> bool:
-    """Return True if Lightning obeys `should_stop`: after its minimum of epochs and steps."""
-    epochs, steps = trainer.min_epochs or 0, trainer.min_steps or 0
-    return bool(trainer.current_epoch >= epochs and trainer.global_step >= steps)
 
 
 def _finite(count: float | None) -> int | None:

@@ -9,9 +9,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from stepscope.common.files import atomic_write
@@ -89,17 +88,9 @@ class ProfileCommand:
     ended_here: bool
     active: bool = False  # While it is True, each step boundary calls `reach` and `leave`.
     _profile: _Profile | None = None
-    _next: deque[Command] = field(default_factory=deque)
 
     def ask(self, command: Command) -> None:
-        """Begin a profile, or refuse the command with a reason.
-
-        In a job it begins after the previous one. Ranks may end that at different steps, and all
-        must have the same result.
-        """
-        if self._profile is not None and self.recorder.commands.is_shared:
-            self._next.append(command)
-            return
+        """Begin a profile, or refuse the command with a reason."""
         wanted = command.args.get("steps", STEPS)
         if (refused := self._refusal(wanted)) is not None:
             self.recorder.finish(command, f"Profile: {refused}", ok=False)
@@ -122,7 +113,7 @@ class ProfileCommand:
             self._tried(profile, lambda: profile.start(cuda=self.on_gpu()))
         else:
             profile.done += is_step
-            if not (profile.capture.must_end or profile.is_over):
+            if profile.capture.running and not profile.is_over:
                 return 0.0
             self._tried(profile, lambda: self._end(profile))
         return time.perf_counter() - now_s
@@ -139,12 +130,9 @@ class ProfileCommand:
 
     def close(self) -> None:
         """End the profile at the end of the run, with the recorded steps."""
-        waiting, self._next = self._next, deque()
         self.interrupt("the run ended")
         if self._profile is not None:
             self._finish(self._profile, _NOT_BEGUN, ok=False)
-        for command in waiting:
-            self.recorder.finish(command, _NOT_BEGUN, ok=False)
 
     def _refusal(self, wanted: Any) -> str | None:
         if type(wanted) is not int or not 1 <= wanted <= STEPS_LIMIT:
@@ -189,8 +177,6 @@ class ProfileCommand:
             held_s=round(profile.held_s, 3),
             **data,
         )
-        if self._next:
-            self.ask(self._next.popleft())
 
     def _tried(self, profile: _Profile, do: Callable[[], None]) -> None:
         """Call `do`; an exception fails the profile, never the training."""

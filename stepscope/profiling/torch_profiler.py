@@ -9,7 +9,6 @@ Three cases would crash the training (torch 2.13), so each ends a profile first:
 from __future__ import annotations
 
 import gzip
-import inspect
 import logging
 import os
 import secrets
@@ -26,7 +25,6 @@ from stepscope.profiling import phase_ranges
 log = logging.getLogger(__name__)
 
 GZIP_LEVEL = 4  # 1/14 of the size; 9 takes five times as long for 10% less.
-OTHER_WAIT_S = 10.0  # Longest wait of another thread's profiler for the end of this one.
 _STARTERS = ("_prepare_profiler", "_enable_profiler")  # Of torch.autograd.profiler; called first.
 
 
@@ -60,18 +58,15 @@ class ProfilerCapture:
         torch = sys.modules["torch"]
         self.cuda = cuda and not phase_ranges.under_nsight()  # Nsight prevents recording kernels.
         self.ended_early: str | None = None  # Why anything but its owner stopped it.
-        self._asked_to_end = False
-        self._stopped = threading.Event()
+        self.running = True
         self._thread = threading.get_ident()
         activity = torch.profiler.ProfilerActivity
-        # Without it torch warns of dropped events of earlier cycles, of which there are none.
-        known = inspect.signature(torch.profiler.profile).parameters
-        cycles = {"acc_events": True} if "acc_events" in known else {}
         self._profiler: Any = torch.profiler.profile(
             activities=[activity.CPU, *([activity.CUDA] if self.cuda else [])],
             record_shapes=False,
             profile_memory=True,
-            **cycles,
+            # Without it torch warns of dropped events of earlier cycles, of which there are none.
+            acc_events=True,
         )
         if self.cuda:
             torch.cuda.synchronize()  # kernels of the steps before do not belong to it
@@ -79,16 +74,6 @@ class ProfilerCapture:
         self._replaced = _give_way(torch.autograd.profiler, self._another)
         _running.append(self)
         phase_ranges.begin(nvtx=cuda)
-
-    @property
-    def running(self) -> bool:
-        """True while it records."""
-        return not self._stopped.is_set()
-
-    @property
-    def must_end(self) -> bool:
-        """True if it has ended already, or another thread waits for its end."""
-        return self._stopped.is_set() or self._asked_to_end
 
     def stop(self, early: str | None = None) -> None:
         """Stop recording, and wait for the GPU; `early` is why, unless the owner stops it.
@@ -110,7 +95,7 @@ class ProfilerCapture:
             else:  # stopping a profiler that has ended would crash
                 self._profiler = None
         finally:
-            self._stopped.set()
+            self.running = False
 
     def write(self, path: Path) -> list[Any]:
         """Write the gzipped trace; return the rows of `key_averages()`.
@@ -138,12 +123,8 @@ class ProfilerCapture:
         return list(profiler.key_averages())
 
     def _another(self) -> None:
-        """End, or make the training thread end, before another profiler starts."""
-        if threading.get_ident() == self._thread:
-            self.stop("the script started a profiler of its own")
-        elif self.running:
-            self._asked_to_end = True
-            self._stopped.wait(OTHER_WAIT_S)
+        """End before another profiler starts."""
+        self.stop("the script started a profiler of its own")
 
 
 def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, Any]]:

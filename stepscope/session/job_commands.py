@@ -58,8 +58,6 @@ class JobCommands(Participant, CommandQueue):
     run executes a withdrawn command without the other ranks. Raises OSError.
     """
 
-    is_shared = True
-
     def __init__(
         self,
         recorder: Recorder,

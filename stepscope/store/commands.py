@@ -49,9 +49,6 @@ class CommandQueue:
     `request_boundary` is called after a command is queued, `on_command` before that.
     """
 
-    is_shared = False
-    """True if several ranks take each command at the same step."""
-
     def __init__(
         self, request_boundary: Callable[[], None], on_command: Callable[[Command], None]
     ) -> None:

@@ -13,14 +13,12 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from stepscope.distributed.rendezvous import RankContext, launch
 from stepscope.session.code_state import GIT_VARIABLE
-from stepscope.session.process_exec import ExecHandler, handle_exec
+from stepscope.session.process_exec import handle_exec
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
 from stepscope.tracker import annotate
@@ -51,10 +49,7 @@ def main(argv: Sequence[str]) -> int:
     run = begin(options.name or script.name, script.path, options.runs, place, words)
     annotate(run.session, tags=options.tag, group=options.group, note=options.note)
     follow(run)
-    own_words = [word for word in argv[: len(argv) - len(command)] if word not in ("-m", "--")]
-    handle_exec(
-        ExecHandler(run.close_before_exec, partial(_watched_command, script.path, own_words))
-    )
+    handle_exec(run.close_before_exec)
     atexit.register(run.close)
     gc.freeze()  # excludes the imported modules from full collections
     try:
@@ -67,19 +62,6 @@ def main(argv: Sequence[str]) -> int:
             run.ended_by(error)
         raise
     return 0
-
-
-def _watched_command(
-    script: str, options: Sequence[str], path: Any, words: Sequence[Any]
-) -> Sequence[Any]:
-    """Return the words of a new program, under `stepscope watch` if it is the script again."""
-    place = 1
-    while place < len(words) and words[place] != "-m" and words[place].startswith("-"):
-        place += 2 if words[place] in ("-W", "-X") else 1
-    is_script = place < len(words) and os.path.realpath(words[place]) == os.path.realpath(script)
-    if not is_script or not os.path.samefile(path, sys.executable):
-        return words
-    return [*words[:place], "-m", "stepscope.watch", *options, *words[place:]]
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

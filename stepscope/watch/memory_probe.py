@@ -104,7 +104,6 @@ class StepMemory:
     parameters: int
     gradients: int
     state: int
-    optimizer: int = 0  # The `id` of the optimizer that was stepped.
     base: int = 0  # Bytes of the process before the training.
 
     @property
@@ -147,8 +146,8 @@ def batch_headroom(steps: Sequence[StepMemory]) -> tuple[float | None, str]:
     growing = [step.growing for step in steps[1:]]
     if reserved is None:
         return None, "No factor for the batch: it needs torch's allocator of a GPU."
-    if not growing or len({step.optimizer for step in steps}) > 1:
-        return None, "No factor for the batch: it needs two steps of one optimizer."
+    if not growing:
+        return None, "No factor for the batch: it needs two steps."
     if min(growing) < max(MIN_GROWING * peak, (1 - MAX_DIFFERENCE) * max(growing)):
         return None, (
             "No factor for the batch: besides the weights, the steps need "
@@ -224,7 +223,6 @@ class StepMemoryProbe:
                 parameters=weights.bytes,
                 gradients=held.bytes,
                 state=state.bytes,
-                optimizer=id(optimizer),
                 base=base,
             )
         )

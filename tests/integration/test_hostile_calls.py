@@ -59,7 +59,7 @@ def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:
         lambda: rec.event("x", kind=value, text=value),
         lambda: rec.log({b"x": value, 3: value}),
         lambda: setattr(rec, "epoch", value),
-        lambda: list(rec.batches([value, (value,), {"x": value}], count=True)),
+        lambda: list(rec.batches([value, (value,), {"x": value}])),
     ]
 
 

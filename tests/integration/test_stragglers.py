@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stepscope
-from stepscope.distributed.stragglers.reader import ROWS, recent_times
+from stepscope.distributed.stragglers.step_phases import ROWS, recent_times
 from stepscope.run import run_folders
 from stepscope.store import StoreReader
 from tests.support.child_process import ROOT, run_python

@@ -243,7 +243,6 @@ print(hash("a"), loss.item(), sys.argv[1:])
 @pytest.mark.parametrize(
     "call",
     [
-        "os.execv(sys.executable, [sys.executable] + sys.argv)",
         "os.execv(sys.executable, sys.orig_argv)",
         "os.execvpe('env', ['env', sys.executable, *sys.orig_argv[1:]], dict(os.environ))",
     ],
@@ -273,16 +272,3 @@ def test_a_failed_exec_ends_no_run(tmp_path: Path) -> None:
     [folder] = run_folders(tmp_path)
     found = read_run(folder)
     assert (found.status, found.reason, found.run_json["step"]) == (RunStatus.FINISHED, None, 7)
-
-
-def test_a_run_by_init_ends_before_its_process_is_replaced(tmp_path: Path) -> None:
-    script = tmp_path / "again.py"
-    script.write_text(
-        "import os, stepscope, sys\n"
-        "stepscope.init(sample=False).step(loss=1.0)\n"
-        "if len(sys.argv) == 1: os.execv(sys.executable, [sys.executable, *sys.argv, 'x'])\n"
-    )
-    assert run([sys.executable, str(script)], tmp_path).returncode == 0
-    first, second = sorted(map(read_run, run_folders(tmp_path)), key=lambda run: run.created)
-    assert first.status is second.status is RunStatus.FINISHED
-    assert second.run_json["replaces"] == first.id

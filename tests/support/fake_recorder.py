@@ -20,8 +20,6 @@ class FakeRecorder:
 
     folder: Path = field(default_factory=Path)
     number: int = 0
-    is_shared: bool = False
-    """True: the run has several ranks."""
     step: int = 0
     epoch: int = 0
     rows: list[tuple[int, dict[str, float | None]]] = field(default_factory=list)

@@ -13,13 +13,14 @@ import pytest
 
 from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs.cases import (
+    FRESH_S,
     PATIENCE_S,
     Hang,
     HangCause,
     RankObservation,
     find_hang,
+    hang_of,
 )
-from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
 from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name, read_record
 from stepscope.run import STALE_S, process_identity, rank_json, read_run, write_run_json
 

@@ -15,7 +15,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from stepscope.profiling import phase_ranges, profile_command, torch_profiler
 from stepscope.profiling.summary import parse
-from stepscope.profiling.torch_profiler import ProfilerCapture
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.store.recorder import Command, CommandName, Recorder
@@ -125,33 +124,6 @@ def test_a_profiler_that_the_script_starts_later_ends_ours(bench: Bench) -> None
     assert torch.autograd.profiler._enable_profiler is starter
 
 
-def test_a_profiler_of_another_thread_waits_for_ours_to_end(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begins, another = threading.Event(), ProfilerCapture._another
-
-    def announced(capture: ProfilerCapture) -> None:
-        begins.set()
-        another(capture)
-
-    monkeypatch.setattr(ProfilerCapture, "_another", announced)
-
-    own = profile(activities=[ProfilerActivity.CPU])
-
-    def other() -> None:
-        with own:
-            torch.ones(4) * 3
-
-    bench.begin(1)
-    thread = threading.Thread(target=other)
-    thread.start()
-    assert begins.wait(20)
-    while not bench.answers:
-        bench.train(1)
-    thread.join(20)
-    assert [row.count for row in own.key_averages() if row.key == "aten::mul"] == [1]
-
-
 def fork(bench: Bench) -> None:
     child = os.fork()
     if child == 0:
@@ -243,19 +215,3 @@ def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
     names = {row.key for row in made.key_averages()}
     assert names >= {"optimizer", "data", "backward"}
     assert "forward" not in names
-
-
-def test_in_a_job_the_next_profile_waits_for_the_end_of_the_one_before(bench: Bench) -> None:
-    """Another rank may have ended it by now: a refusal would be this rank's alone."""
-    bench.recorder.is_shared = True
-    bench.ask(steps=1)
-    for _ in range(2):
-        bench.ask(steps=2)
-    bench.ask(steps=0)
-    assert bench.answers == []
-    bench.train(3 * 1 + 12)
-    lengths = [data["last"] - data["first"] + 1 for _, _, data in bench.answers[:3]]
-    assert lengths == [1, 2, 2]
-    assert "steps must be" in bench.answers[3][1]
-    assert len(bench.answers) == 4
-    assert not bench.server.profiling.active

@@ -14,6 +14,7 @@ import pytest
 from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
+from stepscope.session.job_commands import JobCommands
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import StopSignal, handlers_wait
 from stepscope.store.reader import send_command
@@ -114,9 +115,9 @@ def test_commands_are_shared_once_all_ranks_of_the_job_are_on_this_host(
 ) -> None:
     live.join_job(2, 3)
     assert live.world_size == 3
-    assert not live.recorder.commands.is_shared
+    assert not isinstance(live.recorder.commands, JobCommands)
     live.join_job(3, 3)
-    assert live.recorder.commands.is_shared
+    assert isinstance(live.recorder.commands, JobCommands)
 
 
 def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(

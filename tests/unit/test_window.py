@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.diagnosis.results import MIN_STEPS, BottleneckKind, StepAverages
 from stepscope.diagnosis.step_window import recent_figures
-from stepscope.distributed.stragglers.reader import FIRST_STEPS
+from stepscope.distributed.stragglers.step_phases import FIRST_STEPS
 from stepscope.run import read_run
 from stepscope.run_setup import setup_of
 from stepscope.store import StoreReader

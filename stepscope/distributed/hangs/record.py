@@ -113,8 +113,7 @@ DOING = {
     "torch/distributed/checkpoint/": "saving or loading a checkpoint",
 }
 """Work outside of a step, by a part of the file of a frame."""
-DEEPEST = 200  # Maximum number of frames that are read.
-MAX_FRAMES = 12  # Number of innermost frames that are kept.
+MAX_FRAMES = 100  # Number of innermost frames that are read.
 MAX_TEXT = 200  # Number of characters that are kept of the end of a file's path.
 KEPT = 64  # Number of newest collectives, and of the oldest pending ones, that are kept.
 MAX_RANKS = 1024  # Number of ranks of a group that are kept.
@@ -131,15 +130,11 @@ _nccl = NcclRecord()
 def capture(known: HangRecord, thread: int) -> HangRecord:
     """Return the record with the present state; `thread` is the id of the training thread."""
     frames = frames_of(thread)
-    # The innermost frames, and the innermost frame of user code.
-    kept = frames[:MAX_FRAMES]
-    if not any(frame.own for frame in kept):
-        kept += [frame for frame in frames[MAX_FRAMES:] if frame.own][:1]
     doing = (word for frame in frames for part, word in DOING.items() if part in frame.file)
     record = replace(
         known,
         seen=clock.now(),
-        frames=tuple(kept),
+        frames=tuple(frames),
         phase=stack_phase((frame.file, frame.function) for frame in frames),
         doing=next(doing, None),
     )
@@ -170,7 +165,7 @@ def frames_of(thread: int) -> list[StackFrame]:
     """Return the stack of a thread by its id, the innermost frame first; [] if it has ended."""
     frame = sys._current_frames().get(thread)
     frames: list[StackFrame] = []
-    while frame is not None and len(frames) < DEEPEST:
+    while frame is not None and len(frames) < MAX_FRAMES:
         file = frame.f_code.co_filename
         is_library = file.startswith(_LIBRARIES) or "-packages/" in file
         frames.append(

@@ -1,9 +1,10 @@
-"""Find the straggler of a job, and the phase in which it is late. Pure; no I/O.
+"""Find the straggler of a job, and the phase in which it is late.
 
 All ranks of a data-parallel job synchronize once per step, in the gradient all-reduce. The rank
 that arrives last waits least.
 
-1. Steps are aligned by DDP's iteration; steps count if every rank's wait is known.
+1. Steps of the last WINDOW_S are aligned by DDP's iteration; steps count if every rank's wait is
+   known.
 2. The lateness of a rank in a step is the median wait of the others less its own.
 3. A rank is named if its median lateness is at least MIN_SHARE of the step, and it is late in at
    least OFTEN of the steps.
@@ -17,19 +18,27 @@ Without such a rank: different ranks are late in turn (UNEVEN), or all ranks wai
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.common.formatting import format_short_time
 from stepscope.distributed import ranks_text
-from stepscope.distributed.stragglers.step_phases import OWN, RankStepPhases, StepPhase
+from stepscope.distributed.stragglers.step_phases import (
+    MIN_STEPS,
+    OWN,
+    RankStepPhases,
+    StepPhase,
+)
+from stepscope.run_setup import setup_of
 from stepscope.store.blocks import Floats
 
-MIN_STEPS = 20  # Minimum number of common steps.
+BUSY_HOST = 0.9  # Minimum utilization of all cores at which a process waits for a core.
+WINDOW_S = 30.0  # Maximum age of the compared steps, if these are at least 2 * MIN_STEPS.
 MIN_SPAN_S = 1.0  # Minimum span of the steps: a rank may lose its core for some tenths of a second.
 MIN_SHARE = 0.05
 """Minimum lateness of a straggler as a fraction of the step. A relevant delay is 10% (TraceML's
@@ -119,6 +128,21 @@ class _Steps:
         return float(np.median(seconds)) / self.step_time if is_often else 0.0
 
 
+def in_job(run_json: Mapping[str, Any]) -> bool:
+    """Return True if a process is a rank of a job of several ranks."""
+    return (run_json.get("world_size") or 1) > 1
+
+
+def straggler_among(
+    times: Sequence[RankStepPhases], run_json: Mapping[str, Any], host_cpu: float | None
+) -> StragglerFinding | None:
+    """Return a job's finding; None for one process or simulated GPUs. `host_cpu` is 0 to 1."""
+    if not in_job(run_json) or setup_of(run_json).simulated:
+        return None
+    is_busy = (host_cpu or 0.0) >= BUSY_HOST
+    return find_straggler(times, world_size=run_json["world_size"], busy_host=is_busy)
+
+
 def find_straggler(
     ranks: Sequence[RankStepPhases], *, world_size: int = 0, busy_host: bool = False
 ) -> StragglerFinding:
@@ -131,8 +155,11 @@ def find_straggler(
         return _none(missing)
     ranks = sorted(ranks, key=lambda one: one.rank)
     numbers = functools.reduce(np.intersect1d, [one.steps for one in ranks])
+    ts = ranks[0].ts[np.searchsorted(ranks[0].steps, numbers)]
+    recent = int(np.count_nonzero(ts > ts[-1:] - WINDOW_S))
+    kept = slice(-max(2 * MIN_STEPS, recent), None)
+    numbers, ts = numbers[kept], ts[kept]
     rows = [np.searchsorted(one.steps, numbers) for one in ranks]
-    ts = ranks[0].ts[rows[0]]
     if len(numbers) < MIN_STEPS or ts[-1] - ts[0] < MIN_SPAN_S:
         needed = f"{MIN_STEPS} over at least {MIN_SPAN_S:.0f} s are needed"
         return _none(f"Not enough data: the ranks have {len(numbers)} steps in common, {needed}.")

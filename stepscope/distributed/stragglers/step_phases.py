@@ -1,4 +1,4 @@
-"""The phases of one rank's newest steps, which `detect.py` compares. Pure; no I/O.
+"""The phases of one rank's newest steps, which `detect.py` compares.
 
 A step lasts from one gradient all-reduce to the next, where all ranks synchronize. The rank whose
 optimizer, input, forward and backward take longest arrives last, and the others wait for it.
@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
+from stepscope.common.metrics import Stream
+from stepscope.run.rank_info import torch_rank
+from stepscope.run_setup import setup_of
+from stepscope.store import StoreReader
 from stepscope.store.blocks import Floats
+
+MIN_STEPS = 20  # Minimum number of common steps.
+FIRST_STEPS = 5  # Number of excluded first steps: kernels load, caches and the allocator fill.
+ROWS = 512  # Number of newest steps read first: sufficient if every fourth step is sampled.
+MAX_ROWS = 8192  # If samples are rare: 16 frames, read in some 10 ms.
 
 LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "perf/ddp_iteration")
 """DDP's metrics of a step, recorded in the row after it."""
@@ -57,6 +67,23 @@ class RankStepPhases:
     wait: Floats
     own: Floats
     timed: int = 0
+
+
+def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) -> RankStepPhases:
+    """Return the phases of the newest steps of a folder rank. Raises StoreError."""
+    rank, on_gpu = torch_rank(run_json, number), setup_of(run_json).on_gpu
+    infos = [info for info in reader.series() if info.stream == Stream.STEPS.value]
+    if not infos:
+        return rank_times(rank, np.empty(0), np.empty(0), {})
+    info = infos[0]
+    for rows in (ROWS, MAX_ROWS):
+        first = min(info.rows, max(FIRST_STEPS, info.rows - rows))
+        block = reader.read(info.id, first, info.rows, 1)
+        columns = {key: block.mean[block.keys.index(key)] for key in KEYS if key in block.keys}
+        times = rank_times(rank, block.step, block.ts, columns, on_gpu=on_gpu)
+        if len(times.steps) >= 2 * MIN_STEPS:
+            break
+    return times
 
 
 def rank_times(
