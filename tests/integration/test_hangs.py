@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.compare.reports import run_report
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.distributed.hangs.cases import HangCause, hang_of
+from stepscope.distributed.hangs.cases import HangCause
 from stepscope.run import RunStatus, read_run
 from tests.support.jobs import NAMED_S, diagnosed, hanging, named_hang
 from tests.support.run_values import events

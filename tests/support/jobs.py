@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.distributed.hangs.cases import Hang
-from stepscope.distributed.hangs.diagnose import hang_of
+from stepscope.distributed.hangs.cases import Hang, hang_of
 from stepscope.host.child_process import kill_tree
 from stepscope.run import read_run, run_folders
 from stepscope.run.rank_info import find_rank
