@@ -29,8 +29,6 @@ from stepscope.store.reader import EVERY, StreamRows
 from stepscope.store.ring import RingError, read_ring, rows_after
 from stepscope.store.step_blocks import STEPS, series_blocks
 
-MAX_NAMED = 10  # runs in a message
-
 
 class Series(NamedTuple):
     """One metric over a run, with a value for each row; NaN for a missing value."""
@@ -116,10 +114,7 @@ class Run:
             return reader.events(limit=EVERY)
 
     def __repr__(self) -> str:
-        try:
-            return repr(self.info()).replace("RunInfo", "Run", 1)
-        except RunError:
-            return f"Run({self.id!r}, cannot be read)"
+        return repr(self.info()).replace("RunInfo", "Run", 1)
 
     def _rows(self, stream: Stream) -> StreamRows:
         return StreamRows(self.folder, stream, self.rank)
@@ -159,7 +154,9 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) 
     if name and not os.path.lexists(root / name):
         found = [folder.name for folder in run_folders(root) if name in folder.name]
         if len(found) > 1:
-            shown = ", ".join(found[:MAX_NAMED]) + (", …" if len(found) > MAX_NAMED else "")
-            raise RunError(f"run: must be of one run, {name[:120]!r} is part of {shown}.")
+            raise RunError(
+                f"run: must be of one run, {name[:120]!r} is part of {len(found)}, such as "
+                f"{found[0]} and {found[1]}."
+            )
         name = found[0] if found else name
     return Run(run_folder(root, name), rank)

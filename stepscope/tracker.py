@@ -49,7 +49,7 @@ class Tracker:
     """Records the steps of one script; created by `init`, or by `stepscope watch`.
 
     Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the hooks count
-    the steps of the optimizers: then `step` adds values to the step of the optimizer beside it, and
+    the steps of the optimizers: then `step` adds values to the last step of the optimizer, and
     counts steps only in a script without optimizers of torch. Only Stop on the page raises into the
     training (Ctrl-C).
     """
@@ -58,8 +58,6 @@ class Tracker:
         self.session = session
         self.watched = watched  # True under `stepscope watch`, whose hooks count the steps.
         self._counted = 0  # The last step counted by a call of `step`.
-        self._precedes: bool | None = None
-        """True if `step` is called before the optimizer's; None before the first call."""
         self._begun = False
         self._closed = session is None
         self._waited_s: float | None = None
@@ -67,11 +65,10 @@ class Tracker:
         self._layouts: dict[tuple[str, ...], RowLayout] = {}
         """Ring layouts by the names given to `step`."""
         # Read in every step, to avoid nested attribute access.
-        self._record_step: Any = session.recorder.record if session is not None else None
+        self._recorder: Any = session.recorder if session is not None else None
         self._pid = os.getpid()
         self._handled = sys.exc_info()[1]
         """The error that the script, or the parent of this forked process, handles now."""
-        self._measuring = False
         self._failed = False
 
     @property
@@ -99,10 +96,12 @@ class Tracker:
         layout = self._layouts.get(tuple(metrics))
         if layout is None or values is not None:
             return self._step(values, metrics)
+        if self._waited_s is not None or self._recorder.counts:  # measured between two steps
+            return self._step(values, metrics)
         for value in metrics.values():
             if type(value) is not float:
                 return self._step(values, metrics)
-        if not self._record_step(layout, metrics.values()):
+        if not self._recorder.record(layout, metrics.values()):
             return self._step(values, metrics)
         return None
 
@@ -118,8 +117,6 @@ class Tracker:
                 recorder.activity += 1
                 given = _named(values, metrics)
                 _count(recorder, given)
-                if recorder.counts:
-                    self._measure()
                 if given:
                     recorder.log(recorder.step, given)
 
@@ -130,7 +127,6 @@ class Tracker:
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the loader's batches; record the data wait and the samples with the next step."""
-        self._measure()
         iterator = iter(loader)
         while True:
             began = time.perf_counter()
@@ -203,11 +199,9 @@ class Tracker:
         if "train/epoch" in given:
             recorder.epoch = _epoch(given["train/epoch"], recorder.epoch)
         if session.optimizer_steps is not None:
-            if self._precedes is None:
-                self._precedes = session.optimizer_steps == 0
             _count(recorder, given)
             if given:
-                recorder.log(session.optimizer_steps + self._precedes, given)
+                recorder.log(session.optimizer_steps, given)
             return
         if self.watched and recorder.step != self._counted:
             _count(recorder, given)
@@ -225,13 +219,8 @@ class Tracker:
             self._begin(session, given)
         recorder.log_step(given)
         self._counted = recorder.step
-        if values is None and not self._measuring and not self.watched:
+        if values is None and not self.watched:
             self._remember_layout(recorder, tuple(metrics), tuple(given))
-
-    def _measure(self) -> None:
-        """Disable the fast path of `step`, to add values measured between two steps."""
-        self._measuring = True
-        self._layouts.clear()
 
     def _begin(self, session: ScriptSession, given: Mapping[str, Any]) -> None:
         """Set the device of the training."""
@@ -294,9 +283,6 @@ def init(
     # A terminal rarely has the working directory of a notebook's kernel.
     announce(place, root if runs is not None or in_notebook() else None)
     _current = Tracker(session)
-    # One handler for all runs of the process: one for each run would keep all rings in memory.
-    atexit.unregister(_close_at_exit)
-    atexit.register(_close_at_exit)
     if parent_process() is not None:  # forked processes skip atexit handlers
         Finalize(None, _close_at_exit, exitpriority=-100)
     return _current
@@ -370,6 +356,7 @@ def batch_length(batch: Any) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
+@atexit.register
 def _close_at_exit() -> None:
     if _current is None or _current._pid != os.getpid():
         return

@@ -16,13 +16,7 @@ from stepscope.distributed import flight_recorder
 from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs import watchdog
 from stepscope.distributed.hangs.cases import Hang, RankObservation, find_hang
-from stepscope.distributed.hangs.record import (
-    KEPT,
-    HangRecord,
-    hang_name,
-    newest,
-    read_record,
-)
+from stepscope.distributed.hangs.record import HangRecord, hang_name, read_record
 from stepscope.distributed.hangs.watchdog import MIN_HANG_S, EventParts, HangWatchdog
 from stepscope.run import RunStatus
 from stepscope.store.recorder import Recorder
@@ -164,15 +158,3 @@ def test_a_hang_is_over_once_collectives_go_on(
     events += watch.check(JOB, 100, None)
     assert [kind for kind, _, _ in events] == ["hang", "hang_over"]
     assert watch.hang is None
-
-
-def collective(number: int, *, done: bool) -> Collective:
-    return Collective(sequence=number, group="0", operation="x", done=done)
-
-
-def test_what_is_not_over_is_kept_and_the_newest() -> None:
-    content = [collective(number, done=number != 3) for number in range(500)]
-    assert [one.sequence for one in newest(content)] == [3, *range(500 - KEPT, 500)]
-    waiting = [collective(number, done=False) for number in range(500)]
-    kept = [one.sequence for one in newest(waiting)]
-    assert kept == [*range(KEPT), *range(500 - KEPT, 500)]

@@ -68,7 +68,6 @@ class Hang:
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
     since: float
-    step: int
     what: str
     text: str
     next: str
@@ -345,7 +344,6 @@ def _hang(job: JobObservation, case: HangCase, evidence: Evidence) -> Hang:
         ranks=tuple(ranks),
         waiting=tuple(waiting),
         since=min(one.since for one in job.records.values()),
-        step=step,
         what=f"{what[:1].upper()}{what[1:]}.",
         text=f"{begin} {format_duration(job.silent_s)} (the last was step {step:,}): {what}.",
         next=case.next.format_map(fields),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -115,7 +114,7 @@ DOING = {
 """Work outside of a step, by a part of the file of a frame."""
 MAX_FRAMES = 100  # Number of innermost frames that are read.
 MAX_TEXT = 200  # Number of characters that are kept of the end of a file's path.
-KEPT = 64  # Number of newest collectives, and of the oldest pending ones, that are kept.
+KEPT = 256  # Number of newest collectives that are kept.
 MAX_RANKS = 1024  # Number of ranks of a group that are kept.
 _LIBRARIES = (
     "<",
@@ -155,7 +154,7 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
     groups = {**dump.groups, **flight_recorder.groups()}
     return replace(
         record,
-        collectives=newest(dump.collectives),
+        collectives=dump.collectives[-KEPT:],
         groups={name: ranks[:MAX_RANKS] for name, ranks in groups.items() if ranks},
         collectives_reason=None if dump.collectives else "the Flight Recorder is empty",
     )
@@ -178,9 +177,3 @@ def frames_of(thread: int) -> list[StackFrame]:
         )
         frame = frame.f_back
     return frames
-
-
-def newest(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
-    """Return the oldest pending collectives and the newest, in order."""
-    older = [one for one in collectives[:-KEPT] if not one.done]
-    return (*older[:KEPT], *collectives[-KEPT:])
