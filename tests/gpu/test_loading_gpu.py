@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from tests.gpu.conftest import SIMULATED, waiting_raises
-from tests.integration.conftest import saving_at_step as saving_at_step
 from tests.support.run_values import metric, run_json
-from tests.support.training_runs import background, train
+from tests.support.training_runs import background, save_at_step, train
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
 from trainer.training.accelerator import CudaAccelerator
@@ -71,7 +70,7 @@ def test_a_late_gpu_still_gets_every_batch_whole(
 
 @switches
 def test_every_way_trains_to_the_same_loss_and_resumes(
-    gpu: TrainDevice, changes: dict[str, Any], tmp_path: Path, saving_at_step: Any
+    gpu: TrainDevice, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Order and arithmetic are the same, so the losses are, to the last bit on the simulator."""
     same = {
@@ -82,7 +81,7 @@ def test_every_way_trains_to_the_same_loss_and_resumes(
     config = small(gpu, **same)
     plain = train(tmp_path, "plain", config)
     saved = len(plain) - 4
-    saving_at_step(saved)
+    save_at_step(monkeypatch, saved)
     changed = replace(config, **changes)
     exact = 0.0 if SIMULATED else 1e-5
     losses = train(tmp_path, "changed", changed)

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from tests.gpu.conftest import waiting_raises
-from tests.integration.conftest import save_at_step
 from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import refused, start_worker, train
+from tests.support.training_runs import refused, save_at_step, start_worker, train
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.train import TrainLoop, build_train_step
 from trainer.training.accelerator import CudaAccelerator

@@ -130,7 +130,7 @@ def test_a_driver_that_hangs_is_0_and_called_once(
 def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     folder = make_run(
         tmp_path,
-        host="a \ud800\n\"'\\ é" + "x" * 500,
+        host="a \n\"'\\ é" + "x" * 500,
         kind="init",
         device="GPU-x",
         step=7,
@@ -149,7 +149,7 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     found = exported(tmp_path)
     (labels,) = (labels for labels, _ in found["run_info"] if labels["run"] == folder.name)
     host = labels.pop("host")
-    assert host.startswith("a ?\n\"'\\ é")
+    assert host.startswith("a \n\"'\\ é")
     assert len(host) == prometheus.LABEL_LENGTH
     expected = {"kind": "init", "uuid": "GPU-x", "slurm_job_id": "4711"}
     assert labels == {"run": folder.name, "rank": "0"} | expected

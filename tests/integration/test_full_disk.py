@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover_ended
 from stepscope.store.ring import FILE_BYTES
 from stepscope.store.writer_thread import BALLAST
+from tests.support.child_process import run_python
 from tests.support.run_values import steps_of
 from tests.support.waiting import wait_until
 
@@ -37,7 +37,8 @@ for step in range(3199):
     run.step(loss=1 / (step + 1))
 sys.exit(int(sys.argv[2]))
 """
-BY_INIT, BY_WATCH = [sys.executable], [sys.executable, "-m", "stepscope.watch"]
+BY_INIT: list[str] = []
+BY_WATCH = ["-m", "stepscope.watch"]
 
 Disk = Callable[[int], Path]
 
@@ -74,14 +75,8 @@ def run_script(runs: Path, command: list[str], code: int) -> subprocess.Complete
     script = runs.parent / "script.py"
     if not script.exists():
         script.write_text(SCRIPT)
-    return subprocess.run(
-        [*command, str(script), str(runs / "hog"), str(code)],
-        env=os.environ | {"STEPSCOPE_RUNS": str(runs)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    words = [*command, str(script), str(runs / "hog"), str(code)]
+    return run_python(*words, STEPSCOPE_RUNS=str(runs))
 
 
 @pytest.mark.parametrize(

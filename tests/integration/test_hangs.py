@@ -71,6 +71,8 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
             return {one.rank for one in said if one.kind in ("crashed", "rank-dead")}
 
         assert wait_for(named) == {1}
+        job.process.wait(60)
+        assert str(read_run(job.folder).reason).startswith("Rank 1 ")
 
 
 def test_training_that_runs_and_validates_has_no_record(tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.child_process import run_python
 from tests.support.run_folders import Row, append_rows, make_run, make_store
 
 pytest.importorskip("tensorboard")
@@ -32,17 +31,13 @@ Scalars = dict[str, list[list[float]]]  # tag -> [wall time, step, value]
 
 def read(folder: Path) -> Scalars:
     """Return what TensorBoard finds in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, check=True
-    )
-    found: Scalars = json.loads(done.stdout)
+    found: Scalars = json.loads(run_python("-c", READ, str(folder)).stdout)
     return found
 
 
 def export(run: Path, logdir: Path, *arguments: str) -> int:
-    command = [sys.executable, "-m", "stepscope.cli", "export", run.name, "--format=tensorboard"]
-    command += [f"--output={logdir}", *arguments]
-    return subprocess.run(command, check=False, capture_output=True).returncode
+    options = ["--format=tensorboard", f"--output={logdir}", *arguments]
+    return run_python("-m", "stepscope.cli", "export", run.name, *options).returncode
 
 
 @pytest.fixture

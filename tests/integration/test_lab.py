@@ -15,7 +15,6 @@ import pytest
 
 from stepscope.lab.folder import read_sweep
 from stepscope.lab.trial_process import LOG, RUN, TrialProcess
-from tests.support.run_values import metric
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab import trial_run
@@ -63,12 +62,6 @@ def test_a_trial_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: P
     same, other = (run_here(tmp_path / str(seed), seed=seed)["metrics"] for seed in (3, 4))
     assert metrics["loss"] == same["loss"] != other["loss"]
     assert first["seconds"] > 0
-
-
-def test_a_trial_has_a_constant_learning_rate(tmp_path: Path) -> None:
-    asked = {"lr_scheduler": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
-    assert run_here(tmp_path / "run", changes=asked)["metrics"]["steps"] == 60
-    assert set(metric(tmp_path / "run", "train/lr")) == {0.01}
 
 
 TWO_RANKS = {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"}

@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.integration.conftest import SaveAtStep
 from tests.support.decoded import Decoded
 from tests.support.run_values import metric, run_json
-from tests.support.training_runs import background, small, train
+from tests.support.training_runs import background, save_at_step, small, train
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload
 from trainer.training.accelerator import CpuAccelerator
@@ -107,7 +106,7 @@ SWITCHES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
 def test_every_way_of_loading_gives_the_same_losses_and_resumes(
-    changes: dict[str, Any], files: None, tmp_path: Path, saving_at_step: SaveAtStep
+    changes: dict[str, Any], files: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accumulation = changes.get("gradient_accumulation_steps", 1)
     base = small(
@@ -115,7 +114,7 @@ def test_every_way_of_loading_gives_the_same_losses_and_resumes(
     )
     plain = train(tmp_path, "plain", base)
     steps = -(-10 // accumulation)
-    saving_at_step(steps + 2)
+    save_at_step(monkeypatch, steps + 2)
     changed = replace(base, **changes)
     assert np.array_equal(train(tmp_path, "changed", changed), plain)
     assert len(plain) == 3 * steps

@@ -15,17 +15,13 @@ import pytest
 
 from stepscope.cli.measure_memory import main as script_main
 from stepscope.host.child_process import ChildOutput, ChildState
+from tests.support.child_process import run_python
 from tests.support.waiting import wait_until
 from trainer.config import Optimizer, Workload, defaults
 from trainer.runners import child_process
 from trainer.runners.child_process import MemoryProbeRun
 
-COMMAND = [sys.executable, "-m", "stepscope.cli", "measure-memory"]
 MATRIX_BYTES = 4 * 2048 * 2048
-
-
-def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
 
 
 # --- a built-in workload --------------------------------------------------------------------------
@@ -130,6 +126,10 @@ finally:
 """
 
 
+def measure(*words: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "stepscope.cli", "measure-memory", *words)
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     path = tmp_path / "train.py"
@@ -138,7 +138,7 @@ def script(tmp_path: Path) -> str:
 
 
 def test_a_script_is_measured_and_ended(script: str) -> None:
-    done = run([*COMMAND, "--steps", "4", "--json", script, "8192", "well", "--steps", "9"])
+    done = measure("--steps", "4", "--json", script, "8192", "well", "--steps", "9")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["fits"], found["steps"]) == (True, 4)
@@ -157,7 +157,7 @@ def test_a_script_is_measured_and_ended(script: str) -> None:
     [("raise", None), ("exhaust", False)],
 )
 def test_a_script_that_fails(script: str, ending: str, fits: bool | None) -> None:
-    done = run([*COMMAND, "--json", script, "4", ending])
+    done = measure("--json", script, "4", ending)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert (found["steps"], found["fits"]) == (1, fits)
@@ -168,7 +168,7 @@ def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:
     for text, reason in (("print(1)", "did not import torch"), ("import torch", "optimizer")):
         path = tmp_path / "nothing.py"
         path.write_text(text)
-        done = run([*COMMAND, str(path)])
+        done = measure(str(path))
         assert done.returncode == 1
         assert reason in done.stdout
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunStatus, read_run
-from tests.integration.conftest import save_at_step
 from tests.support.run_values import metric
 from tests.support.training_jobs import job, launch, mean_loss
+from tests.support.training_runs import save_at_step
 from trainer.config import (
     LRSchedule,
     Precision,

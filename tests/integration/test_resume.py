@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import refused, small, train
+from tests.support.training_runs import refused, save_at_step, small, train
 from trainer.config import LRSchedule, Optimizer, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.workloads.build import build_task
@@ -37,12 +36,12 @@ def test_a_resumed_run_continues_the_curve_bitwise(
     changes: dict[str, Any],
     where: str,
     tmp_path: Path,
-    saving_at_step: SaveAtStep,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = small(workload, epochs=3, batch_size=512, seed=3)
     config = replace(config, **changes)
     step = 26 + (7 if where == "mid-epoch" else 0)
-    saving_at_step(step)
+    save_at_step(monkeypatch, step)
     whole = train(tmp_path, "whole", config)
     resumed = train(tmp_path, "resumed", replace(config, resume_from=f"whole/step-{step}.pt"))
     assert len(whole) == 3 * 26
@@ -112,12 +111,12 @@ def test_validation_takes_the_model_without_dropout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("further", [0, 2], ids=["epoch end", "mid-epoch"])
 def test_a_resumed_run_draws_the_same_random_numbers(
-    further: int, tmp_path: Path, saving_at_step: SaveAtStep
+    further: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a validation dropout is on again, as in a process that has not validated."""
     steps = -(-build_task(DROPOUT).train.length // DROPOUT.batch_size)
     step = steps + further
-    saving_at_step(step)
+    save_at_step(monkeypatch, step)
     whole = train(tmp_path, "whole", DROPOUT)
     resumed = train(tmp_path, "resumed", replace(DROPOUT, resume_from=f"whole/step-{step}.pt"))
     assert len(whole) == 3 * steps

@@ -16,7 +16,7 @@ from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.recorder import Recorder
 from stepscope.store.recovery import recover, recover_ended
 from stepscope.store.ring import RingBuffer
-from tests.support.child_process import ROOT
+from tests.support.child_process import ROOT, run_python
 from tests.support.run_folders import killed_run, make_run
 from tests.support.run_values import block_of, steps_and_losses
 
@@ -145,7 +145,7 @@ recorder.close(RunStatus.FINISHED)
 
 
 def test_a_forked_child_records_nothing_and_does_no_harm(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], cwd=ROOT, check=True, timeout=60)
+    assert run_python("-c", FORKING, str(tmp_path)).returncode == 0
     run = read_run(tmp_path)
     assert run.status is RunStatus.FINISHED
     assert "child" not in run.run_json

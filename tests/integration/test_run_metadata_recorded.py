@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ from stepscope.run import RunStatus, read_metadata, read_run
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, FinalMetric, GitState
 from stepscope.session.code_state import CodeStateReader
 from stepscope.store.recorder import Recorder
+from tests.support.child_process import run_python
 from tests.support.git_repository import commit, content, git
 
 SCRIPT = """
@@ -38,13 +36,9 @@ def run_script(folder: Path, *options: str, text: str = SCRIPT, program: str = "
     script.write_text(text)
     runs = folder / "runs"
     start = ["-m", "stepscope.watch", *options] if program == "watch" else []
-    subprocess.run(
-        [sys.executable, *start, str(script), *(WORDS if program == "watch" else [])],
-        env=os.environ | {"STEPSCOPE_RUNS": str(runs), "HF_TOKEN": "S3CRET"},
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    words = [*start, str(script), *(WORDS if program == "watch" else [])]
+    done = run_python(*words, STEPSCOPE_RUNS=str(runs), HF_TOKEN="S3CRET")
+    assert done.returncode == 0, done.stderr
     (run,) = runs.iterdir()
     return run
 

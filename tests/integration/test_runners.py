@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.run import RunStatus, read_run
-from stepscope.store import StoreError, StoreReader
 from tests.support.run_values import run_json
 from tests.support.training_runs import small, start_worker
 from tests.support.waiting import wait_for, wait_until
 from trainer import runners
-from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
+from trainer.config import Optimizer, RunConfig, Runner, Workload, defaults
 
 BOTH = pytest.mark.parametrize("runner", [Runner.THREAD, Runner.PROCESS])
 LONG = 100_000
@@ -63,32 +62,6 @@ def test_a_run_that_cannot_import_torch_says_why(
     assert found.status is RunStatus.FAILED
     assert "libtorch" in str(found.reason)
     assert ("exit code 1" in str(found.reason)) == (runner is Runner.PROCESS)
-
-
-def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
-    gone = replace(
-        defaults(Workload.LINEAR),
-        epochs=LONG,
-        learning_rate=100.0,
-        optimizer=Optimizer.SGD,
-        nan_policy=NanPolicy.CONTINUE,
-    )
-    run = runners.start(gone, tmp_path)
-
-    def broken() -> bool:
-        try:
-            with StoreReader(run.folder) as reader:
-                return any(event.kind == "nan" for event in reader.events())
-        except StoreError:
-            return False  # not created yet
-
-    wait_until(broken)
-    # The loss overflows some steps before the weights do.
-    seen = read_run(run.folder).run_json["step"]
-    wait_until(lambda: int(read_run(run.folder).run_json["step"]) > seen + 50)
-    assert run.stop(10)
-    assert read_run(run.folder).status is RunStatus.STOPPED
-    assert not (run.folder / "last.pt").exists()
 
 
 @BOTH

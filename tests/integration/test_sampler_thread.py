@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ from stepscope.run import RunStatus
 from stepscope.session.sampler import Sampler
 from stepscope.store.reader import StoreReader
 from stepscope.store.recorder import Recorder
+from tests.support.child_process import ROOT, run_python
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 10.0
@@ -122,12 +120,5 @@ print(open_source().reason)
 
 def test_a_foreign_pynvml_package_without_any_of_the_names_breaks_no_import(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("")
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", FOREIGN],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), root))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-c", FOREIGN, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert "nvidia-ml-py" in done.stdout, done.stderr

@@ -19,12 +19,12 @@ from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Runner, Workload, defaults
 
 
-def serve(folder: Path, config: RunConfig, function: str = "") -> Server:
+def serve(folder: Path, config: RunConfig, ending: str = "-") -> Server:
     """Start a server that trains."""
     script = str(ROOT / "tests" / "scripts" / "serving.py")
     return start_server(
         folder,
-        (script, json.dumps(config.to_dict()), function),
+        (script, json.dumps(config.to_dict()), ending),
         CUDA_VISIBLE_DEVICES="",
         PYTHONPATH=str(ROOT),
     )

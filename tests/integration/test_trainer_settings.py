@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import metric
-from tests.support.training_runs import refused, small, train
+from tests.support.training_runs import refused, save_at_step, small, train
 from trainer.config import Workload
 from trainer.train import TrainStep
 
@@ -49,11 +48,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_trains_as_plain_fp32_and_resumes_bitwise(
-    name: str, plain: np.ndarray, tmp_path: Path, saving_at_step: SaveAtStep
+    name: str, plain: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes, tolerance = SETTINGS[name]
     config = replace(CNN, **changes)
-    saving_at_step(SAVED)
+    save_at_step(monkeypatch, SAVED)
     whole = train(tmp_path, "whole", config)
     if tolerance:
         np.testing.assert_allclose(whole, plain, rtol=tolerance)

@@ -14,10 +14,8 @@ import torch
 
 import stepscope
 from stepscope.run import RunStatus
-from stepscope.store.reader import send_command
-from tests.support.run_values import block_of, event_of, events, metric, run_json
-from tests.support.training_runs import SMALL, background, small
-from tests.support.waiting import wait_for
+from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import SMALL, small
 from trainer.config import Optimizer, Precision, Workload, defaults
 from trainer.runners.training_run import run as train
 from trainer.training.accelerator import CpuAccelerator
@@ -80,33 +78,6 @@ def test_nothing_of_a_training_is_kept_when_its_memory_is_counted(
     monkeypatch.setattr(CpuAccelerator, "release", count)
     assert train(small(Workload.LINEAR), tmp_path) is RunStatus.FINISHED
     assert kept == [0]
-
-
-def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
-    with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path):
-        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
-        send_command(tmp_path, "mark", {"text": "while running"})
-        assert event_of(tmp_path, "mark").text == "while running"
-        send_command(tmp_path, "pause", {})
-        event_of(tmp_path, "pause")
-        wait_for(lambda: run_json(tmp_path)["status"] == "paused")
-        step = run_json(tmp_path)["step"]
-        for name in ("empty_cache", "reset_peaks", "collect_garbage", "save_checkpoint"):
-            send_command(tmp_path, name, {})
-            data = event_of(tmp_path, name).data
-            assert data["ok"] is True
-            assert name == "save_checkpoint" or set(data) >= {"before", "after"}
-        assert (tmp_path / f"step-{step}.pt").is_file()
-        assert run_json(tmp_path)["step"] == step
-        send_command(tmp_path, "resume", {})
-        wait_for(lambda: run_json(tmp_path).get("step", 0) > step)
-        send_command(tmp_path, "stop", {})
-        wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
-    assert (tmp_path / "last.pt").is_file()
-    paused_s = event_of(tmp_path, "resume").ts - event_of(tmp_path, "pause").ts
-    steps = block_of(tmp_path)
-    after = steps.mean[steps.keys.index("perf/step_time"), steps.step.tolist().index(step + 1)]
-    assert after < paused_s, "a pause is no part of a step's time"
 
 
 def trained(folder: Path, **changes: Any) -> stepscope.Run:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from stepscope.lab.folder import SWEEP_JSON, TRIALS_FILE
+from tests.support.child_process import run_python
 from tests.support.git_repository import content
-from tests.support.watched_scripts import ROOT, SCRIPTS
+from tests.support.watched_scripts import SCRIPTS
 
 pytestmark = pytest.mark.timeout(300)  # 13 processes: 50 s on a quiet machine
 
-TUNE = [sys.executable, "-m", "stepscope.cli", "tune", "--minutes", "10"]
+TUNE = ["-m", "stepscope.cli", "tune", "--minutes", "10"]
 SHORT = ["--steps", "20", "--warmup", "8", "--max-rounds", "3"]
 CHECK = """
 import runpy, sys
@@ -38,14 +37,12 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with the script; sweeps are beside it."""
+    """Return a folder with the script; sweeps are beside it."""
     mine = tmp_path / "mine"
     mine.mkdir()
     text = (SCRIPTS / "slow_dataset.py").read_text()
     seeded = "torch.manual_seed(0)  # else a loss may be higher by chance\n    model ="
     (mine / "train.py").write_text(text.replace("model =", seeded, 1))
-    monkeypatch.chdir(mine)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
     return mine
 
@@ -54,7 +51,7 @@ def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -
     before, sweep, faster = content(mine), tmp_path / "sweep", tmp_path / "faster.py"
     settings = ["--settings", "channels_last,set_to_none,num_workers=4"]
     command = [*TUNE, *SHORT, *settings, "--folder", str(sweep), "--apply", str(faster)]
-    done = subprocess.run([*command, "train.py"], capture_output=True, text=True, timeout=280)
+    done = run_python(*command, "train.py", cwd=mine, timeout_s=280)
     assert done.returncode == 0, done.stderr
     found = json.loads((sweep / SWEEP_JSON).read_text())
     assert found["best"]["variants"] == ["num_workers=4"]
@@ -71,9 +68,8 @@ def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -
     assert "+    for batch in DataLoader(Slow(), batch_size=8, num_workers=4):\n" in patch["diff"]
     assert patch["by_hand"] == []
     again = [*command[: command.index("--apply")], "train.py"]  # resumes a sweep that has finished
-    done = subprocess.run(again, capture_output=True, text=True, timeout=60)
+    done = run_python(*again, cwd=mine)
     assert done.returncode == 0, done.stderr
     assert patch["diff"].splitlines()[-1] in done.stdout
-    check = [sys.executable, "-c", CHECK, str(faster)]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    done = run_python("-c", CHECK, str(faster), cwd=mine)
     assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr

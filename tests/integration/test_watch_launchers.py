@@ -15,7 +15,7 @@ from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.run.rank_status import ranks_of
 from stepscope.store import StoreReader
 from tests.support.server import free_port
-from tests.support.watched_scripts import SCRIPTS, run
+from tests.support.watched_scripts import SCRIPTS
 
 STEPS = 6
 PYTHON = [sys.executable, "-m"]
@@ -83,7 +83,7 @@ def test_a_framework_under_torchrun(tmp_path: Path, package: str, script: str) -
 def test_processes_that_the_script_spawns(tmp_path: Path, how: str) -> None:
     """Spawned ranks in place of the script, and `init` in each of them."""
     watch = [sys.executable] if how == "spawn-init" else [*PYTHON, "stepscope.watch"]
-    process = begin(tmp_path, [*watch, "launched.py", how, str(STEPS), str(free_port())])
+    process = begin(tmp_path, [*watch, "launched.py", how, str(free_port())])
     ended(process)
     assert process.pid not in [rank["pid"] for rank in the_run(tmp_path)]
 
@@ -111,16 +111,3 @@ def test_ranks_of_srun(tmp_path: Path) -> None:
     ranks = [SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in ("0", "1")]
     ended(*(begin(tmp_path, command, **address, **rank) for rank in ranks))
     the_run(tmp_path)
-
-
-JOB = [*PYTHON, "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-JOB += ["-m", "stepscope.watch", "rank_failure.py"]
-
-
-def test_a_killed_rank_is_named_and_not_those_that_torchrun_then_terminates(tmp_path: Path) -> None:
-    run([*JOB, "killed"], tmp_path, OMP_NUM_THREADS="1")
-    [folder] = run_folders(tmp_path)
-    found = read_run(folder)
-    assert (found.status, found.cause) == (RunStatus.CRASHED, 1)
-    assert str(found.reason).startswith("Rank 1 ")
-    assert "rank_failure.py" in (folder / "traceback.txt").read_text()

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data._utils import worker
 
 from trainer.workloads.task import Batch
 
@@ -22,12 +21,9 @@ class Decoded:
     folder: Path
     length: int
     noisy: bool = False  # adds random numbers of all three kinds, as augmentations do
-    patient: bool = False  # its workers do not look every 5 s whether their parent still runs
 
     def take(self, indices: Tensor) -> Batch:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
-        if self.patient:
-            worker.MP_STATUS_CHECK_INTERVAL = 3600.0
         values = [float((self.folder / str(index)).read_text()) for index in indices.tolist()]
         if self.noisy:
             noise = random.random() + np.random.rand()

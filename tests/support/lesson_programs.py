@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import trainer.lessons
+from tests.support.child_process import run_python
 from trainer.lessons import Lesson
 
 CompletedProcess = subprocess.CompletedProcess[str]
@@ -64,12 +63,5 @@ EXPECTED = {
 def run(lesson: Lesson, folder: Path, **variables: str) -> CompletedProcess:
     """Run the program as its reader does, in an empty folder."""
     quiet = {"KINETO_LOG_LEVEL": "6"} | ({"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {})
-    return subprocess.run(
-        [sys.executable, *lesson.arguments],
-        cwd=folder,
-        env=os.environ | quiet | variables,
-        capture_output=True,
-        text=True,
-        timeout=lesson.limit_s,
-        check=False,
-    )
+    words = lesson.arguments
+    return run_python(*words, cwd=folder, timeout_s=lesson.limit_s, **(quiet | variables))

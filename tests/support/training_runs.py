@@ -25,6 +25,8 @@ from trainer.config import RunConfig, Workload, defaults
 from trainer.runners.training_run import run
 from trainer.train import TrainStep, build_train_step
 from trainer.training.accelerator import CpuAccelerator
+from trainer.training.checkpoint import write_checkpoint
+from trainer.training.commands import TrainerCommands
 from trainer.training.state import TrainState
 from trainer.workloads.task import Task
 
@@ -103,3 +105,14 @@ def refused(root: Path, name: str, config: RunConfig) -> str:
     (root / name).mkdir(exist_ok=True)
     assert run(config, root / name) is RunStatus.FAILED
     return str(run_json(root / name)["reason"])
+
+
+def save_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Make the next run save a checkpoint after a step, as the button does."""
+
+    def save(self: TrainerCommands) -> None:
+        if self._training.step == step:
+            path = self._recorder.folder / f"step-{step}.pt"
+            write_checkpoint(path, self._training.state_dict())
+
+    monkeypatch.setattr(TrainerCommands, "check", save)
