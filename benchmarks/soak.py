@@ -28,7 +28,7 @@ from playwright.sync_api import Browser, Page
 import stepscope as product
 from benchmarks.report import at_least, at_most, report, say
 from benchmarks.serving import VIEWPORT, await_charts, chromium, serve
-from stepscope.common.clock import Clock, clock
+from stepscope.common.clock import clock
 from stepscope.run import read_run
 from stepscope.run.retention import folder_size
 from stepscope.store import STORE_NAME
@@ -47,7 +47,6 @@ SESSION_DESCRIPTORS = 3
 
 def train(runs: Path, hours: float, minutes: float) -> None:
     """Record `hours` of the driven clock in about `minutes`, in this process."""
-    Clock.wall_offset = lambda self: 0.0  # type: ignore[method-assign]
     recording = product.init("soak", runs=runs, sample=False)
     assert recording.session is not None
     assert recording.folder is not None

@@ -6,6 +6,7 @@ import contextlib
 import operator
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,7 +18,6 @@ from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
 from stepscope.run import RunInfo, read_metadata
 from stepscope.run.metadata import RunMetadata, shown_status
-from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError
 from stepscope.store.final_values import final_values
 
@@ -52,7 +52,7 @@ class RunRow:
 def row_of(run: RunInfo, size: int | None) -> RunRow:
     """Return the row of a run with files of `size` bytes, None if unknown."""
     cells = cells_of(run, size)
-    ended = now_of(run.run_json) if run.status.live else run.ended
+    ended = time.time() if run.status.live else run.ended
     duration = None if ended is None else max(0, round(ended - run.created))
     started = datetime.fromtimestamp(run.created).isoformat(" ", "minutes")
     named: dict[str, Cell] = {"duration": duration, "started": started}

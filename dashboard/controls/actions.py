@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ from dashboard.charts.run_view import run_kind
 from stepscope.common.config_issue import ConfigIssue
 from stepscope.remote.access import read_only_reason
 from stepscope.run import RunInfo, RunKind, RunStatus, is_local
-from stepscope.run.rank_info import now_of
 from stepscope.store.recorder import CommandName
 
 Json = dict[str, Any]
@@ -153,7 +153,7 @@ def can_end_now(run: RunInfo) -> bool:
     if not run.status.live or not is_local(run) or read_only_reason(run) is not None:
         return False
     asked = run.run_json.get("stop_asked")
-    late = asked is not None and now_of(run.run_json) - asked > END_NOW_S
+    late = asked is not None and time.time() - asked > END_NOW_S
     is_script = run_kind(run) in (RunKind.WATCH, RunKind.INIT)
     may_end = is_script or run.world_size > 1
     return may_end and (late or run.heartbeat_age_s > END_NOW_S)

@@ -32,7 +32,7 @@ from stepscope.common.formatting import format_duration, number_name
 from stepscope.common.stall_detector import StepGap
 from stepscope.gpu.device_events import throttle_words
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
-from stepscope.run.rank_info import now_of, of_a_peer, readable_ranks
+from stepscope.run.rank_info import of_a_peer, readable_ranks
 from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, StoreError, StoreWriter, store_name
 from stepscope.store.blocks import Event
@@ -321,7 +321,7 @@ def report_crash(run: RunInfo, settings: AlertSettings) -> bool:
     monitor = AlertMonitor(settings, run.folder.absolute(), rank=run.cause_rank)
     event = monitor.ended(run_json, step, RunStatus.FAILED, run.reason)
     if event is not None:
-        _store_event(run, Event(now_of(run_json), step, int(run_json.get("epoch") or 0), *event))
+        _store_event(run, Event(time.time(), step, int(run_json.get("epoch") or 0), *event))
     return True
 
 

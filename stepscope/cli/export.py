@@ -1,23 +1,20 @@
-"""`stepscope export`: rows of a run, or of all runs, in files for other tools."""
+"""`stepscope export`: rows of a run in a file for other tools."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from stepscope.cli import CommandError
 from stepscope.cli.arguments import add_output, cannot_write, number_type
 from stepscope.cli.named_runs import add_run, named_runs
-from stepscope.common.formatting import printable
 from stepscope.common.metrics import Stream
-from stepscope.export.tables import export, export_all
+from stepscope.export.tables import export
 from stepscope.store import StoreError
 
 EXAMPLES = (
     "stepscope export RUN --format csv > steps.csv",
     "stepscope export RUN --format parquet --stream devices --output gpu.parquet",
-    "stepscope export --all --format parquet --output exported",
     "stepscope export RUN --format tensorboard --output tb && tensorboard --logdir tb",
 )
 STREAMS = (*map(str, Stream), "events")
@@ -25,43 +22,27 @@ STREAMS = (*map(str, Stream), "events")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    add_run(parser, "?")
-    parser.add_argument(
-        "--all", action="store_true", help="export all runs and ranks into one folder (parquet)"
-    )
+    add_run(parser)
     parser.add_argument("--format", required=True, choices=("csv", "parquet", "tensorboard"))
-    parser.add_argument(
-        "--stream",
-        choices=STREAMS,
-        help="stream to export (default: steps; with --all, every one)",
-    )
-    add_output(
-        parser,
-        "output file; log directory for tensorboard, folder for --all (default: stdout; csv only)",
-    )
+    parser.add_argument("--stream", choices=STREAMS, default="steps", help="default: steps")
+    add_output(parser, "output file; log directory for tensorboard (default: stdout; csv only)")
     parser.add_argument(
         "--rank",
         type=number_type(0, 10**9, int),
+        default=0,
         metavar="N",
         help="rank of a distributed run (default: 0)",
     )
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Export a run, or all; return 1 if one cannot be read. Raises CommandError, and RunError."""
+    """Export a run; return 0. Raises CommandError and RunError."""
     problem = _problem(options)
     if problem is not None:
         raise CommandError(problem, 2)
-    unread: dict[str, None] = {}
     try:
-        if options.all:
-            streams = STREAMS if options.stream is None else (options.stream,)
-            unread = dict.fromkeys(export_all(root, options.output, streams))
-            written = f"The runs of {root} were written to {options.output}."
-        else:
-            [info] = named_runs([options.runs], root)
-            stream, rank = options.stream or "steps", options.rank or 0
-            written = export(info.folder, options.format, stream, rank, options.output)
+        [info] = named_runs([options.runs], root)
+        written = export(info.folder, options.format, options.stream, options.rank, options.output)
     except BrokenPipeError:  # an OSError too, but not of --output
         raise
     except StoreError as error:
@@ -76,19 +57,13 @@ def run(options: argparse.Namespace, root: Path) -> int:
             f"--format {options.format}: needs the package {package}, which is not installed. "
             f"Run 'pip install {package}'."
         ) from error
-    for text in unread:
-        print(printable(text), file=sys.stderr)
     if options.output is not None:
         print(written)
-    return int(bool(unread))
+    return 0
 
 
 def _problem(options: argparse.Namespace) -> str | None:
     """Return why these options cannot be combined, and the fix; None if they can."""
-    if options.all == (options.runs is not None):
-        return "export: needs a run or --all. List the runs with 'stepscope runs'."
-    if options.all and (options.format != "parquet" or options.rank is not None):
-        return "--all: exports every rank as parquet. Use --format parquet without --rank."
     if options.format in ("parquet", "tensorboard") and options.output is None:
         return f"--output: missing, --format {options.format} needs it. Add --output NAME."
     if options.format == "tensorboard" and options.stream == "events":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -13,8 +12,7 @@ from pathlib import Path
 from stepscope.cli import CommandError
 from stepscope.cli.arguments import number_type
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.run import check_readable, is_run_id, retention, run_folders
-from stepscope.run.retention import Decision, StoredRun, folder_size, interrupted_deletions
+from stepscope.run import check_readable, retention, run_folders
 
 EXAMPLES = (
     "stepscope gc --keep-days 30 --keep-tagged --dry-run",
@@ -59,16 +57,13 @@ def run(options: argparse.Namespace, root: Path) -> int:
         options.keep_days,
         options.max_size,
     )
-    for folder in interrupted_deletions(root):
-        half = StoredRun(folder.name, folder_size(folder), 0.0)
-        decisions.append(Decision(half, True, "its deletion was interrupted"))
     failed, freed = False, 0
     for decision in decisions:
         word, reason = "delete" if decision.delete else "keep", decision.reason
         if decision.delete and not options.dry_run:
             folder = root / decision.run.id
             try:
-                kept = _delete(folder, keep_tagged=options.keep_tagged)
+                kept = retention.delete_run(folder, root, keep_tagged=options.keep_tagged)
             except OSError as error:
                 failed, kept = True, f"cannot be deleted: {error}"
                 print(printable(f"{decision.run.id}: {kept}"), file=sys.stderr)
@@ -81,14 +76,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
     done = "would be" if options.dry_run else "were"
     print(f"{format_bytes(freed)} of {format_bytes(total)} {done} deleted in {root}.")
     return int(failed)
-
-
-def _delete(folder: Path, *, keep_tagged: bool) -> str | None:
-    """Delete a run, or complete its deletion; return why it stays, or None. Raises OSError."""
-    if is_run_id(folder.name):
-        return retention.delete_run(folder, folder.parent, keep_tagged=keep_tagged)
-    shutil.rmtree(folder)
-    return None
 
 
 def size_in_bytes(text: str) -> int:

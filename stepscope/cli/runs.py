@@ -22,7 +22,6 @@ from stepscope.run import (
     run_folders,
 )
 from stepscope.run.metadata import shown_status
-from stepscope.run.rank_info import now_of, wall_offset_of
 
 EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 
@@ -82,8 +81,7 @@ def json_values(run: RunInfo) -> dict[str, Any]:
     """
     values, metadata = run.run_json, read_metadata(run)
     live = run.status.live
-    last = values["heartbeat"] - wall_offset_of(values)
-    until = now_of(values) if live else values.get("ended", last)
+    until = time.time() if live else values.get("ended", values["heartbeat"])
     duration = None if until is None else max(0.0, until - run.created)
     return {
         "id": run.id,

@@ -6,6 +6,7 @@ Those of a job are rank 0's; its samples/s are those of rank 0 times the number 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,6 @@ from stepscope.common.metrics import BY_KEY, Stream
 from stepscope.memory.breakdown_series import breakdown_source, read_breakdown
 from stepscope.run import RunInfo, read_metadata
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
-from stepscope.run.rank_info import now_of
 from stepscope.run_setup import training_gpu
 from stepscope.store import StoreError, StoreReader, final_values
 from stepscope.store.blocks import Floats
@@ -68,7 +68,7 @@ def read_figures(run: RunInfo) -> RunFigures:
     if metadata.git is not None and metadata.git.diff:
         with contextlib.suppress(OSError):
             diff = terminal_text(read_tail(run.folder / CODE_DIFF, MAX_DIFF_BYTES))
-    ended, step = now_of(run.run_json) if run.status.live else run.ended, run.run_json.get("step")
+    ended, step = time.time() if run.status.live else run.ended, run.run_json.get("step")
     values = {} if ended is None else {"duration": max(0.0, ended - run.created)}
     values |= {"steps": float(step)} if type(step) is int else {}
     of_metadata = RunFigures(run, metadata, values, {}, {}, diff)

@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from stepscope.common.clock import clock
 from stepscope.common.plain_pickle import PlainUnpickler
 
 RECORDER = "_dump_fr_trace"  # Of all backends but NCCL.
@@ -98,10 +97,10 @@ def parsed(content: Mapping[str, Any]) -> FlightRecorderDump:
     >>> record.groups
     {'0': (0, 1)}
     """
-    collectives, wall_offset_s = [], clock.wall_offset()
+    collectives = []
     for entry in content.get("entries") or ():
         try:
-            collectives.append(_collective(entry, wall_offset_s))
+            collectives.append(_collective(entry))
         except (KeyError, TypeError, ValueError):
             continue
     groups = {}
@@ -114,14 +113,14 @@ def parsed(content: Mapping[str, Any]) -> FlightRecorderDump:
     return FlightRecorderDump(collectives=tuple(collectives), groups=groups)
 
 
-def _collective(entry: Mapping[str, Any], wall_offset_s: float) -> Collective:
+def _collective(entry: Mapping[str, Any]) -> Collective:
     backend, _, operation = str(entry["profiling_name"]).partition(":")
     return Collective(
         sequence=None if entry.get("is_p2p") else int(entry["collective_seq_id"]),
         group=str(entry["process_group"][0]),
         operation=operation or backend,
         input_bytes=_input_bytes(entry),
-        created_s=int(entry["time_created_ns"]) / 1e9 - wall_offset_s,
+        created_s=int(entry["time_created_ns"]) / 1e9,
         # With gloo the state stays "scheduled".
         done=bool(entry.get("retired")) or entry.get("state") == "completed",
     )

@@ -39,7 +39,7 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.run import RUN_JSON, RunError, RunStatus, run_folders
-from stepscope.run.rank_info import RankInfo, now_of, readable_ranks, wall_offset_of
+from stepscope.run.rank_info import RankInfo, readable_ranks
 from stepscope.run_setup import training_gpu
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.blocks import missing
@@ -264,7 +264,7 @@ class ExporterCollector:
                 labels = _add_rank(families, folder, rank)
                 if rank.status.live:
                     with contextlib.suppress(StoreError):
-                        values = _newest_values(folder, rank.number, now_of(rank.run_json))
+                        values = _newest_values(folder, rank.number, time.time())
                         families.add_all(RUN_METRICS, values, labels)
 
 
@@ -307,8 +307,7 @@ def _add_rank(families: _Families, folder: Path, rank: RankInfo) -> dict[str, st
     if rank.status.live:
         families.add("run_info", text, 1, labels | about)
     text = "Last heartbeat of the process, in seconds since the epoch."
-    beat = rank.beat + wall_offset_of(content)
-    families.add("run_heartbeat_timestamp_seconds", text, beat, labels)
+    families.add("run_heartbeat_timestamp_seconds", text, rank.beat, labels)
     for key, (name, text) in _RUN_JSON.items():
         value = content.get(key) if rank.status.live else None
         if value is not None and value >= 0:

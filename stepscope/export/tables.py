@@ -1,4 +1,4 @@
-"""Export the rows of a run as CSV, Parquet or TensorBoard events, or all runs as Parquet.
+"""Export the rows of a run as CSV, Parquet or TensorBoard events.
 
 Reads 64 frames at a time, independent of the run's length; omits rows that arrive meanwhile.
 """
@@ -9,7 +9,7 @@ import csv
 import errno
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,12 @@ import numpy as np
 
 from stepscope.common.files import atomic_replace
 from stepscope.common.json_values import to_json
-from stepscope.run import RunError, RunInfo, check_readable, read_run, run_folders
-from stepscope.run.rank_info import numbers_with
-from stepscope.store import StoreError, StoreReader
+from stepscope.store import StoreReader
 from stepscope.store.blocks import Floats, missing
 from stepscope.store.reader import EVERY, StreamRows
-from stepscope.store.recovery import recover_ended
 
 ColumnType = Literal["float", "int", "text"]
 Column = Floats | Sequence[Any]
-RUNS_FILE = "runs.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,32 +141,23 @@ def export(folder: Path, format_: str, stream: str, rank: int, output: Path | No
     return f"{count} rows of {stream} written to {output}."
 
 
-def series_table(rows: StreamRows, keys: Sequence[str] | None = None) -> Table:
-    """Return the rows of a series stream: time, step, the GPU of `devices`, and these metrics.
-
-    `keys` may have metrics that the rows lack; None means all metrics of the rows.
-    """
-    keys = rows.keys if keys is None else keys
+def series_table(rows: StreamRows) -> Table:
+    """Return the rows of a series stream: time, step, the GPU of `devices`, and every metric."""
     columns: dict[str, ColumnType] = {"ts": "float", "step": "int"}
     with_uuid = rows.stream == "devices"
     if with_uuid:
         columns["uuid"] = "text"
-    for key in keys:
-        columns[free_name(key, columns)] = "float"
+    for key in rows.keys:
+        while key in columns:
+            key += "_"
+        columns[key] = "float"
 
     def batches() -> Iterator[Sequence[Column]]:
-        for source, block in rows.slices(keys):
+        for source, block in rows.slices():
             uuid = [[source] * len(block)] if with_uuid else []
             yield [block.ts, block.step.astype(np.int64).tolist(), *uuid, *block.mean]
 
     return Table(columns, batches())
-
-
-def free_name(key: str, taken: Mapping[str, ColumnType]) -> str:
-    """Return a metric's column name: its key, with "_" appended while it is taken."""
-    while key in taken:
-        key += "_"
-    return key
 
 
 def event_table(folder: Path, rank: int) -> Table:
@@ -179,101 +166,11 @@ def event_table(folder: Path, rank: int) -> Table:
     columns |= {"kind": "text", "text": "text", "data": "text"}
     with StoreReader(folder, rank) as reader:
         rows = [
-            (event.ts, event.step, event.epoch, event.kind, event.text, _json(event.data))
+            (
+                *(event.ts, event.step, event.epoch, event.kind, event.text),
+                json.dumps(to_json(event.data)),  # with names of non-finite numbers
+            )
             for event in reader.events(limit=EVERY)
         ]
-    return _whole_table(columns, rows)
-
-
-def export_all(root: Path, output: Path, streams: Iterable[str]) -> Iterator[str]:
-    """Write STREAM/RUN.rankK.parquet of all runs, and runs.parquet, into a new or empty folder.
-
-    The files of a stream have the same columns, so that no reader needs to merge schemas: a metric
-    that a run does not have is null. Yields a sentence for each run and rank that cannot be read.
-    Raises RunError without runs, OSError, and ModuleNotFoundError without pyarrow.
-    """
-    check_readable(root)
-    runs: list[RunInfo] = []
-    for folder in run_folders(root):
-        try:
-            runs.append(read_run(folder))
-            recover_ended(runs[-1])
-        except RunError as error:
-            yield str(error)
-    if not runs:
-        raise RunError(f"export: no runs in {root}. Set STEPSCOPE_RUNS to the folder of your runs.")
-    output.mkdir(parents=True, exist_ok=True)
-    if any(output.iterdir()):
-        raise OSError(errno.ENOTEMPTY, "the folder is not empty")
-    write_parquet(output / RUNS_FILE, run_table(runs))
-    for stream in streams:
-        (output / stream).mkdir()
-        yield from _export_stream(runs, stream, output / stream)
-
-
-def _export_stream(runs: Sequence[RunInfo], stream: str, folder: Path) -> Iterator[str]:
-    """Write a file for each rank with rows; yield a sentence for each that cannot be read."""
-    found: dict[tuple[str, int], StreamRows] = {}
-    for run in runs:
-        for rank in numbers_with(run.folder, "sqlite"):
-            try:
-                found[run.id, rank] = StreamRows(run.folder, stream, rank)
-            except StoreError as error:
-                yield str(error)
-    keys = sorted({key for rows in found.values() for key in rows.keys})
-    for (run_id, rank), rows in found.items():
-        try:
-            if stream == "events":
-                table = event_table(rows.folder, rank)
-            elif not len(rows):
-                continue
-            else:
-                table = series_table(rows, keys)
-            path = folder / f"{run_id}.rank{rank}.parquet"
-            write_parquet(path, labeled(table, {"run": run_id, "rank": rank}))
-        except StoreError as error:
-            yield str(error)
-
-
-def labeled(table: Table, labels: Mapping[str, str | int]) -> Table:
-    """Return a table with a constant column for each label, before its own columns."""
-    columns: dict[str, ColumnType] = {
-        name: "text" if isinstance(value, str) else "int" for name, value in labels.items()
-    }
-    for name, kind in table.columns.items():
-        columns[free_name(name, columns)] = kind
-
-    def batches() -> Iterator[Sequence[Column]]:
-        for batch in table.batches:
-            yield [*([value] * len(batch[0]) for value in labels.values()), *batch]
-
-    return Table(columns, batches())
-
-
-def run_table(runs: Iterable[RunInfo]) -> Table:
-    """Return a row for each run: its id, name, status, start, end, and its settings as JSON."""
-    columns: dict[str, ColumnType] = {"run": "text", "name": "text", "status": "text"}
-    columns |= {"created": "float", "ended": "float", "config": "text"}
-    rows = [
-        (
-            run.id,
-            str(run.run_json.get("name") or run.id),
-            run.status.value,
-            run.created,
-            float("nan") if run.ended is None else run.ended,
-            _json(run.run_json.get("config") or {}),
-        )
-        for run in runs
-    ]
-    return _whole_table(columns, rows)
-
-
-def _whole_table(columns: Mapping[str, ColumnType], rows: Sequence[Sequence[Any]]) -> Table:
-    """Return a table of one batch."""
     batch = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns]
     return Table(columns, iter([batch]))
-
-
-def _json(value: Any) -> str:
-    """Return JSON text, with the names of non-finite numbers, which JSON lacks."""
-    return json.dumps(to_json(value))

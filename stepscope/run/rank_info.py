@@ -124,8 +124,6 @@ class RunJson(TypedDict):
     heartbeat: _Moment
     ended: _Moment
     stop_asked: _Moment
-    # A clock without a battery begins in 1970.
-    wall_offset_s: Annotated[float, msgspec.Meta(gt=-(2**32), lt=2**32)]
     host: _Text
     user: _Text
     pid: _Count
@@ -226,16 +224,6 @@ def required(run_json: Mapping[str, Any], name: str) -> Any:
     return run_json[name]
 
 
-def wall_offset_of(run_json: Mapping[str, Any]) -> float:
-    """Return the seconds by which the clock of a rank's host was set since the rank began."""
-    return run_json.get("wall_offset_s") or 0.0
-
-
-def now_of(run_json: Mapping[str, Any]) -> float:
-    """Return the present time by a rank's clock, as its rows have it."""
-    return time.time() - wall_offset_of(run_json)
-
-
 def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
     """Return the global rank of a metadata file; the folder rank `number` without it."""
     rank: int | None = run_json.get("rank")
@@ -246,8 +234,7 @@ def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
 class RankInfo:
     """Metadata and present status of one rank.
 
-    `beat` is the last heartbeat by the clock of the process, as its rows; `age_s` is its age by the
-    wall clock. `terminated`: it crashed by SIGTERM.
+    `beat` is the last heartbeat; `age_s` is its age. `terminated`: it crashed by SIGTERM.
     """
 
     number: int
@@ -291,8 +278,6 @@ def read_rank_file(folder: Path, number: int) -> RankInfo:
         age_s = mirror["age_s"]  # by the other host's clock, at the last answer
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
-    # Heartbeats and times of files are by the wall clock, all others by the process's clock.
-    beat -= wall_offset_of(run_json)
     terminated = status is RunStatus.CRASHED and fatal_signal(folder, number) == SIGTERM
     return RankInfo(number, run_json, status, beat, age_s, terminated)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.rank_info import RankInfo, find_rank, now_of, rank_numbers
+from stepscope.run.rank_info import RankInfo, find_rank, rank_numbers
 from stepscope.run.status import RunKind, RunStatus
 
 GRACE_S = 30.0  # age of a run up to which a rank without a file counts as starting
@@ -73,7 +74,7 @@ def _status_without_file(first: RankInfo) -> tuple[RankStatus, str]:
         text = "It may be recorded in another folder: hosts without shared storage have one each."
     elif run_json.get("kind") == RunKind.INIT:
         text = "It has not called stepscope.init, or never started."
-    elif first.status.live and created is not None and now_of(run_json) - created < GRACE_S:
+    elif first.status.live and created is not None and time.time() - created < GRACE_S:
         text = "It has not written anything yet."
     else:
         return RankStatus.NEVER_STARTED, "It has never started, or it is not watched."

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,27 +14,22 @@ from pathlib import Path
 from stepscope.common.files import is_own_folder
 from stepscope.run.folder import RunError, is_here, is_in, recorder_of, user_name
 from stepscope.run.info import RunInfo, read_run
-from stepscope.run.metadata import read_notes
+from stepscope.run.metadata import merged, read_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankInfo,
     rank_numbers,
     read_rank_file,
-    wall_offset_of,
 )
 from stepscope.run.status import RunStatus
 
 DAY_S = 86_400.0
 _REMOVED = ".deleted-"  # Prefix of a folder that is being deleted: no run has such a name.
-_REMOVED_RUN = re.compile(r"\.deleted-[0-9a-f]{8}-[A-Za-z0-9].*")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run folder: its size in bytes, its end, and why it must stay, or None.
-
-    `ended` is in epoch seconds of the wall clock, as `now` of `decide`.
-    """
+    """A run folder: its size in bytes, its end, and why it must stay, or None."""
 
     id: str
     size: int
@@ -92,9 +86,9 @@ def stored_run(folder: Path, root: Path, *, keep_tagged: bool) -> StoredRun:
 
 
 def _ended(rank: RankInfo) -> float:
-    """Return the end of a rank, or its last heartbeat, in epoch seconds of the wall clock."""
-    ended = rank.run_json.get("ended")  # by the clock of the process, as `beat`
-    return float(rank.beat if ended is None else ended) + wall_offset_of(rank.run_json)
+    """Return the end of a rank, or its last heartbeat, in epoch seconds."""
+    ended = rank.run_json.get("ended")
+    return float(rank.beat if ended is None else ended)
 
 
 def _protected(run: RunInfo, ranks: list[RankInfo], keep_tagged: bool) -> str | None:
@@ -111,14 +105,12 @@ def _protected(run: RunInfo, ranks: list[RankInfo], keep_tagged: bool) -> str | 
         if recorder_of(rank.run_json, run.folder / f"rank{rank.number}.sqlite") is not None:
             return "its last rows are being written. Try again"
     try:
-        notes = read_notes(run.folder)
+        metadata = merged(run.run_json, read_notes(run.folder), run.id)
     except RunError as error:
         return str(error)
-    if notes.pinned:
+    if metadata.pinned:
         return "pinned"
-    tags = notes.tags  # None: of all ranks
-    if tags is None:
-        tags = tuple(str(tag) for rank in ranks for tag in rank.run_json.get("tags") or ())
+    tags = metadata.tags
     return f"tagged {', '.join(tags[:5])}" if keep_tagged and tags else None
 
 
@@ -139,7 +131,7 @@ def delete_run(folder: Path, root: Path, *, keep_tagged: bool) -> str | None:
     """Delete a run folder; return why it stays, if anything changed since.
 
     The folder is renamed first, so that no reader finds half a run. Raises OSError if it cannot be
-    renamed, or if files are left, which the next `stepscope gc` deletes.
+    renamed, or if files are left.
     """
     protected = stored_run(folder, root, keep_tagged=keep_tagged).protected
     if protected is None:
@@ -147,11 +139,3 @@ def delete_run(folder: Path, root: Path, *, keep_tagged: bool) -> str | None:
         folder.rename(removed)
         shutil.rmtree(removed)
     return protected
-
-
-def interrupted_deletions(root: Path) -> Iterator[Path]:
-    """Yield the folders of this user whose deletion was interrupted."""
-    for path in sorted(root.glob(f"{_REMOVED}*")):
-        is_renamed = _REMOVED_RUN.fullmatch(path.name) is not None
-        if is_renamed and path.is_dir() and not path.is_symlink() and is_own_folder(path):
-            yield path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Collection
 from contextlib import closing, suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from stepscope.common.files import is_own_folder
 from stepscope.run import RunInfo, RunStatus, is_own, rank_json, write_run_json
 from stepscope.run.folder import is_here, recorder_of
-from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
+from stepscope.run.rank_info import UNREADABLE, find_rank, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
 from stepscope.store.ring import RingError, read_ring, rows_after
 from stepscope.store.schema import warn_once
@@ -82,7 +83,7 @@ def note_end(
     try:
         run_json = read_run_json(folder, number)
         if run_json["status"] in instead_of and is_own_folder(folder):
-            ended = {"status": status, "reason": reason, "ended": now_of(run_json)}
+            ended = {"status": status, "reason": reason, "ended": time.time()}
             write_run_json(folder, run_json | ended, rank_json(number))
     except UNREADABLE as error:
         text = "stepscope: %s: rank %d: its outcome could not be written: %s"

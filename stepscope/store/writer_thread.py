@@ -287,8 +287,6 @@ class WriterThread:
         """Write run.json; on a full disk, touch the old file as a heartbeat."""
         with self.run_json_lock:
             self.run_json["heartbeat"] = time.time()
-            if offset_s := clock.wall_offset():
-                self.run_json["wall_offset_s"] = offset_s
             self.run_json.update(self._progress(), dropped=self.ring.dropped)
             run_json = dict(self.run_json)
         try:

@@ -12,7 +12,6 @@ import pytest
 
 from stepscope.common.clock import Clock
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
-from stepscope.run.rank_info import now_of, read_rank_file
 from stepscope.store import StoreReader
 from stepscope.store.recorder import Recorder
 from tests.support.run_values import metric
@@ -36,13 +35,9 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 def test_the_clock_ignores_changes_of_the_wall_clock(set_clock: SetClock) -> None:
     one = Clock()
     before = one.now()
-    set_clock(0.3)
-    assert one.wall_offset() == 0.0  # too small
     set_clock(-HOUR_S)
     assert before <= one.now() < before + 60.0
-    assert one.wall_offset() == pytest.approx(-HOUR_S, abs=0.1)
     one.restart()
-    assert one.wall_offset() == 0.0
     assert one.now() == pytest.approx(time.time(), abs=60.0)
 
 
@@ -67,7 +62,6 @@ def test_rows_and_events_have_rising_times(
             assert (ts[1:] >= ts[:-1]).all()
             assert run.created <= ts[0] <= ts[-1] <= run.ended < run.created + 60.0
         (event,) = reader.events()
-    assert run.run_json["wall_offset_s"] == pytest.approx(set_by_s, abs=1.0)
     assert run.created <= event.ts <= run.ended
 
 
@@ -80,26 +74,9 @@ def test_a_live_run_stays_alive(tmp_path: Path, set_clock: SetClock, set_by_s: f
     assert process_of(identity) is not None
     assert process_of(identity | {"pid_ticks": 1}) is None
     assert process_of(identity | {"pid_namespace": "of an earlier boot"}) is None
-    known = {"created": time.time() - set_by_s, "status": "running", "wall_offset_s": set_by_s}
+    known = {"created": time.time() - set_by_s, "status": "running"}
     write_run_json(tmp_path, identity | known | {"heartbeat": time.time()})
     os.utime(tmp_path / "run.json", (time.time(),) * 2)
     run = read_run(tmp_path)
     assert run.status is RunStatus.RUNNING
     assert run.heartbeat_age_s < 60.0
-    assert now_of(run.run_json) - run.created < 60.0
-
-
-@pytest.mark.parametrize("set_by_s", [0.0, HOUR_S, -HOUR_S])
-@pytest.mark.parametrize(("age_s", "status"), [(0.0, "running"), (100.0, "crashed")])
-def test_the_heartbeat_of_another_host_is_by_its_wall_clock(
-    tmp_path: Path, set_by_s: float, age_s: float, status: str
-) -> None:
-    """Its clock was wrong at the rank's start, and has been set since."""
-    beat = time.time() - age_s
-    known = {"created": beat - set_by_s, "status": "running", "host": "node2", "heartbeat": beat}
-    write_run_json(tmp_path, known | {"rank": 1, "wall_offset_s": set_by_s}, "rank1.json")
-    os.utime(tmp_path / "rank1.json", (beat,) * 2)
-    rank = read_rank_file(tmp_path, 1)
-    assert rank.status == status
-    assert rank.age_s == pytest.approx(age_s, abs=5.0)
-    assert rank.beat == pytest.approx(beat - set_by_s, abs=0.01)

@@ -11,7 +11,6 @@ from stepscope.memory.oom.classify import OomFinding, diagnose
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, OomReport, read_report
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.rank_info import wall_offset_of
 from stepscope.run_setup import setup_of
 
 MAX_SILENCE_S = 300.0  # Maximum age of a heartbeat: later kills may be another process's.
@@ -52,7 +51,7 @@ def _killed(run: RunInfo) -> OomReport | None:
     if not kills:
         return None
     record = OomRecord(
-        ts=float(beat) - wall_offset_of(run_json),
+        ts=float(beat),
         memory=MemoryKind.HOST,
         step=step if type(step) is int else 0,
         host=HostMemory(kills=kills),
