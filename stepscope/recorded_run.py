@@ -24,10 +24,9 @@ from stepscope.run import (
 )
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import EventRow, SeriesBlock, StoreReader
-from stepscope.store.blocks import Floats, join
+from stepscope.store.blocks import STEPS, Floats, join, series_blocks
 from stepscope.store.reader import EVERY, StreamRows
 from stepscope.store.ring import RingError, read_ring, rows_after
-from stepscope.store.step_blocks import STEPS, series_blocks
 
 
 class Series(NamedTuple):

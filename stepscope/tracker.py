@@ -29,9 +29,9 @@ from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
+from stepscope.store.blocks import RATES, SAMPLES, STEP_TIME, STEPS
 from stepscope.store.recorder import MAX_NAME_CHARS, Recorder
 from stepscope.store.ring import WIDTH, RowLayout
-from stepscope.store.step_blocks import RATES, SAMPLES, STEP_TIME, STEPS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

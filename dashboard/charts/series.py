@@ -25,9 +25,9 @@ from stepscope.common.formatting import number_name
 from stepscope.common.metrics import Stream
 from stepscope.run import RunInfo
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
+from stepscope.store.blocks import RATE, STEP_TIME
 from stepscope.store.final_values import bucket_for
 from stepscope.store.reader import Axis
-from stepscope.store.step_blocks import RATE, STEP_TIME
 
 TARGET = 500  # buckets of a chart, at most
 MAX_NEW = 250  # new buckets; with more, a fresh overview is smaller

@@ -20,9 +20,8 @@ from stepscope.run import RunInfo, read_metadata
 from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
 from stepscope.run_setup import training_gpu
 from stepscope.store import StoreError, StoreReader, final_values
-from stepscope.store.blocks import Floats
+from stepscope.store.blocks import LOSS, STEP_TIME, Floats
 from stepscope.store.final_values import reduced, typical
-from stepscope.store.step_blocks import LOSS, STEP_TIME
 
 MAX_MEMORY_READINGS = 128  # of which the one with the most memory is compared
 MAX_METRICS = 50  # of the script's own metrics

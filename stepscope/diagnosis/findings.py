@@ -33,10 +33,10 @@ from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPha
 from stepscope.memory.growth_detector import newest_growth
 from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunStatus, run_json_of
-from stepscope.run.error_text import split_remedy
 from stepscope.run.folder import SIGTERM, TRACEBACK_FILE, fatal_signal, rank_file
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankStatus, ranks_of
+from stepscope.run.status import split_remedy
 from stepscope.run_setup import Recommendation, RunSetup, setting_text, setup_of
 from stepscope.session.training_facts import TrainingFacts, read_facts
 from stepscope.store import EventRow, StoreError, StoreReader, store_name

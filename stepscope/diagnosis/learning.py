@@ -12,10 +12,9 @@ from stepscope.diagnosis.results import BottleneckDiagnosis, BottleneckKind
 from stepscope.run_setup import Recommendation, RunSetup
 from stepscope.session.training_facts import LearningFacts, NonFinite, TrainingFacts
 from stepscope.store import StoreReader
-from stepscope.store.blocks import Floats
+from stepscope.store.blocks import LOSS, Floats
 from stepscope.store.final_values import last_value, read_newest
 from stepscope.store.reader import EVERY
-from stepscope.store.step_blocks import LOSS
 
 NO_LEARNING, NOT_FINITE = BottleneckKind.NO_LEARNING, BottleneckKind.NOT_FINITE
 MIN_CHECKS = 10  # of sampled steps that all show the same

@@ -12,8 +12,7 @@ from stepscope.distributed.stragglers.step_phases import FIRST_STEPS
 from stepscope.memory.growth import STRETCHES
 from stepscope.session.training_facts import TrainingFacts
 from stepscope.store import StoreReader
-from stepscope.store.blocks import Floats
-from stepscope.store.step_blocks import STEP_TIME
+from stepscope.store.blocks import STEP_TIME, Floats
 
 MIN_STEPS = 12 * STRETCHES
 MAX_BUCKETS = 1024  # of the step times of a run

@@ -16,9 +16,8 @@ from stepscope.distributed.stragglers.step_phases import FIRST_STEPS
 from stepscope.gpu.device_events import throttle_words
 from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
-from stepscope.store.blocks import Floats
+from stepscope.store.blocks import STEP_TIME, Floats
 from stepscope.store.final_values import highest, reduced
-from stepscope.store.step_blocks import STEP_TIME
 
 WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of the store.
 LEAST_S = 3.0  # Minimum time span of short steps, so that the sampler has enough samples in it.

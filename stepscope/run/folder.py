@@ -236,16 +236,14 @@ def _writes(pid: int, file: Path) -> bool:
     return False
 
 
-_FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
-_sink: list[tuple[int, os.stat_result]] = []
-"""The descriptor to which faulthandler writes from the first recorded run on, and its file."""
+_recorded: set[signal.Signals] = set()
+"""SIGSEGV while faulthandler is enabled for a run, SIGTERM while its stack is recorded."""
 
 
 @contextlib.contextmanager
 def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
     """Write the stack at a fatal signal or SIGTERM into the folder, unless the script handles it.
 
-    A library may handle fatal signals in its normal work, as a JVM does with SIGSEGV.
     SIGTERM is recorded where it ends the process, in C: it ends as soon as without Stepscope, and
     `signal.getsignal` returns the same.
     """
@@ -256,77 +254,34 @@ def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
         log.warning("stepscope: fatal signals will not be recorded: %s", error)
         yield
         return
-    if _sink or not (faulthandler.is_enabled() or _are_caught(*_FATAL)):
-        _write_tracebacks_to(descriptor)
-    if _ends_at_sigterm():
+    # The frames of other threads change while they run, which would end the process by SIGSEGV.
+    if not faulthandler.is_enabled():
+        faulthandler.enable(descriptor, all_threads=False)
+        _recorded.add(signal.SIGSEGV)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
-        _sigterm_recorded_in.add(os.getpid())
+        _recorded.add(signal.SIGTERM)
     try:
         yield
     finally:
-        _end_tracebacks()
-        _unregister_sigterm()
+        _stop_recording()
         with contextlib.suppress(OSError):
             os.close(descriptor)  # unless the script has
             if path.lstat().st_size == 0:
                 path.unlink()
 
 
-def _write_tracebacks_to(descriptor: int) -> None:
-    """Replace the file of faulthandler, unless the script has closed its descriptor.
-
-    `faulthandler.enable` would replace a file that the script has given it since, and `disable`
-    would remove the handlers that were installed since.
-    """
-    if not _sink:
-        number = os.dup(descriptor)
-        # The frames of other threads change while they run, which would end the process by SIGSEGV.
-        faulthandler.enable(number, all_threads=False)
-    else:
-        number, file = _sink[0]
-        try:
-            if not os.path.samestat(os.fstat(number), file):
-                return
-        except OSError:
-            return
-        os.dup2(descriptor, number, inheritable=False)
-    _sink[:] = [(number, os.fstat(number))]
-
-
-def _end_tracebacks() -> None:
-    """Discard later tracebacks."""
-    if _sink:
-        with open(os.devnull, "wb") as nowhere:
-            _write_tracebacks_to(nowhere.fileno())
-
-
-def _are_caught(*signals: signal.Signals) -> bool:
-    """Return True if one of the signals has a handler of Python or of C."""
-    status = Path("/proc/self/status").read_text()
-    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return any(caught >> (number - 1) & 1 for number in signals)
-
-
-def _ends_at_sigterm() -> bool:
-    """Return True if SIGTERM ends this process."""
-    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    # The kernel ignores the default action in the first process of a container.
-    return os.getpid() != 1 and not _are_caught(signal.SIGTERM) and is_default
-
-
-_sigterm_recorded_in: set[int] = set()  # this process's ID while its SIGTERM is recorded
-
-
-def _unregister_sigterm() -> None:
-    """Restore the default action, unless the script has its own handler now."""
-    if _sigterm_recorded_in and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+def _stop_recording() -> None:
+    """Restore the default actions, unless the script has its own handler of SIGTERM now."""
+    if signal.SIGSEGV in _recorded:
+        faulthandler.disable()
+    if signal.SIGTERM in _recorded and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         faulthandler.unregister(signal.SIGTERM)
-    _sigterm_recorded_in.clear()
+    _recorded.clear()
 
 
 # A child, such as a DataLoader worker that its parent terminates, is not the recorded process.
-os.register_at_fork(after_in_child=_unregister_sigterm)
-os.register_at_fork(after_in_child=_end_tracebacks)
+os.register_at_fork(after_in_child=_stop_recording)
 
 
 def fatal_signal(folder: Path, rank: int) -> str | None:

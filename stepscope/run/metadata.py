@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +129,7 @@ def merged(run_json: Mapping[str, Any], notes: RunNotes, run_id: str) -> RunMeta
         name=_as(Note, run_json.get("name")) or run_id,
         config=dict_of(run_json.get("config")),
         tags=tuple(str(tag)[:MAX_LABEL] for tag in tags[:MAX_TAGS]),
-        group=_as(Note, run_json.get("group")) or _own_group(run_json, run_id),
+        group=_as(Note, run_json.get("group")) or None,
         note=_as(Note, run_json.get("note")) or None,
         git=_as(GitState, run_json.get("git")),
         packages=_as(dict[Label, Label], run_json.get("packages")),
@@ -142,15 +141,6 @@ def merged(run_json: Mapping[str, Any], notes: RunNotes, run_id: str) -> RunMeta
     }
     edits["name"] = notes.name or recorded.name
     return replace(recorded, **edits)
-
-
-def _own_group(run_json: Mapping[str, Any], run_id: str) -> str | None:
-    """Return the group of the attempts of a restarted job, or of a Slurm array; else None."""
-    first = re.sub(r"-restart[0-9]+$", "", run_id)
-    if first != run_id:
-        return first
-    array = dict_of(run_json.get("slurm")).get("array_job_id")
-    return f"Slurm array {array}"[:MAX_LABEL] if array else None
 
 
 def _as(kind: Any, value: Any) -> Any:

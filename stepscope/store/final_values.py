@@ -16,8 +16,7 @@ import numpy as np
 
 from stepscope.common.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER, Stream
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
-from stepscope.store.blocks import Floats
-from stepscope.store.step_blocks import LOSS, RATE, STEP_TIME
+from stepscope.store.blocks import LOSS, RATE, STEP_TIME, Floats
 
 MAX_BUCKETS = 512  # of a reduced read: one to two frames of the store
 MAX_METRICS = 64  # of one run

@@ -24,7 +24,7 @@ from stepscope.common.json_values import first_line, parse_json, to_json, to_tex
 from stepscope.common.metrics import Stream
 from stepscope.run import RunKind, RunStatus, process_identity
 from stepscope.run.rank_info import RUN_VERSION
-from stepscope.store.blocks import Event
+from stepscope.store.blocks import STEP_TIME, STEPS, Event
 from stepscope.store.commands import Command as Command
 from stepscope.store.commands import CommandName as CommandName
 from stepscope.store.commands import CommandQueue
@@ -35,7 +35,6 @@ from stepscope.store.cuda_readback import (
     keep_for_good,
 )
 from stepscope.store.ring import SLOTS, WIDTH, RowLayout
-from stepscope.store.step_blocks import STEP_TIME, STEPS
 from stepscope.store.writer_thread import FindEvents, TakeRows, WriterThread
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from stepscope.run import RunInfo, RunStatus, is_own, rank_json, write_run_json
 from stepscope.run.folder import is_here, recorder_of
 from stepscope.run.rank_info import UNREADABLE, find_rank, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
+from stepscope.store.blocks import STEPS, find_broken_losses
 from stepscope.store.ring import RingError, read_ring, rows_after
 from stepscope.store.schema import warn_once
-from stepscope.store.step_blocks import STEPS, find_broken_losses
 
 log = logging.getLogger(__name__)
 

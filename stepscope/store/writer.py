@@ -22,10 +22,10 @@ from stepscope.store.blocks import (
     encode,
     join,
     merge,
+    series_blocks,
 )
 from stepscope.store.ring import RingRows
 from stepscope.store.schema import StoreError
-from stepscope.store.step_blocks import series_blocks
 
 LEVELS = 12  # FACTOR**12 rows: more than 2**47
 CLOSE_BUSY_MS = 500  # timeout for readers at `close`; the file is complete without them

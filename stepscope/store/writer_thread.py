@@ -21,10 +21,9 @@ from stepscope.common.json_values import first_line
 from stepscope.common.metrics import BY_KEY
 from stepscope.run import HEARTBEAT_S, RUN_JSON, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, schema, store_name
-from stepscope.store.blocks import Event, join
+from stepscope.store.blocks import STEPS, Event, find_broken_losses, join
 from stepscope.store.final_values import final_values
 from stepscope.store.ring import RingBuffer
-from stepscope.store.step_blocks import STEPS, find_broken_losses
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import pytest
 
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader, writer_thread
+from stepscope.store.blocks import STEP_TIME, STEPS
 from stepscope.store.reader import send_command
 from stepscope.store.recorder import Command, CommandName, Recorder
-from stepscope.store.step_blocks import STEP_TIME, STEPS
 from stepscope.store.writer_thread import BALLAST
 from tests.support.child_process import child
 from tests.support.run_values import metric, steps_of

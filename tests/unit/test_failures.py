@@ -10,8 +10,7 @@ import torch
 
 from stepscope.memory.oom import observer
 from stepscope.run import RunStatus
-from stepscope.run.error_text import split_remedy
-from stepscope.run.status import killed_worker, outcome
+from stepscope.run.status import killed_worker, outcome, split_remedy
 from stepscope.store.recorder import Recorder
 from tests.support.train_devices import gpu
 from trainer.config import Precision, Workload, defaults

@@ -72,13 +72,6 @@ def test_notes_that_are_too_long_are_refused_and_nothing_is_written(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("run_id", "group"), [("a-restart2", "a"), ("a", None), ("a-restart", None)]
-)
-def test_attempts_of_a_restarted_job_are_a_group(run_id: str, group: str | None) -> None:
-    assert merged({}, RunNotes(), run_id).group == group
-
-
-@pytest.mark.parametrize(
     ("command", "shown"),
     [
         ("--use-auth-token --api-key sk-1", "--use-auth-token --api-key (hidden)"),

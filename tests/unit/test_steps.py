@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stepscope.store import SeriesBlock
+from stepscope.store.blocks import STEPS, find_broken_losses, series_blocks
 from stepscope.store.ring import RingBuffer
-from stepscope.store.step_blocks import STEPS, find_broken_losses, series_blocks
 
 NAN = math.nan
 

@@ -9,8 +9,14 @@ import torch
 
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import summary_line
-from stepscope.run.error_text import describe_error
-from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
+from stepscope.run.status import (
+    MemoryShortage,
+    RunOutcome,
+    describe_error,
+    failed,
+    out_of_memory,
+    shortage,
+)
 from trainer.config import Precision, RunConfig, Runner, Workload
 from trainer.errors import RunFailedError
 from trainer.workloads.custom_file import place_in_user_code, user_workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
-from stepscope.store.step_blocks import RATES, SAMPLES
+from stepscope.store.blocks import RATES, SAMPLES
 from stepscope.watch.hooks.copies import CopyTimer
 from stepscope.watch.hooks.epochs import BatchTracker
 from stepscope.watch.hooks.patching import Function, HookGuard
