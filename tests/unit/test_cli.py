@@ -88,7 +88,7 @@ def test_a_part_of_an_id_opens_the_only_run_that_has_it(runs: Path) -> None:
         os.rename(make_run(runs, "x"), runs / name)
     assert open_run("0a1c").id == "20261126-train-0a1c"
     assert open_run("abcd").id == "abcd"
-    with pytest.raises(RunError, match="20261126-train-0a1c, 20261126-train-0a1b"):
+    with pytest.raises(RunError, match="20261126-train-0a1c and 20261126-train-0a1b"):
         open_run("train")
     os.rename(make_run(runs, "x"), runs / "20261126-base-10-0a1bcdef")
     assert open_run("base-10").id == open_run("0a1bc").id == "20261126-base-10-0a1bcdef"
