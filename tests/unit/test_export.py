@@ -16,8 +16,7 @@ import pytest
 from stepscope.cli import main
 from stepscope.export.tables import Column, Table, opened, write_csv
 from stepscope.store import STORE_NAME, StoreWriter
-from stepscope.store import reader as store_rows
-from tests.support.run_folders import Row, block_of_rows, killed_run, make_run, make_store
+from tests.support.run_folders import Row, block_of_rows, make_run, make_store
 
 
 @pytest.fixture
@@ -85,30 +84,11 @@ def test_devices_have_a_uuid_and_events_are_quoted_and_never_a_formula(
     assert json.loads(event["data"]) == {"after": "Infinity", "list": [1]}
 
 
-def test_a_long_run_comes_in_slices_with_every_row_once(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Full frames and small ones.
-    batches = [range(start, start + 700) for start in range(0, 3000, 700)]
-    replace_store(run, *([(float(i), i, {"train/loss": i / 2}) for i in ids] for ids in batches))
-    monkeypatch.setattr(store_rows, "SLICE_ROWS", 1024)
-    assert exported(run, tmp_path / "out.csv", "--format", "csv") == 0
-    lines = (tmp_path / "out.csv").read_text().splitlines()[1:]
-    assert lines == [f"{float(i)},{i},{i / 2}" for i in range(3500)]
-
-
 def test_another_rank_is_another_store(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_store(run, rank=1)
     (run / STORE_NAME).unlink()
     assert main(["export", run.name, "--format", "csv", "--rank", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
-
-
-def test_the_last_rows_of_a_killed_run_are_exported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    last = killed_run(tmp_path, lines=40)
-    assert int(table(tmp_path, capsys)[-1]["step"]) >= last
 
 
 @pytest.mark.parametrize(

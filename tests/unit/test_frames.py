@@ -13,14 +13,6 @@ def rows(*values: float | None, key: str = "train/loss") -> SeriesBlock:
     return block_of_rows([(100.0 + i, i, {key: value}) for i, value in enumerate(values)])
 
 
-def test_missing_values_are_nan_and_zero_is_a_value() -> None:
-    block = block_of_rows([(1.0, 0, {"a": 0.0}), (2.0, 1, {"a": None}), (3.0, 2, {"b": 5.0})])
-    assert block.keys == ("a", "b")
-    assert block.count.tolist() == [[1, 0, 0], [0, 0, 1]]
-    assert block.mean[0, 0] == 0.0
-    assert np.isnan(block.mean[0, 1])
-
-
 @pytest.mark.parametrize("level", [0, 2])
 def test_bytes_give_the_block_back_bit_for_bit(level: int) -> None:
     block = rows(1.5, None, 150_754_820_096.0, -0.0, float("inf"), float("nan"))

@@ -11,7 +11,6 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import numpy as np
 import pytest
 
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
-from stepscope.store.blocks import Event, decode, encode
-from stepscope.store.final_values import highest, reduced
+from stepscope.store.blocks import Event, encode
 from stepscope.store.reader import send_command
 from stepscope.store.recovery import recover
 from stepscope.store.ring import SLOT, RingRows
@@ -96,27 +94,6 @@ def is_refused(folder: Path, *openers: str) -> None:
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
-@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
-def test_special_files_are_not_opened(folder: Path, tmp_path: Path, suffix: str) -> None:
-    path, outside = folder / f"{STORE_NAME}{suffix}", tmp_path / "outside"
-    outside.write_bytes(b"untouched")
-    if not suffix:
-        path.rename(folder / "kept")
-    kinds: list[Callable[[], object]] = [
-        lambda: os.mkfifo(path),
-        lambda: path.symlink_to(outside if suffix else "/dev/zero"),
-        path.mkdir,
-    ]
-    for make in kinds:
-        make()
-        is_refused(folder)
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink()
-    assert outside.read_bytes() == b"untouched"
-
-
 def test_a_link_to_a_store_is_read_and_not_written(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / STORE_NAME).symlink_to(folder / STORE_NAME)
@@ -134,7 +111,6 @@ EVENTS = "id, ts, step, epoch, kind, data"
     ("statements", "openers"),
     [
         (("ALTER TABLE frames RENAME TO kept", f"CREATE VIEW frames AS {ENDLESS}"), "read add"),
-        (("DROP TABLE events", "CREATE VIEW events AS SELECT 1 AS id"), "read add"),
         (("DROP TABLE events", "CREATE VIRTUAL TABLE events USING fts5(text)"), "read add"),
         (
             (
@@ -147,8 +123,6 @@ EVENTS = "id, ts, step, epoch, kind, data"
         (("DROP TABLE ring",), "add"),
         (("CREATE TRIGGER t AFTER INSERT ON commands BEGIN DELETE FROM frames; END",), "send"),
         (("CREATE TRIGGER t AFTER INSERT ON events BEGIN DELETE FROM series; END",), "add"),
-        (("CREATE TRIGGER t AFTER UPDATE ON ring BEGIN SELECT 1; END",), "add"),
-        (("PRAGMA user_version = 1",), "read send add"),
     ],
 )
 def test_another_schema_is_refused_where_it_is_used(
@@ -174,10 +148,7 @@ def test_a_schema_that_only_the_log_has_is_refused(folder: Path, tmp_path: Path)
     "statement",
     [
         "SELECT * FROM sqlite_master",
-        "SELECT count(*) FROM other",
         "ATTACH 'other.sqlite' AS other",
-        "CREATE TABLE more (x)",
-        "DROP TABLE events",
         "DELETE FROM other",
     ],
 )
@@ -240,9 +211,7 @@ LATE = np.full(256, 1e300)
     "damage",
     [
         "data = x'00ff00'",
-        "data = 'text'",
         f"data = x'{encode(SeriesBlock.raw(('a',), LATE, LATE, LATE[None]), 0).hex()}'",
-        "layout = 77",
         "layout = 2",
         "layout = 3",
         "layout = 4",
@@ -275,35 +244,14 @@ def test_a_damaged_frame_costs_its_rows_alone(
     assert caplog.text.count("omitted") == 1
 
 
-@pytest.mark.parametrize("figures", [{"count": -1.0}, {"high": np.inf}, {"high": np.nan}])
-def test_impossible_figures_of_buckets_have_no_peak(
-    folder: Path, figures: dict[str, float]
-) -> None:
-    path = folder / STORE_NAME
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        stored = "SELECT rowid, level, rows, data FROM frames WHERE level > 0"
-        for rowid, level, rows, data in connection.execute(stored).fetchall():
-            buckets = decode(data, ("a",), rows, level)
-            filled = {name: np.full_like(buckets.high, value) for name, value in figures.items()}
-            changed = encode(replace(buckets, **filled), level)
-            connection.execute("UPDATE frames SET data = ? WHERE rowid = ?", (changed, rowid))
-    with StoreReader(folder) as reader:
-        found = highest(reduced(reader, reader.series()[0]))
-    assert all(np.isfinite(value) for value in found.values())
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [
         ("text", "CAST(zeroblob(2000000) AS TEXT)"),
         ("text", "x'ff'"),
-        ("ts", "9e999"),
         ("ts", "1e300"),
-        ("ts", "'now'"),
         ("step", "1.5"),
-        ("epoch", "'first'"),
         ("data", "'[]'"),
-        ("data", "'{'"),
         ("data", f"'{'[' * 100_000}'"),
         ("data", f"""'{{"a": {"[" * 100}{"]" * 100}}}'"""),
     ],

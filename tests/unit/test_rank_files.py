@@ -34,15 +34,6 @@ def test_only_names_that_we_write_are_ranks(tmp_path: Path) -> None:
     assert rank_numbers(tmp_path / "absent") == [0]
 
 
-def test_of_very_many_files_the_lowest_numbers_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "RANKS_LIMIT", 3)
-    for number in range(20, 0, -1):
-        (tmp_path / rank_json(number)).touch()
-    assert rank_numbers(tmp_path) == [0, 1, 2, 3]
-
-
 def test_what_is_no_file_of_a_rank_is_left_out_and_nobody_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

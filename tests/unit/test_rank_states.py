@@ -95,11 +95,6 @@ def test_an_impossible_world_size_is_not_believed(job: Job, size: Any) -> None:
     assert job.states() == ["alive"]
 
 
-def test_an_end_that_no_clock_has_is_the_last_sign_of_life(job: Job) -> None:
-    job.rank(0, "failed", reason="no", ended=10**400, failure={"ts": 10**400, "reason": "no"})
-    assert str(read_run(job.folder).reason).startswith("Rank 0: no")
-
-
 def test_the_number_of_ranks_is_limited(job: Job) -> None:
     job.rank(0, world_size=RANKS_LIMIT)
     assert len(ranks_of(job.folder)) == RANKS_LIMIT

@@ -80,21 +80,6 @@ def test_a_rate_of_the_script_is_kept(ring: RingBuffer) -> None:
     assert column(block(ring), "perf/samples_per_sec") == [30.0]
 
 
-def test_samples_are_series_of_their_own(ring: RingBuffer) -> None:
-    for stream, source in (("samples", ""), ("devices", "GPU-a"), ("devices", "GPU-b")):
-        layout = ring.layout((stream, source, "value"))
-        assert layout is not None
-        ring.put(layout, 1.0, 1, float(len(source)))
-        put(ring, 1.0, 1, **{f"steps/{source}": 2.0})
-    found = {series: block.mean.tolist() for series, block in series_blocks(ring.pending()).items()}
-    assert found.pop(STEPS) == [[2.0], [2.0], [2.0]]
-    assert found == {
-        ("samples", ""): [[0.0]],
-        ("devices", "GPU-a"): [[5.0]],
-        ("devices", "GPU-b"): [[5.0]],
-    }
-
-
 @pytest.mark.parametrize(
     ("key", "value"), [("train/loss", -math.inf), ("train/loss.optimizer1", math.nan)]
 )
