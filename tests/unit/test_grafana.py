@@ -13,11 +13,8 @@ from tests.support.grafana import DASHBOARD, PANELS
 VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 SOURCE = {"type": "prometheus", "uid": "$datasource"}
 WITHOUT_METRIC = (
-    "gpu_info",
-    "gpu_temperature_slowdown_celsius",
-    "gpu_throttled",
-    "gpu_up",
-    "run_info",
+    *("up", "gpu_info", "gpu_up", "gpu_throttled", "gpu_temperature_slowdown_celsius"),
+    *("run_info", "run_steps_total", "run_heartbeat_timestamp_seconds"),
 )
 KNOWN = {
     f"stepscope_{name}" for name in (*GPU_METRICS.values(), *RUN_METRICS.values(), *WITHOUT_METRIC)
