@@ -9,7 +9,7 @@ from dashboard.run_list import RunList
 from stepscope.alerts.monitor import report_crash
 from stepscope.alerts.settings import load
 from stepscope.run import RunInfo, RunStatus
-from stepscope.store.recovery import ranks_with_unstored_rows, recover_ended
+from stepscope.store.writer import ranks_with_unstored_rows, recover_ended
 
 log = logging.getLogger(__name__)
 

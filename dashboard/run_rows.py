@@ -17,7 +17,7 @@ from dashboard.charts import run_view
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.json_values import flattened
 from stepscope.run import RunInfo, read_metadata
-from stepscope.run.metadata import RunMetadata, shown_status
+from stepscope.run.info import RunMetadata, shown_status
 from stepscope.store import StoreError
 from stepscope.store.final_values import final_values
 

@@ -49,7 +49,7 @@ def start_stepscope(folder: Path) -> Started:
 def stored_in_stepscope(folder: Path) -> int:
     """Count the rows of the only run, after storing what a killed process left in its ring."""
     (run,) = [path.parent for path in folder.glob("*/run.json")]
-    import_module("stepscope.store.recovery").recover(run)
+    import_module("stepscope.store.writer").recover(run)
     with import_module("stepscope.store").StoreReader(run) as reader:
         found = [info for info in reader.series() if info.stream == "steps"]
         if not found:

@@ -21,7 +21,7 @@ from stepscope.compare import comparison
 from stepscope.compare.figures import RunFigures, read_figures, read_lines
 from stepscope.compare.reports import run_report, scale_and_title
 from stepscope.run import RUN_JSON, RunError, RunInfo, read_run
-from stepscope.run.metadata import NOTES_JSON
+from stepscope.run.info import NOTES_JSON
 from stepscope.store import STORE_NAME, StoreError
 
 MAX_RUNS = 50

@@ -14,7 +14,7 @@ from dashboard.views import parts
 from dashboard.views.live_panel import examples, open_run
 from dashboard.views.parts import connections, number, text
 from stepscope.run import RunError, RunInfo, is_own, read_metadata, read_run
-from stepscope.run.metadata import MAX_LABEL, MAX_NOTE, edit_notes
+from stepscope.run.info import MAX_LABEL, MAX_NOTE, edit_notes
 from stepscope.run.retention import delete_run
 
 COLUMNS = {

@@ -36,7 +36,7 @@ from stepscope.run.rank_info import of_a_peer, readable_ranks
 from stepscope.run_setup import training_gpu
 from stepscope.store import SeriesBlock, StoreError, StoreWriter, store_name
 from stepscope.store.blocks import Event
-from stepscope.store.recovery import recover_ended
+from stepscope.store.writer import recover_ended
 
 log = logging.getLogger(__name__)
 

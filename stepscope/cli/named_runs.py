@@ -9,7 +9,7 @@ from pathlib import Path
 from stepscope.cli import CommandError
 from stepscope.recorded_run import open_run
 from stepscope.run import RunInfo
-from stepscope.store.recovery import recover_ended
+from stepscope.store.writer import recover_ended
 
 
 def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:

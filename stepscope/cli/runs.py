@@ -21,7 +21,7 @@ from stepscope.run import (
     read_run,
     run_folders,
 )
-from stepscope.run.metadata import shown_status
+from stepscope.run.info import shown_status
 
 EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 

@@ -17,7 +17,7 @@ from stepscope.common.formatting import terminal_text
 from stepscope.common.metrics import BY_KEY, Stream
 from stepscope.memory.breakdown_series import breakdown_source, read_breakdown
 from stepscope.run import RunInfo, read_metadata
-from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
+from stepscope.run.info import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata
 from stepscope.run_setup import training_gpu
 from stepscope.store import StoreError, StoreReader, final_values
 from stepscope.store.blocks import LOSS, STEP_TIME, Floats

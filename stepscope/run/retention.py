@@ -13,8 +13,7 @@ from pathlib import Path
 
 from stepscope.common.files import is_own_folder
 from stepscope.run.folder import RunError, is_here, is_in, recorder_of, user_name
-from stepscope.run.info import RunInfo, read_run
-from stepscope.run.metadata import merged, read_notes
+from stepscope.run.info import RunInfo, merged, read_notes, read_run
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankInfo,

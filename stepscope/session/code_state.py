@@ -14,7 +14,7 @@ from typing import Any
 import stepscope
 from stepscope.common.files import atomic_write
 from stepscope.host.git import GitError, git_output
-from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, MAX_LABEL
+from stepscope.run.info import CODE_DIFF, MAX_DIFF_BYTES, MAX_LABEL
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from stepscope.run.folder import not_signaled, recorder_of
 from stepscope.run.rank_info import RankInfo
 from stepscope.store import store_name
 from stepscope.store.recorder import Command, CommandName, Recorder
-from stepscope.store.recovery import note_end
+from stepscope.store.writer import note_end
 
 TERM_S = 5.0  # Time between SIGTERM and SIGKILL.
 KILL_S = 2.0  # Maximum wait for the exit of a killed process, which may be blocked in a driver.

@@ -16,7 +16,7 @@ from dashboard.format import escape_markdown
 from dashboard.run_rows import cells_of, whole_metadata
 from dashboard.services import Services
 from stepscope.run import RunStatus, read_metadata, read_run
-from stepscope.run.metadata import FinalMetric, edit_notes
+from stepscope.run.info import FinalMetric, edit_notes
 from stepscope.store.recorder import Recorder
 from tests.support.app_page import (
     OpenPage,

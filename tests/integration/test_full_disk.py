@@ -12,8 +12,8 @@ import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.store.recorder import Recorder
-from stepscope.store.recovery import recover_ended
 from stepscope.store.ring import FILE_BYTES
+from stepscope.store.writer import recover_ended
 from stepscope.store.writer_thread import BALLAST
 from tests.support.child_process import run_python
 from tests.support.run_values import steps_of

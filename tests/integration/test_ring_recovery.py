@@ -14,8 +14,8 @@ import pytest
 from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.recorder import Recorder
-from stepscope.store.recovery import recover, recover_ended
 from stepscope.store.ring import RingBuffer
+from stepscope.store.writer import recover, recover_ended
 from tests.support.child_process import ROOT, run_python
 from tests.support.run_folders import killed_run, make_run
 from tests.support.run_values import block_of, steps_and_losses

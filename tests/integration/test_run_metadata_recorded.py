@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.run import RunStatus, read_metadata, read_run
-from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, FinalMetric, GitState
+from stepscope.run.info import CODE_DIFF, MAX_DIFF_BYTES, FinalMetric, GitState
 from stepscope.session.code_state import CodeStateReader
 from stepscope.store.recorder import Recorder
 from tests.support.child_process import run_python

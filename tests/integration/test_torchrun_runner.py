@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run
-from stepscope.store.recovery import recover_ended
+from stepscope.store.writer import recover_ended
 from tests.support.child_process import ROOT
 from tests.support.run_values import block_of
 from tests.support.waiting import wait_until

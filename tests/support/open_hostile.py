@@ -41,7 +41,7 @@ from stepscope.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
-from stepscope.store.recovery import note_end, recover_ended
+from stepscope.store.writer import note_end, recover_ended
 from tests.support.hostile_folders import OTHER, RUN, SWEEP
 from trainer.errors import RunFailedError
 from trainer.training.checkpoint import read_checkpoint

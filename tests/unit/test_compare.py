@@ -21,7 +21,7 @@ from stepscope.compare.comparison import (
 from stepscope.compare.figures import RunFigures, read_figures
 from stepscope.lab.gate import Gate, GateVerdict
 from stepscope.run import RunInfo, RunStatus, read_run
-from stepscope.run.metadata import RunNotes, merged
+from stepscope.run.info import RunNotes, merged
 from stepscope.store import StoreWriter
 from tests.support.recorded_runs import write_run
 

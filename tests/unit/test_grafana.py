@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from stepscope.export.prometheus import GPU_METRICS, RUN_METRICS
-from tests.support.grafana import DASHBOARD, PANELS
+from tests.support.grafana import PANELS
 
-VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 SOURCE = {"type": "prometheus", "uid": "$datasource"}
 WITHOUT_METRIC = (
     *("up", "gpu_info", "gpu_up", "gpu_throttled", "gpu_temperature_slowdown_celsius"),

@@ -48,8 +48,8 @@ from stepscope.run import (
 )
 from stepscope.session.consensus import Proposal
 from stepscope.session.job_commands import read_file
-from stepscope.store.recovery import note_end, recover_ended
 from stepscope.store.ring import RingBuffer
+from stepscope.store.writer import note_end, recover_ended
 from tests.support.other_user import NOBODY, not_root, reachable_folder
 from tests.support.recorded_runs import write_run
 from trainer.config import checkpoints

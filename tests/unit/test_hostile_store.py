@@ -20,8 +20,8 @@ import pytest
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
 from stepscope.store.blocks import Event, encode
 from stepscope.store.reader import send_command
-from stepscope.store.recovery import recover
 from stepscope.store.ring import SLOT, RingRows
+from stepscope.store.writer import recover
 from tests.support.run_folders import make_run
 
 ROWS = 1536

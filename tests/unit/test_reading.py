@@ -16,7 +16,7 @@ from stepscope.run import RunStatus
 from stepscope.store import StoreError
 from stepscope.store import reader as store_rows
 from stepscope.store.recorder import Recorder
-from stepscope.store.recovery import recover
+from stepscope.store.writer import recover
 from tests.support.run_folders import killed_run, make_run
 from tests.support.waiting import wait_until
 

@@ -17,7 +17,7 @@ import stepscope
 from stepscope import tracker
 from stepscope.cli import gc, main
 from stepscope.run import RunError, RunStatus, process_identity, read_run, retention
-from stepscope.run.metadata import NOTES_JSON, edit_notes
+from stepscope.run.info import NOTES_JSON, edit_notes
 from stepscope.run.retention import DAY_S, StoredRun, decide, folder_size
 from stepscope.store.recorder import Recorder
 from tests.support.run_folders import make_run

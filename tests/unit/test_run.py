@@ -18,7 +18,7 @@ from stepscope.run import (
     runs_root,
     write_run_json,
 )
-from stepscope.store.recovery import note_end
+from stepscope.store.writer import note_end
 from tests.support.run_folders import make_run
 
 GONE = {"pid": 2**22 + 1}

@@ -15,7 +15,7 @@ from dashboard.api.page_token import page_token
 from dashboard.controls.run_picker import newest_live
 from dashboard.run_list import RunList
 from stepscope.run import RunStatus, process_identity, read_run, write_run_json
-from stepscope.run.metadata import edit_notes
+from stepscope.run.info import edit_notes
 from stepscope.store import STORE_NAME
 
 LONG_AGO = 1_000.0

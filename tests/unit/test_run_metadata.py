@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.common.secrets import HIDDEN, is_secret, with_hidden_secrets, without_secrets
 from stepscope.run import RunError
-from stepscope.run.metadata import (
+from stepscope.run.info import (
     MAX_TAGS,
     NOTES_JSON,
     FinalMetric,

@@ -18,7 +18,7 @@ from stepscope.common.files import open_for_append, read_tail
 from stepscope.host.child_process import Child, ChildOutput, ChildProcess, ChildState, kill_group
 from stepscope.run import RunKind, RunStatus, write_run_json
 from stepscope.store.recorder import first_run_json
-from stepscope.store.recovery import note_end
+from stepscope.store.writer import note_end
 from trainer.config import RunConfig
 from trainer.lessons import Lesson
 

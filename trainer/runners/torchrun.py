@@ -18,7 +18,7 @@ from stepscope.host.environment import granted_cores
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import rank_numbers
 from stepscope.session.stop import rank_processes
-from stepscope.store.recovery import note_end
+from stepscope.store.writer import note_end
 from trainer.config import RunConfig
 from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun, log_text, not_started
 
