@@ -114,9 +114,6 @@ def _start(root: Path) -> _Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Interrupt Kernel signals the kernel's process group
         )
-        assert process.stdin is not None
-        # A forked process, such as a DataLoader's worker, would keep the pipe open.
-        os.register_at_fork(after_in_child=process.stdin.close)
         listens = False
         try:
             listens = wait_until_it_listens(process.pid, port)

@@ -1,11 +1,9 @@
-"""Jobs over NCCL that hang: torch's watchdog, its Flight Recorder's file and our finding agree."""
+"""Jobs over NCCL that hang: torch's watchdog and our finding agree."""
 
 from __future__ import annotations
 
-import pickle
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,10 +20,9 @@ ENDS_S = 90.0
 """Longest time from the time-out of a collective to the end of the job."""
 
 
-def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path: Path) -> None:
+def test_torchs_watchdog_and_the_finding_name_the_same(need: Need, tmp_path: Path) -> None:
     _several(need, 2)
     devices = 4 if SIMULATED or torch.cuda.device_count() >= 4 else 2
-    dumps = tmp_path / "trace_"
     with hanging(
         "sleep",
         tmp_path,
@@ -33,10 +30,6 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
         backend="nccl",
         CUDASIM_DEVICES=str(devices),
         HANGING_TIMEOUT_S=str(TIMEOUT_S),
-        TORCH_FR_DUMP_TEMP_FILE=str(dumps),
-        TORCH_NCCL_DEBUG_INFO_TEMP_FILE=str(dumps),
-        TORCH_NCCL_DUMP_ON_TIMEOUT="1",
-        TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="2000",
     ) as job:
         found = named_hang(job)
         assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,)), found.text
@@ -44,10 +37,7 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
         sequence = int(found.operation.partition("#")[2].split()[0])
         _wait_for_end(job)
         said = job.log.read_text()
-    assert f"SeqNum={sequence}, OpType=ALLREDUCE" in said, "torch's watchdog"
-    assert _waited_for(dumps, 0) == sequence, "torch's Flight Recorder"
-    behind = _last(dumps, 1)
-    assert behind is None or behind < sequence
+    assert f"SeqNum={sequence}, OpType=ALLREDUCE" in said
     assert read_run(job.folder).status in (RunStatus.CRASHED, RunStatus.FAILED)
 
 
@@ -78,25 +68,3 @@ def _wait_for_end(job: Job) -> None:
     while job.process.poll() is None:
         assert time.monotonic() < until, job.log.read_text()[-3000:]
         time.sleep(0.5)
-
-
-def _trace(dumps: Path, rank: int) -> list[dict[str, Any]] | None:
-    path = Path(f"{dumps}{rank}")
-    if not path.exists():
-        return None
-    entries: list[dict[str, Any]] = pickle.loads(path.read_bytes())["entries"]  # of our own torch
-    return [entry for entry in entries if entry["process_group"][0] == "0"]
-
-
-def _waited_for(dumps: Path, rank: int) -> int | None:
-    """Return the first collective of the default group that torch says is not over."""
-    entries = _trace(dumps, rank)
-    assert entries is not None, "torch wrote no file"
-    open_ones = [one["collective_seq_id"] for one in entries if one["state"] != "completed"]
-    return min(open_ones, default=None)
-
-
-def _last(dumps: Path, rank: int) -> int | None:
-    """Return the last collective that a rank has entered; None where torch wrote nothing of it."""
-    entries = _trace(dumps, rank)
-    return None if not entries else max(one["collective_seq_id"] for one in entries)

@@ -98,16 +98,3 @@ def test_the_ranks_that_lightning_starts(tmp_path: Path) -> None:
     assert ranks[0]["pid"] == process.pid
     assert ranks[0]["local_world_size"] == 2
     assert [len(rank["settings"]) for rank in ranks] == [1, 1]
-
-
-SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-SLURM |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
-
-
-def test_ranks_of_srun(tmp_path: Path) -> None:
-    """The script has to make torch's names of the variables."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [*PYTHON, "stepscope.watch", "launched.py", "ddp"]
-    ranks = [SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in ("0", "1")]
-    ended(*(begin(tmp_path, command, **address, **rank) for rank in ranks))
-    the_run(tmp_path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -72,34 +70,6 @@ def test_a_script_sees_what_it_would_see_bare(tmp_path: Path, watch: list[str]) 
         watched_like_bare(tmp_path / "module", *module, PYTHONPATH=beside)
         unbuffered = ("endings.py", "exception")
         watched_like_bare(tmp_path / "unbuffered", *unbuffered, PYTHONUNBUFFERED="1")
-
-
-def through_a_terminal(command: list[str], tmp_path: Path) -> bytes:
-    """Return what a command shows on a terminal of its own."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command,
-        cwd=SCRIPTS,
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
-            while some := os.read(ours, 4096):
-                shown += some
-        process.communicate()
-    os.close(ours)
-    return shown
-
-
-def test_a_terminal_shows_the_same(tmp_path: Path) -> None:
-    script = ["beside/script.py", "x"]
-    bare = through_a_terminal([sys.executable, *script], tmp_path)
-    assert through_a_terminal([*AS_MODULE, *script], tmp_path) == bare
-    assert b"True 1 utf-8" in bare
 
 
 @pytest.mark.parametrize(

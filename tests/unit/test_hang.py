@@ -112,11 +112,6 @@ def test_the_end_of_a_chain_of_groups_is_named() -> None:
     assert found.operation == "all_reduce #9 of group b (4.00 KiB)"
 
 
-def test_a_message_to_a_rank_that_does_something_else() -> None:
-    found = found_in([state(0, message(0, "recv 0<-1")), state(1, works(1, members=2))])
-    assert (found.rank, found.phase, found.operation) == (1, "input", "recv 0<-1 (400 B)")
-
-
 def test_stacks_show_who_waits_if_there_are_no_collectives() -> None:
     """But not while a rank has no record, which may be the cause."""
     alone = [replace(works(rank, members=3), collectives=()) for rank in range(3)]
@@ -178,12 +173,9 @@ def test_a_rank_whose_collectives_are_unknown_is_not_behind() -> None:
     [
         {"rank": "1"},
         {"since": -1.0},
-        {"seen": 1e308},
         {"collectives": [{"group": "0", "operation": "all_reduce", "sequence": -1}]},
-        {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 1e308}]},
         {"collectives": [{"group": "0", "operation": "all_reduce"}] * 2001},
         {"frames": [{"file": "a.py", "line": 1, "function": "f"}] * 2001},
-        {"groups": {str(number): [0] for number in range(2001)}},
         {"groups": {"0": [0] * 2001}},
     ],
 )
@@ -202,12 +194,6 @@ def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:
     shadow = state(1, replace(message(1, "recv 1<-0"), seen=PATIENCE_S))
     assert find_hang([replace(state(0, None), step=4), shadow], 2) is None
     assert find_hang([replace(state(0, None), step=3), shadow], 2) is not None
-
-
-def test_how_an_ended_job_hung() -> None:
-    ranks = [replace(one, lost=HangCause.GONE) for one in recorded("sleep-nccl")]
-    found = found_in(ranks, ended=True)
-    assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
 
 
 @pytest.mark.parametrize(("ended_at", "is_known"), [(8.0, True), (10.0, False), (None, False)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import stepscope
@@ -90,48 +90,23 @@ def test_a_server_of_another_process_is_not_shown(tmp_path: Path) -> None:
     assert free_port([port]) == port
 
 
-def test_an_interrupted_start_ends_the_server_and_a_fork_does_not_hold_it(
+def test_an_interrupted_start_ends_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexec cat\n")  # ends with its standard input
+    program.write_text("#!/bin/sh\nexec cat\n")
     program.chmod(0o755)
     monkeypatch.setattr(notebook.sys, "executable", str(program))
-    started: list[subprocess.Popen[bytes]] = []
-
-    def popen(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(real(*words, **options))
-        return started[0]
-
-    real = subprocess.Popen
-    monkeypatch.setattr(notebook.subprocess, "Popen", popen)
-    monkeypatch.setattr(notebook, "wait_until_it_listens", lambda pid, port: True)
-    folder = make_run(tmp_path, status="finished")
-    stepscope.show(folder)
-    server = started[0]
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        os.close(write)
-        os.read(read, 1)  # until the end of the test
-        os._exit(0)
-    pipe = server.stdin
-    assert pipe is not None
-    pipe.close()
-    try:
-        assert server.wait(20) == 0
-    finally:
-        os.close(write)
-        os.close(read)
-        os.waitpid(child, 0)
+    pids: list[int] = []
 
     def interrupted(pid: int, port: int) -> bool:
+        pids.append(pid)
         raise KeyboardInterrupt
 
-    started.clear()
     monkeypatch.setattr(notebook, "wait_until_it_listens", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        stepscope.show(folder)
-    assert started[0].returncode == -signal.SIGKILL
+        stepscope.show(make_run(tmp_path, status="finished"))
+    assert not psutil.pid_exists(pids[0])
 
 
 def test_the_address_has_the_run_and_a_server_is_used_again(

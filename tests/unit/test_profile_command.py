@@ -198,20 +198,3 @@ def test_a_profiler_that_fails_is_answered(
     if profiled():
         torch._C._autograd._disable_profiler()
         torch.autograd.profiler._is_profiler_enabled = False
-
-
-def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
-    with profile(activities=[ProfilerActivity.CPU]) as made:
-        phase_ranges.begin(nvtx=False)
-        try:
-            with phase_ranges.span("optimizer"), phase_ranges.span("forward"):
-                torch.ones(2) + 1
-            with pytest.raises(KeyError), phase_ranges.span("data"):
-                raise KeyError
-            with phase_ranges.span("backward"):
-                torch.ones(2) + 1
-        finally:
-            phase_ranges.end()
-    names = {row.key for row in made.key_averages()}
-    assert names >= {"optimizer", "data", "backward"}
-    assert "forward" not in names
