@@ -344,7 +344,7 @@ def batch_length(batch: Any) -> int | None:
 
     Returns None if the sizes differ, such as for a list of samples, or are at deeper levels.
     """
-    parts: Iterable[Any] = getattr(batch, "__dict__", {}).values()
+    parts: Iterable[Any] = ()
     if hasattr(batch, "shape"):
         parts = (batch,)
     elif isinstance(batch, list | tuple):

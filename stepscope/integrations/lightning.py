@@ -35,17 +35,15 @@ class StepscopeCallback(Callback):
     def __init__(self, name: str | None = None, *, runs: Path | str | None = None) -> None:
         super().__init__()
         self._run = CallbackRun(name, runs)
-        self._active = False
         self._seen: LoggedMetrics = {}
         self._of_steps: set[str] = set()
         self._step = 0
         self._lr: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._active = bool(trainer.is_global_zero)
         self._step = trainer.global_step
         self._seen, self._of_steps = {}, set()
-        if self._active:
+        if trainer.is_global_zero:
             self._run.begin(
                 {key: str(value) for key, value in pl_module.hparams.items()},
                 self._step,
@@ -55,20 +53,19 @@ class StepscopeCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the epoch, and record the values at the end of the previous epoch."""
-        if self._active:
-            self._run.log(self._fresh(trainer))
-            self._run.set_epoch(trainer.current_epoch + 1)
-            if trainer.current_epoch:  # the end of an epoch, with checkpoints, is no step time
-                self._run.restart_clock()
+        self._run.log(self._fresh(trainer))
+        self._run.set_epoch(trainer.current_epoch + 1)
+        if trainer.current_epoch:  # the end of an epoch, with checkpoints, is no step time
+            self._run.restart_clock()
 
     def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Read the learning rate before a scheduler changes it."""
-        if self._active and trainer.optimizers:
+        if trainer.optimizers:
             self._lr = trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
         """Record the optimizer step, if the batch completes a step."""
-        if not self._active or trainer.global_step == self._step:
+        if not trainer.is_global_zero or trainer.global_step == self._step:
             self._run.work()
             return  # gradients are being accumulated
         self._step = trainer.global_step
@@ -84,14 +81,13 @@ class StepscopeCallback(Callback):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the validation's values, and exclude its time from the step time."""
-        if self._active and not trainer.sanity_checking:
+        if not trainer.sanity_checking:
             self._run.log(self._fresh(trainer))
             self._run.restart_clock()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._active:
-            self._run.log(self._fresh(trainer))
-            self._run.end()
+        self._run.log(self._fresh(trainer))
+        self._run.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._run.fail(exception)

@@ -19,7 +19,7 @@ from stepscope.common.clock import clock
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.common.stall_detector import StallDetector
-from stepscope.distributed.debug_pipe import open_pipe
+from stepscope.distributed.flight_recorder import open_pipe
 from stepscope.distributed.hangs.watchdog import HangWatchdog
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.source import DeviceSource, NullSource, is_simulated

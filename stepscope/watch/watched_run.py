@@ -16,7 +16,6 @@ from stepscope import tracker
 from stepscope.common.secrets import without_secrets
 from stepscope.distributed.rendezvous import (
     RankContext,
-    RankEnvironmentError,
     announce,
     find_place,
     say,
@@ -26,7 +25,7 @@ from stepscope.run.status import RunOutcome, outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import parse
-from stepscope.store import StoreError, schema, store_name
+from stepscope.store import schema, store_name
 from stepscope.watch import hooks
 from stepscope.watch.hooks import TorchHooks
 from stepscope.watch.hooks.patching import PostImportHook
@@ -104,10 +103,11 @@ def begin(
         session.recorder.describe(
             script={"path": path, "arguments": arguments, "cwd": str(Path.cwd())}
         )
-    except (OSError, StoreError, RankEnvironmentError) as error:
-        return _unrecorded(f"not watched, no run folder could be made: {error}")
     except Exception as error:  # noqa: BLE001 - no error of Stepscope may end the script
-        return _unrecorded(f"not watched: {type(error).__name__}: {error}")
+        say(f"stepscope: not watched: {type(error).__name__}: {error}")
+        run = WatchedRun(None)
+        begin_trial(run)
+        return run
     if not is_spawned:
         announce(place, runs)
     try:
@@ -132,13 +132,6 @@ def begin(
         trouble = f"{type(error).__name__}: {error}"
         session.recorder.event("hook_failed", f"The script's steps are not recorded: {error}")
     begin_trial(run, trouble)
-    return run
-
-
-def _unrecorded(why: str) -> WatchedRun:
-    say(f"stepscope: {why}")
-    run = WatchedRun(None)
-    begin_trial(run)
     return run
 
 

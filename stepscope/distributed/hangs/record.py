@@ -19,8 +19,7 @@ from stepscope.common.files import modified_ns, read_regular_file
 from stepscope.common.json_values import first_line, to_text
 from stepscope.common.stack_phases import stack_phase
 from stepscope.distributed import flight_recorder
-from stepscope.distributed.debug_pipe import NcclRecord
-from stepscope.distributed.flight_recorder import Collective, Count, Seconds, Text
+from stepscope.distributed.flight_recorder import Collective, Count, NcclRecord, Seconds, Text
 
 MAX_BYTES = 2**20  # Maximum size of a file; `watchdog.py` writes 30 KB at most.
 Limit = msgspec.Meta(max_length=2000)  # The diagnosis compares each group with all collectives.

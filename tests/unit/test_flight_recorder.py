@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.distributed import debug_pipe
-from stepscope.distributed.debug_pipe import FILES, PIPE, NcclRecord, open_pipe
-from stepscope.distributed.flight_recorder import dump, parsed
+from stepscope.distributed import flight_recorder
+from stepscope.distributed.flight_recorder import FILES, PIPE, NcclRecord, dump, open_pipe, parsed
 from stepscope.distributed.hangs import record as hang_capture
 from stepscope.distributed.hangs.record import HangRecord, capture
 
@@ -57,8 +56,8 @@ class Torch:
         module = SimpleNamespace(_world=world)
         monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
         monkeypatch.setenv(PIPE, str(folder / "pipe"))
-        monkeypatch.setenv(FILES[0], str(folder / debug_pipe.OURS))
-        self.file = folder / f"{debug_pipe.OURS}{RANK}"
+        monkeypatch.setenv(FILES[0], str(folder / flight_recorder.OURS))
+        self.file = folder / f"{flight_recorder.OURS}{RANK}"
         os.mkfifo(folder / f"pipe{RANK}.pipe")
         self._pipe = os.open(folder / f"pipe{RANK}.pipe", os.O_RDONLY | os.O_NONBLOCK)
 
@@ -89,8 +88,8 @@ class Torch:
 
 @pytest.fixture
 def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch]:
-    monkeypatch.setattr(debug_pipe, "WAIT_S", 0.0)
-    monkeypatch.setattr(debug_pipe, "POLL_S", 0.0)
+    monkeypatch.setattr(flight_recorder, "WAIT_S", 0.0)
+    monkeypatch.setattr(flight_recorder, "POLL_S", 0.0)
     monkeypatch.setattr(hang_capture, "_nccl", NcclRecord())
     made = Torch(tmp_path, monkeypatch)
     yield made
