@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def attacker(request: pytest.FixtureRequest, template: Path) -> Iterator[tuple[A
     intact = template.parent / f"intact-{uid}"
     shutil.copytree(template, intact)
     attacker = Attacker(intact, uid)
-    with attacker.process:
+    with suppress(BrokenPipeError), attacker.process:
         yield attacker, os.geteuid() if uid is None else uid
         attacker.process.kill()
 
