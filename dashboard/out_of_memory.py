@@ -8,7 +8,7 @@ from typing import Any
 
 from dashboard.charts.run_view import run_kind
 from stepscope.common.config_issue import ConfigError, ConfigIssue
-from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
+from stepscope.memory.oom.classify import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunKind, RunStatus
 from trainer.config import RunConfig
 from trainer.training.config_validation import TrainDevice, halved_batch, is_possible

@@ -35,7 +35,7 @@ from dashboard.verdicts import find
 from stepscope.common.json_values import dict_of
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
-from stepscope.host.process_limits import call_at_end_of
+from stepscope.host.child_process import call_at_end_of
 from stepscope.host.servers import withdraw_server
 from stepscope.remote.source import RemoteSource, sources_from_environment
 from stepscope.run import (

@@ -19,8 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stepscope.host.servers import published_server
-from stepscope.host.socket_owner import loopback_owner
+from stepscope.host.servers import loopback_owner, published_server
 
 log = logging.getLogger(__name__)
 

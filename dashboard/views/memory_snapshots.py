@@ -15,10 +15,8 @@ from dashboard.format import escape_markdown, note, pick
 from dashboard.run_files import SnapshotFile, file_content, keep_upload, pickles, snapshots
 from dashboard.views.parts import download, number, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.load import MAX_FILE_BYTES, SnapshotError
-from stepscope.memory.snapshots.open_snapshot import open_snapshot
-from stepscope.memory.snapshots.stacks import short, where
-from stepscope.memory.snapshots.summary import MAX_STACKS, SnapshotSummary, difference
+from stepscope.memory.snapshots.open_snapshot import MAX_FILE_BYTES, SnapshotError, open_snapshot
+from stepscope.memory.snapshots.summary import MAX_STACKS, SnapshotSummary, difference, short, where
 from stepscope.run import RunInfo
 from stepscope.store.recorder import CommandName
 

@@ -21,7 +21,7 @@ from dashboard.out_of_memory import shortage
 from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import number, plot, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.oom.reader import OomAnalysis
+from stepscope.memory.oom.classify import OomAnalysis
 from stepscope.run import RunError, RunInfo, read_run
 from stepscope.store import StoreError
 

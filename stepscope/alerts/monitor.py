@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +18,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.alerts.rules import AlertInstance, fill, holds, is_loss, with_unit
 from stepscope.alerts.sender import Alert, open_sender
 from stepscope.alerts.settings import (
     ENDINGS,
     NO_STEP,
     RUN_FAILED,
     RUN_FINISHED,
+    AlertInstance,
     AlertRule,
     AlertSettings,
     AlertState,
+    holds,
 )
-from stepscope.common.formatting import format_duration, number_name
+from stepscope.common.formatting import format_bytes, format_duration, number_name
+from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.common.stall_detector import StepGap
 from stepscope.gpu.device_events import throttle_words
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
@@ -294,6 +297,28 @@ def _text(rule: AlertRule, shown: str, source: str, key: str, run_json: RunJson,
         "step": f"{step:,}",
     }
     return fill(rule.text, fields)
+
+
+def is_loss(key: str) -> bool:
+    """Return True if the default rules watch this metric of a step."""
+    return key in ("train/loss", "val/loss") or key.startswith("train/loss.")
+
+
+def with_unit(metric: str, value: float) -> str:
+    """Return a value with the unit of its metric."""
+    unit = BY_KEY[metric].unit if metric in BY_KEY else Unit.NONE
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinite"
+    if unit is Unit.BYTES:
+        return format_bytes(value)
+    if unit in (Unit.NONE, Unit.COUNT, Unit.MASK):
+        return f"{value:.4g}"
+    return f"{value:.4g}{unit}" if unit is Unit.PERCENT else f"{value:.4g} {unit}"
+
+
+def fill(text: str, fields: Mapping[str, str]) -> str:
+    """Replace the fields in one pass; unknown braces are kept."""
+    return re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), text)
 
 
 MARKER = "crash-alert-sent"  # file in the run folder after the alert

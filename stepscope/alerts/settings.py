@@ -1,4 +1,4 @@
-"""The alert rules, and alerts.toml, which has rules, a command and a webhook.
+"""The alert rules, when they hold, and alerts.toml, which has rules, a command and a webhook.
 
 The command runs as the user. So the file must belong to this user or root, and only the owner may
 write it. If an entry is invalid, the file is ignored and the reason is reported.
@@ -6,12 +6,14 @@ write it. If an entry is invalid, the file is ignored and the reason is reported
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,6 +65,50 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def threshold(self) -> float | None:
         """The value of `above` or `below`."""
         return self.above if self.below is None else self.below
+
+
+def holds(rule: AlertRule, values: Sequence[float]) -> bool | None:
+    """Return True if a rule holds for the values since the last evaluation, newest last.
+
+    A rule without `for_s` holds if any value is bad; other rules hold only if all values are.
+    Returns None without a value.
+    """
+    if rule.not_finite and values:
+        is_bad = not all(map(math.isfinite, values))
+        return is_bad and (rule.for_s == 0 or not math.isfinite(values[-1]))
+    sign = 1 if rule.below is None else -1
+    known = [sign * value for value in values if not math.isnan(value)]
+    if not known:
+        return None
+    worst = max(known) if rule.for_s == 0 else min(known)
+    return worst > sign * (rule.threshold or 0.0)
+
+
+@dataclass(slots=True)
+class AlertInstance:
+    """State of a rule for one source: "" for the process, a GPU's UUID, the key of a loss."""
+
+    for_s: float
+    clear_s: float
+    raised: bool = False
+    raised_at: float = 0.0
+    text: str = ""  # of the alert that was raised
+    _since: float | None = None
+
+    def update(self, now: float, is_bad: bool | None) -> AlertState | None:
+        """Return the change at `now` (s); None and the present state restart the waiting time."""
+        if is_bad is None or is_bad == self.raised:
+            self._since = None
+            return None
+        if self._since is None:
+            self._since = now
+        if now - self._since < (self.clear_s if self.raised else self.for_s):
+            return None
+        self.raised = not self.raised
+        self._since = None
+        if self.raised:
+            self.raised_at = now
+        return AlertState.RAISED if self.raised else AlertState.CLEARED
 
 
 NO_STEP, RUN_FAILED, RUN_FINISHED = "no_step", "run_failed", "run_finished"

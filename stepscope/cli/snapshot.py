@@ -9,14 +9,13 @@ from pathlib import Path
 from stepscope.cli import CommandError
 from stepscope.cli.arguments import number_type
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.load import SnapshotError
-from stepscope.memory.snapshots.open_snapshot import open_snapshot
-from stepscope.memory.snapshots.stacks import where
+from stepscope.memory.snapshots.open_snapshot import SnapshotError, open_snapshot
 from stepscope.memory.snapshots.summary import (
     MAX_STACKS,
     SnapshotDiff,
     SnapshotSummary,
     difference,
+    where,
 )
 
 EXAMPLES = (

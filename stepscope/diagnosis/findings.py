@@ -30,8 +30,8 @@ from stepscope.distributed.stragglers.detect import (
     straggler_among,
 )
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase, recent_times
-from stepscope.memory.growth_detector import newest_growth
-from stepscope.memory.oom.reader import OomAnalysis, diagnose_run
+from stepscope.memory.growth import newest_growth
+from stepscope.memory.oom.classify import OomAnalysis, diagnose_run
 from stepscope.run import RunInfo, RunStatus, run_json_of
 from stepscope.run.folder import SIGTERM, TRACEBACK_FILE, fatal_signal, rank_file
 from stepscope.run.rank_info import rank_numbers, torch_rank

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from stepscope.distributed import ONE_MACHINE
-from stepscope.host.process_limits import set_parent_death_signal
+from stepscope.host.child_process import set_parent_death_signal
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 
-from stepscope.host.process_limits import call_at_end_of, kill_group, set_parent_death_signal
+from stepscope.host.child_process import call_at_end_of, kill_own_group, set_parent_death_signal
 
 
 def main(module: str) -> None:
@@ -22,7 +22,7 @@ def main(module: str) -> None:
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     job = json.loads(sys.stdin.readline())
-    call_at_end_of(0, kill_group)
+    call_at_end_of(0, kill_own_group)
     # Imported here because importing torch takes seconds, in which the sweep may end.
     trial_run = importlib.import_module(module)
     gc.freeze()  # imported modules stay: no collection has to traverse them

@@ -1,4 +1,9 @@
-"""Detect memory growth from step to step in samples at equal points of the steps; pure, no I/O.
+"""Detect memory growth from step to step, and record it as an event.
+
+    sample ─> minimum of a group ─> the newest groups, at four time scales ─> trend ─> event
+
+The scales detect a fast leak within a minute and a slow one within hours, and forget the time
+before a leak that begins late. A sample costs some microseconds.
 
 A sample is the minimum of a short time. The shape is that of the *floor*: the rolling minimum of
 all later samples. With a leak the floor rises in each of eight stretches by similar amounts. It
@@ -7,13 +12,20 @@ does not with noise, a step, a sawtooth (of a garbage collector or of epochs) or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
 from stepscope.common.formatting import format_bytes
+from stepscope.store import EventRow
 from stepscope.store.blocks import Floats
+from stepscope.store.recorder import Recorder
 
 STRETCHES = 8
 MIN_SAMPLES = 4 * STRETCHES
@@ -147,3 +159,186 @@ def find_trend(steps: Floats, values: Floats, min_samples: int = MIN_SAMPLES) ->
     if not is_steady:
         return None
     return GrowthTrend(int(middles[0]), int(middles[-1]), float(levels[0]), float(levels[-1]))
+
+
+EVENT = "memory_growth"  # Kind of the events about growth.
+SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}
+"""Minimum duration of a group: windows of 16 s to 9 h, and of 32 s to 18 h."""
+MAX_GROUPS = 4 * MIN_SAMPLES
+GROUPS_PER_EVALUATION = 4
+WARM_UP_STEPS, WARM_UP_S = 20, 5.0  # Excluded: optimizer state, workspaces, pools are allocated.
+NEWEST_S = 0.1  # Duration of a group of the newest samples, of some 13 s.
+MIN_NEWEST_SAMPLES = 2 * STRETCHES
+"""Minimum number of groups for growth without an event: an allocation that failed is evidence."""
+MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
+
+
+class MemorySample(NamedTuple):
+    """One sample: seconds, step, bytes, and the bytes of child processes in them."""
+
+    at: float
+    step: int
+    value: float
+    children: float = 0.0
+
+
+class MinimumWindow:
+    """The lowest samples of the newest groups; each takes at least `span_s` and a new step."""
+
+    def __init__(self, span_s: float) -> None:
+        self.groups: deque[MemorySample] = deque()
+        self._span_s = span_s
+        self._highest = -math.inf  # The highest value of dropped groups.
+        self._closed = 0
+        self._first: MemorySample | None = None
+        self._lowest: MemorySample | None = None
+
+    def add(self, sample: MemorySample) -> bool:
+        """Add a sample; return True if the groups should be evaluated."""
+        first, lowest = self._first, self._lowest
+        if first is None or lowest is None:
+            self._first = self._lowest = sample
+            return False
+        if sample.at - first.at < self._span_s or sample.step <= first.step:
+            if sample.value < lowest.value:
+                self._lowest = sample
+            return False
+        if len(self.groups) == MAX_GROUPS:
+            self._highest = max(self._highest, self.groups.popleft().value)
+        self.groups.append(lowest)
+        self._first = self._lowest = sample
+        self._closed += 1
+        return self._closed % GROUPS_PER_EVALUATION == 0
+
+    def reset(self) -> None:
+        """Drop all groups, but keep the highest value."""
+        self._highest = max([self._highest, *(group.value for group in self.groups)])
+        self.groups.clear()
+        self._first = self._lowest = None
+
+    def trend(self) -> GrowthTrend | None:
+        """Return the trend of the groups; None without one, or if memory was as high before."""
+        steps, values = self.columns()
+        if len(steps) < MIN_SAMPLES or values[-len(steps) // STRETCHES :].min() <= self._highest:
+            return None
+        return find_trend(steps, values)
+
+    def columns(self) -> tuple[Floats, Floats]:
+        """Return the steps and the bytes of the groups. Thread-safe."""
+        groups = list(self.groups)
+        steps = np.array([group.step for group in groups], float)
+        return steps, np.array([group.value for group in groups], float)
+
+
+class GrowthDetector:
+    """Detects growth of one kind of memory, "allocated" or "process"."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._scales = [MinimumWindow(span_s) for span_s in SCALES_S[kind]]
+        self._first: MemorySample | None = None
+        self.reported: GrowthTrend | None = None  # The trend of the last growth.
+        self._was_filling = False
+
+    def add(self, sample: MemorySample, *, filling: bool = False) -> MemoryGrowth | None:
+        """Return growth that is new with this sample; `filling`: this is the first epoch."""
+        first = self._first = self._first or sample
+        if self._was_filling and not filling:  # a cache that filled in the first epoch
+            self._reset()
+        self._was_filling = filling
+        if sample.step - first.step < WARM_UP_STEPS or sample.at - first.at < WARM_UP_S:
+            return None
+        for scale in self._scales:
+            if scale.add(sample):
+                trend = self._new_trend(scale, filling)
+                if trend is not None:
+                    growth = self._growth(trend, list(scale.groups))
+                    self.reported = trend
+                    self._reset()  # later samples are evaluated without these
+                    return growth
+        return None
+
+    def _reset(self) -> None:
+        for scale in self._scales:
+            scale.reset()
+
+    def _new_trend(self, scale: MinimumWindow, filling: bool) -> GrowthTrend | None:
+        """Return a trend to report: the first one, or another after the memory has doubled."""
+        trend, last = scale.trend(), self.reported
+        if trend is None or (
+            last is not None and trend.last_level < MIN_LEVEL_FACTOR * last.last_level
+        ):
+            return None
+        seconds = scale.groups[-1].at - scale.groups[0].at
+        return trend if is_material(trend, self._kind, seconds, filling=filling) else None
+
+    def _growth(self, trend: GrowthTrend, window: list[MemorySample]) -> MemoryGrowth:
+        if self._kind == GrowthSource.ALLOCATED:
+            return MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend)
+        workers = window[-1].children
+        grown = workers - window[0].children
+        where = GrowthSource.WORKERS if 2 * grown > trend.grown else GrowthSource.PROCESS
+        return MemoryGrowth(where=where, trend=trend, workers=workers)
+
+
+class GrowthMonitor:
+    """Checks the sampler's values, in its thread, and records growth as an event.
+
+    Allocated memory is that of the GPU that trains. The process counts with its children.
+    """
+
+    def __init__(self, recorder: Recorder, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._recorder = recorder
+        self._clock = clock
+        self._allocated = GrowthDetector("allocated")
+        self._process = GrowthDetector("process")
+        self._children = 0.0
+        self._newest = MinimumWindow(NEWEST_S)
+
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Add the values of one tick by their metric keys."""
+        step = self._recorder.step
+        if step <= 0:
+            return
+        at = self._clock()
+        allocated, rss = values.get("memory/allocated"), values.get("process/rss")
+        if allocated is not None:
+            sample = MemorySample(at, step, allocated)
+            self._newest.add(sample)
+            self._record(self._allocated.add(sample))
+        if rss is not None:
+            self._children = values.get("process/children_rss", self._children)
+            sample = MemorySample(at, step, rss + self._children, self._children)
+            self._record(self._process.add(sample, filling=self._recorder.epoch == 1))
+
+    def _record(self, growth: MemoryGrowth | None) -> None:
+        if growth is not None:
+            self._recorder.event(
+                EVENT,
+                f"{growth.text} {growth.next}",
+                where=growth.where.value,
+                bytes_per_step=growth.trend.bytes_per_step,
+                level=growth.trend.last_level,
+                next=growth.next,
+            )
+
+    def allocated_growth(self) -> GrowthTrend | None:
+        """Return the growth of allocated memory up to now; None without growth. Thread-safe."""
+        steps, values = self._newest.columns()
+        reported = self._allocated.reported
+        if reported is not None:
+            level = float(values[-len(values) // STRETCHES :].min())
+            if level >= reported.last_level:  # else it was freed since
+                return replace(reported, last_step=int(steps[-1]), last_level=level)
+        return find_trend(steps, values, MIN_NEWEST_SAMPLES)
+
+
+def newest_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
+    """Return the text of the newest growth event and its recommendation; None without one."""
+    newest = next((event for event in reversed(list(events)) if event.kind == EVENT), None)
+    if newest is None:
+        return None
+    advice = newest.data.get("next")
+    if not isinstance(advice, str):  # the file is untrusted
+        return newest.text, None
+    return newest.text.removesuffix(advice).strip(), advice

@@ -25,7 +25,7 @@ from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.source import DeviceSource, NullSource, is_simulated
 from stepscope.host.environment import environment, torch_versions
 from stepscope.host.usage import first_count
-from stepscope.memory.growth_detector import GrowthMonitor
+from stepscope.memory.growth import GrowthMonitor
 from stepscope.memory.oom.classify import OomCause, diagnose
 from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.recommendations import Allowed

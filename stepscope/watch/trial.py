@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from stepscope.distributed import rank_and_size
-from stepscope.host.process_limits import set_parent_death_signal
+from stepscope.host.child_process import set_parent_death_signal
 from stepscope.run.rank_info import find_rank
 from stepscope.watch.hooks.patching import PostImportHook
 from stepscope.watch.script import exit_without_handlers

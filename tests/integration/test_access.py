@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from dashboard import live_chart
-from stepscope.host.servers import published_server, servers_folder
-from stepscope.host.socket_owner import loopback_owner
+from stepscope.host.servers import loopback_owner, published_server, servers_folder
 from tests.support.child_process import run_python
 from tests.support.commanded_runs import asked, live_run
 from tests.support.other_user import NOBODY, SOMEBODY, needs_root, send_as

@@ -20,10 +20,10 @@ WEIGHTS = 4 * (257 * 256 + 257)
 
 WATCH = """
 import sys
-from stepscope.memory import growth_detector
+from stepscope.memory import growth
 from stepscope.watch.main import main
-growth_detector.SCALES_S["process"] = (0.3,)  # seconds of a group: 32 of them show a trend
-growth_detector.WARM_UP_S = 2.0
+growth.SCALES_S["process"] = (0.3,)  # seconds of a group: 32 of them show a trend
+growth.WARM_UP_S = 2.0
 sys.exit(main(sys.argv[1:]))
 """
 SECONDS = "20"

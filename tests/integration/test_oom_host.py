@@ -13,8 +13,7 @@ import pytest
 from stepscope.compare.reports import run_report
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.host import usage
-from stepscope.memory.oom.classify import OomCause
-from stepscope.memory.oom.reader import diagnose_run
+from stepscope.memory.oom.classify import OomCause, diagnose_run
 from stepscope.memory.oom.record import MemoryKind, read_report
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.child_process import run_python

@@ -15,8 +15,7 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.memory.snapshots import open_snapshot as opening
-from stepscope.memory.snapshots.load import SnapshotError
-from stepscope.memory.snapshots.open_snapshot import open_snapshot
+from stepscope.memory.snapshots.open_snapshot import SnapshotError, open_snapshot
 from tests.support.snapshots import REAL, live_block, snapshot
 from tests.support.waiting import wait_for
 

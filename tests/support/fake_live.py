@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.memory.model_states import ModelStateTracker
-from stepscope.memory.oom.batches import BatchMemory
+from stepscope.memory.oom.observer import BatchMemory
 from stepscope.session.sampler import BoundarySampler
 from stepscope.session.training_observer import TrainingObserver
 from tests.support.fake_recorder import FakeRecorder

@@ -38,7 +38,7 @@ from dashboard.sweeps import Sweeps
 from stepscope.cli import main
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
-from stepscope.memory.snapshots.load import SnapshotError
+from stepscope.memory.snapshots.open_snapshot import SnapshotError
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from stepscope.store.writer import note_end, recover_ended

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from stepscope.alerts.rules import AlertInstance, holds
-from stepscope.alerts.settings import AlertRule, AlertState
+from stepscope.alerts.settings import AlertInstance, AlertRule, AlertState, holds
 
 HOT = AlertRule(name="hot", metric="gpu/temp", above=85, for_s=30)
 SLOW = AlertRule(name="slow", metric="perf/samples_per_sec", below=100, for_s=30)

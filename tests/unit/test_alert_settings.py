@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.alerts.rules import holds
 from stepscope.alerts.sender import Alert
 from stepscope.alerts.settings import (
     DEFAULTS,
@@ -19,6 +18,7 @@ from stepscope.alerts.settings import (
     AlertRule,
     AlertSettings,
     AlertState,
+    holds,
     load,
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.memory.growth_detector import GrowthMonitor
+from stepscope.memory.growth import GrowthMonitor
 from tests.support.fake_nvml import FakeClock
 
 MIB = 2.0**20

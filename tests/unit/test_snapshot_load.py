@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.memory.snapshots import load as loading
-from stepscope.memory.snapshots.load import SnapshotError, load
+from stepscope.memory.snapshots import open_snapshot as loading
+from stepscope.memory.snapshots.open_snapshot import SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary
 from tests.support.snapshots import REAL, live_block, segment, snapshot
 

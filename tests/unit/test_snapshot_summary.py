@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.memory.snapshots import summary as summaries
-from stepscope.memory.snapshots.load import load
+from stepscope.memory.snapshots.open_snapshot import load
 from stepscope.memory.snapshots.summary import LiveStack, difference, summarize
 from tests.support.snapshots import ADDRESS, REAL, frame, free_block, live_block, segment, snapshot
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.config_issue import ConfigError
-from stepscope.host.process_limits import call_at_end_of, kill_group
+from stepscope.host.child_process import call_at_end_of, kill_own_group
 from stepscope.store import StoreError
 from trainer.config import RunConfig
 from trainer.memory_estimate import ProbeError
@@ -40,7 +40,7 @@ def main() -> None:
         write(progress=text, share=share)
 
     job = json.loads(sys.stdin.readline())
-    call_at_end_of(0, kill_group)
+    call_at_end_of(0, kill_own_group)
     try:
         config = RunConfig.from_dict(job["config"])
         found = _search(config, progress) if job["search"] else _probe(config, job, progress)

@@ -23,7 +23,7 @@ import psutil
 
 from stepscope.common.files import open_for_append
 from stepscope.distributed.rendezvous import LauncherEnv, launch
-from stepscope.host.process_limits import call_at_end_of
+from stepscope.host.child_process import call_at_end_of
 from stepscope.run import RunStatus, rank_file
 from stepscope.run.rank_info import read_run_json
 from stepscope.store import StoreError

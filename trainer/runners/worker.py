@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from stepscope.host.process_limits import call_at_end_of
+from stepscope.host.child_process import call_at_end_of
 from trainer.config import RunConfig
 
 if __name__ == "__main__":

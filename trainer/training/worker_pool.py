@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from stepscope.host.process_limits import set_parent_death_signal
+from stepscope.host.child_process import set_parent_death_signal
 from trainer.config import RunConfig
 from trainer.errors import RunFailedError
 from trainer.workloads.task import Batch, Split

@@ -1,4 +1,4 @@
-"""Determine the cause of a failed allocation, with the figures that prove it; pure, no I/O.
+"""Determine the cause of a failed allocation, with the figures that prove it.
 
 Before torch gives up it returns every segment that is wholly free to the driver. So memory that is
 still reserved and not allocated lies in pieces between tensors, or belongs to another stream or
@@ -15,15 +15,20 @@ In a step that was never completed free pieces prove nothing, as its peak is sti
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from stepscope.common.formatting import format_bytes
+from stepscope.host.usage import kills_since
 from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom import recommendations as plans
-from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord
-from stepscope.run_setup import Recommendation, RunSetup
+from stepscope.memory.oom.recommendations import Allowed
+from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, OomReport, read_report
+from stepscope.run import RunInfo, RunStatus
+from stepscope.run_setup import Recommendation, RunSetup, setup_of
 
 FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces are allocated.
 MIN_FRAGMENTED = 0.10  # Of the reserved memory in pieces: with less, the next allocation fails too.
@@ -365,3 +370,49 @@ def _host_cause(record: OomRecord) -> _Conclusion:
     if host.available is not None and host.total is not None:
         text += f": {format_bytes(host.available)} of {format_bytes(host.total)} was available"
     return _Conclusion(OomCause.HOST, f"{text}.", plans.HOST)
+
+
+MAX_SILENCE_S = 300.0  # Maximum age of a heartbeat: later kills may be another process's.
+
+
+@dataclass(frozen=True, slots=True)
+class OomAnalysis:
+    """A run's report with the finding about its last failed allocation."""
+
+    report: OomReport
+    finding: OomFinding
+
+    @property
+    def sentence(self) -> str:
+        """The cause and its evidence, in one line."""
+        return f"{self.finding.cause}: {self.finding.text}"
+
+
+def diagnose_run(run: RunInfo, rank: int = 0, allowed: Allowed | None = None) -> OomAnalysis | None:
+    """Return the analysis of a rank's failed allocations; None without failures.
+
+    Raises OSError, and ValueError with the name of a malformed file.
+    """
+    report = read_report(run.folder, rank) or _killed(run)
+    if report is None:
+        return None
+    return OomAnalysis(report, diagnose(report.last, setup_of(run.run_json), allowed=allowed))
+
+
+def _killed(run: RunInfo) -> OomReport | None:
+    """Return a report for a crashed run of this host if the kernel killed a process, or None."""
+    run_json, beat = run.run_json, run.run_json.get("heartbeat")
+    if run.status is not RunStatus.CRASHED or run_json.get("host") != socket.gethostname():
+        return None
+    if not isinstance(beat, int | float) or not 0 <= time.time() - beat <= MAX_SILENCE_S:
+        return None
+    kills, step = kills_since(run_json.get("oom_kills")), run_json.get("step")
+    if not kills:
+        return None
+    record = OomRecord(
+        ts=float(beat),
+        memory=MemoryKind.HOST,
+        step=step if type(step) is int else 0,
+        host=HostMemory(kills=kills),
+    )
+    return OomReport(last=record, ended=True)
