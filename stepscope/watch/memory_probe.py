@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 HEADROOM = 0.10  # Fraction of the memory that a larger batch leaves free.
 MIN_GROWING = 0.1  # Minimum of the peak that grows with a batch, as a fraction of it.
-MAX_DIFFERENCE = 0.25  # Between comparable steps, as a fraction of the largest.
 _CLEAR = Path("/proc/self/clear_refs")
 _PEAK_ONLY = "5"
 """Value for clear_refs that resets the peak of the resident memory (man proc_pid_clear_refs)."""
@@ -148,7 +147,7 @@ def batch_headroom(steps: Sequence[StepMemory]) -> tuple[float | None, str]:
         return None, "No factor for the batch: it needs torch's allocator of a GPU."
     if not growing:
         return None, "No factor for the batch: it needs two steps."
-    if min(growing) < max(MIN_GROWING * peak, (1 - MAX_DIFFERENCE) * max(growing)):
+    if min(growing) < MIN_GROWING * peak:
         return None, (
             "No factor for the batch: besides the weights, the steps need "
             f"{format_bytes(min(growing))} to {format_bytes(max(growing))} of a peak of "

@@ -82,42 +82,28 @@ def test_a_profile_on_cuda(tmp_path: Path) -> None:
         assert all(operators[phase].cuda_total_us > 0 for phase in PHASES)
 
 
-def test_nvtx_ranges_are_emitted_while_profiled_and_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("nsight", [False, True])
+def test_nvtx_ranges_are_emitted_while_profiled_or_under_nsight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nsight: bool
 ) -> None:
+    """Kernels are left to Nsight."""
     seen: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("end"))
+    if nsight:
+        monkeypatch.setenv(phase_ranges.NSIGHT, "1")
+    phase_ranges.end()
     script = Script(tmp_path)
     try:
         script.train(2)
-        assert seen == []
         script.profile(2)
         script.train(2)
     finally:
-        script.close()
-    assert seen == [word for phase in PHASES for word in (phase, "end")] * 2
-
-
-def test_under_nsight_all_steps_have_ranges_and_kernels_are_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
-    monkeypatch.setenv(phase_ranges.NSIGHT, "1")
-    phase_ranges.end()
-    try:
-        script = Script(tmp_path)
-        try:
-            script.train(2)
-            assert seen == [*PHASES] * 2
-            script.profile(1)
-        finally:
-            event = script.close()
+        event = script.close()
+        monkeypatch.delenv(phase_ranges.NSIGHT, raising=False)
+        phase_ranges.end()
+    ranges = 2 + 5 + 2 if nsight else 2
+    assert seen == [word for phase in PHASES for word in (phase, "end")] * ranges
+    if nsight:
         summary = (script.live.recorder.folder / event.data["summary"]).read_bytes()
         assert not parse(summary).cuda
-        assert len(seen) == 3 * (2 + 1 + 3)
-    finally:
-        monkeypatch.delenv(phase_ranges.NSIGHT)
-        phase_ranges.end()

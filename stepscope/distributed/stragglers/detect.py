@@ -71,7 +71,6 @@ class StragglerFinding:
     phase: StepPhase | None = None
     share: float | None = None
     next: str | None = None
-    steps: int = 0
 
 
 PLACES = {
@@ -236,15 +235,14 @@ def _straggler(steps: _Steps, named: Sequence[int], late_s: Floats) -> Straggler
         phase=phase,
         share=share,
         next=RECOMMENDATIONS[phase],
-        steps=steps.count,
     )
 
 
 def _phases(excess: Floats, late_s: float) -> dict[StepPhase, float]:
     """Return the phases to name for a lateness with their additional time, the longest first.
 
-    Returns {} if all phases (5, steps) explain less than EXPLAINED of it. The named ones explain
-    half of it, or are half as long as the first.
+    Returns {} if all phases (5, steps) explain less than EXPLAINED of it. The named ones are at
+    least half as long as the first.
     """
     typical: dict[StepPhase, float] = {}
     for name, values in zip(OWN, excess, strict=True):
@@ -256,11 +254,7 @@ def _phases(excess: Floats, late_s: float) -> dict[StepPhase, float]:
     )
     if sum(typical[name] for name in longer) < EXPLAINED * late_s:
         return {}
-    named: dict[StepPhase, float] = {}
-    for name in longer:
-        if sum(named.values()) < late_s / 2 or typical[name] >= typical[longer[0]] / 2:
-            named[name] = typical[name]
-    return named
+    return {name: typical[name] for name in longer if typical[name] >= typical[longer[0]] / 2}
 
 
 def _uneven(steps: _Steps, is_often_late: NDArray[np.bool_]) -> StragglerFinding | None:
@@ -277,7 +271,7 @@ def _uneven(steps: _Steps, is_often_late: NDArray[np.bool_]) -> StragglerFinding
         "that step's slowest rank. No single rank is at fault."
     )
     phase = next(iter(phases))
-    return StragglerFinding(StragglerKind.UNEVEN, text, (), phase, share, UNEVEN_NEXT, steps.count)
+    return StragglerFinding(StragglerKind.UNEVEN, text, (), phase, share, UNEVEN_NEXT)
 
 
 def _communication(steps: _Steps, world_size: int) -> StragglerFinding | None:
@@ -291,5 +285,5 @@ def _communication(steps: _Steps, world_size: int) -> StragglerFinding | None:
     )
     phase = StepPhase.COMMUNICATION
     return StragglerFinding(
-        StragglerKind.COMMUNICATION, text, (), phase, share, RECOMMENDATIONS[phase], steps.count
+        StragglerKind.COMMUNICATION, text, (), phase, share, RECOMMENDATIONS[phase]
     )
