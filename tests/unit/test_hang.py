@@ -103,6 +103,11 @@ def test_different_sizes_under_one_number() -> None:
     assert (found.cause, found.ranks, found.waiting) == (HangCause.MISMATCH, (2,), (0, 1, 3))
 
 
+def test_a_collective_that_all_have_entered() -> None:
+    found = found_in([state(rank, waits(rank, members=2)) for rank in range(2)])
+    assert (found.cause, found.ranks) == (HangCause.ALL_ENTERED, (0, 1))
+
+
 def test_the_end_of_a_chain_of_groups_is_named() -> None:
     """Rank 0 waits for 1 in one group, 1 for 2 in another; 2 reads data."""
     groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (1, 2)}
@@ -240,6 +245,8 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     write(tmp_path, 2, status="paused")
     assert hang_of(read_run(tmp_path)) is None
     assert job(tmp_path, FRESH_S + 1) is None, "a record that is left over"
+    write(tmp_path, 0, status="failed")
+    assert hang_of(read_run(tmp_path)) is not None, "the last one of a job that has ended"
 
 
 @pytest.mark.parametrize(

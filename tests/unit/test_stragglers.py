@@ -153,6 +153,13 @@ def test_nobody_is_named_for_a_pause_or_for_what_most_ranks_do(
     assert (found.kind, found.ranks) == (NONE, ())
 
 
+def test_only_the_newest_steps_count() -> None:
+    own = 45 * noise(4, 100, seed=1)  # A step takes a second.
+    own[1, 1, :78] += 0.5
+    assert find_straggler(made(own[:, :, :78])).ranks == (1,)
+    assert find_straggler(made(own)).kind is NONE
+
+
 def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
     ranks = made(noise(4, 100, seed=6))
     late = replace(ranks[1], wait=np.zeros(100))
