@@ -57,8 +57,6 @@ MAX_QUERY_S = 2.0
 CHECK_EVERY = 20_000
 MAX_BYTES = {"": 2**40, "-wal": 2**32, "-shm": 2**26, "-journal": 2**32}
 """Maximum file sizes: if checkpoints fail for an hour, the WAL has less than 4 GiB."""
-WAL_PAGES = 256  # of 4 KiB: SQLite copies a longer WAL into the file after a commit
-WAL_BYTES = 4 * 2**20
 MAX_SERIES = 1000
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7").decode(errors="replace")
 """The last bytes of a journal that names a file, as `read_tail` returns them."""
@@ -87,9 +85,6 @@ def create(path: Path) -> sqlite3.Connection:
         connection.execute(NO_WAIT)
         mode = "DELETE" if is_network_filesystem(path) else "WAL"
         connection.execute(f"PRAGMA journal_mode = {mode}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
-        # A WAL that grew while a reader was stopped is truncated when it is next reused.
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         # In one transaction: a reader finds all tables or none.
         connection.executescript(f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
     except sqlite3.Error as error:

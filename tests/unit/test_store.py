@@ -15,7 +15,7 @@ from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, St
 from stepscope.store.blocks import Event
 from stepscope.store.final_values import typical
 from stepscope.store.reader import send_command
-from stepscope.store.schema import SCHEMA_VERSION, WAL_BYTES
+from stepscope.store.schema import SCHEMA_VERSION
 from tests.support.run_folders import block_of_rows, make_run, make_store
 
 
@@ -176,21 +176,3 @@ def test_a_store_of_another_version_is_refused_in_a_sentence(
     assert main(["diagnose", str(folder)]) == 1
     assert sentence in capsys.readouterr().err
     assert (folder / STORE_NAME).read_bytes() == before
-
-
-def test_the_wal_that_grew_behind_a_reader_is_truncated(tmp_path: Path) -> None:
-    writer, wal = StoreWriter(tmp_path / STORE_NAME), tmp_path / f"{STORE_NAME}-wal"
-
-    def grow(commits: int) -> None:
-        for number in range(commits):
-            with writer.transaction():
-                writer.add_event(Event(0.0, number, 0, "mark", "x" * 100_000, {}))
-
-    grow(1)
-    with StoreReader(tmp_path) as reader:
-        assert len(reader.events()) == 1
-        grow(100)
-        assert wal.stat().st_size > 2 * WAL_BYTES
-    grow(40)
-    assert wal.stat().st_size <= WAL_BYTES
-    writer.close()
