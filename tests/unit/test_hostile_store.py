@@ -132,18 +132,6 @@ def test_another_schema_is_refused_where_it_is_used(
     is_refused(folder, *openers.split())
 
 
-def test_a_schema_that_only_the_log_has_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Without the log, as a reader of a folder that it may not write sees it, all is in order."""
-    connection = sqlite3.connect(folder / STORE_NAME, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("CREATE TRIGGER t AFTER INSERT ON commands BEGIN DELETE FROM frames; END")
-    shutil.copytree(folder, tmp_path / "copy")
-    connection.close()
-    (tmp_path / "copy" / f"{STORE_NAME}-shm").unlink()
-    with pytest.raises(StoreError, match="authorized"):
-        send_command(tmp_path / "copy", "stop", {})
-
-
 @pytest.mark.parametrize(
     "statement",
     [

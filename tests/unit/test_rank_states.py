@@ -93,8 +93,3 @@ def test_init_may_be_called_by_one_rank_only(job: Job) -> None:
 def test_an_impossible_world_size_is_not_believed(job: Job, size: Any) -> None:
     job.rank(0, world_size=size)
     assert job.states() == ["alive"]
-
-
-def test_the_number_of_ranks_is_limited(job: Job) -> None:
-    job.rank(0, world_size=RANKS_LIMIT)
-    assert len(ranks_of(job.folder)) == RANKS_LIMIT
