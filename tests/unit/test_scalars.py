@@ -95,6 +95,7 @@ def test_a_step_records_the_rows_whose_values_have_arrived(
     recorder = Recorder(tmp_path, name="arrived")
     try:
         recorder.log_step({"train/loss": OnGpu(1.0)})
+        assert recorder.needs_boundary, "the next row must not overtake this one"
         for event in events:
             event.landed = True
         recorder.log_step({"train/loss": OnGpu(2.0)})
