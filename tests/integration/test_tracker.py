@@ -74,9 +74,6 @@ stepscope.init("the same")
     elsewhere = tmp_path / "their runs"
     done = script(tmp_path, f"import stepscope; stepscope.init('x', runs={str(elsewhere)!r})")
     assert f"STEPSCOPE_RUNS='{elsewhere}'" in done.stderr
-    silent = "import sys; sys.stderr = None; import stepscope; stepscope.init('x').step(loss=1.0)"
-    script(tmp_path / "silent", silent)
-    assert only_run(tmp_path / "silent").run_json["step"] == 1
 
 
 def test_a_notebooks_run_has_its_name(tmp_path: Path) -> None:
@@ -194,8 +191,8 @@ threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
 for t in threads: t.start()
 for t in threads: t.join()
 for i in range(100):
-    rec.step(loss=2.0); rec.step(_odd=1.0)
-    rec.step(**{"not a name": 2.0, "ring": 1.0, "class": 3.0})
+    rec.step(loss=2.0)
+    rec.step(**{"not a name": 2.0, "ring": 1.0})
     rec.step(**{"x" * 600: float(i), "half" + chr(0xD800): 1.0})
 """
     script(tmp_path, code)
@@ -203,8 +200,6 @@ for i in range(100):
         assert values(tmp_path, f"train/n{number}") == [float(i) for i in range(1000)]
     assert values(tmp_path, "train/loss").count(2.0) == 100
     assert values(tmp_path, "train/not a name") == [2.0] * 100
-    assert values(tmp_path, "train/_odd") == [1.0] * 100
-    assert values(tmp_path, "train/class") == [3.0] * 100
     metrics = stepscope.open(only_run(tmp_path).folder).metrics
     changed = [key for key in metrics if "xxx" in key or "half" in key]
     assert (len(changed), max(map(len, changed))) == (2, 500), "each is one metric"
