@@ -271,9 +271,3 @@ def test_the_end_of_a_run_is_reported_by_the_rank_that_caused_it(
     bench = Bench(tmp_path, rules, rank, run_json={"world_size": ranks} if ranks else {})
     event = bench.monitor.ended(bench.run_json, 1200, status, reason)
     assert (event and event[1]) == text
-
-
-def test_disabled_alerts_have_no_events(tmp_path: Path) -> None:
-    watch = AlertMonitor(AlertSettings(), tmp_path)
-    assert watch.check({"status": "running"}, 0, StepGap(99.0, 0.1, 0.0), None) == []
-    assert watch.ended({}, 0, RunStatus.FAILED, "no") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -136,14 +137,40 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     assert "belongs to another user" in str(settings.problem)
 
 
-def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    assert load({"STEPSCOPE_ALERTS": str(tmp_path / "pipe")}).problem is not None
-
-
 def test_a_default_rule_keeps_its_other_fields(tmp_path: Path) -> None:
     text = "[rules.memory_full]\nabove = 80\n[rules.gpu_idle]\nbelow = 20\n"
     settings = read(tmp_path, text)
     memory, idle = rule_of(settings, "memory_full"), rule_of(settings, "gpu_idle")
     assert (memory.clear_s, holds(memory, [85]), holds(memory, [80])) == (30, True, False)
     assert holds(idle, [20]) is False
+
+
+# --- when a rule holds ---
+
+HOT = AlertRule(name="hot", metric="gpu/temp", above=85, for_s=30)
+SLOW = AlertRule(name="slow", metric="perf/samples_per_sec", below=100, for_s=30)
+WORSE = AlertRule(name="worse", metric="val/loss", above=2.5)
+BROKEN = AlertRule(name="broken", metric="x", not_finite=True)
+LASTING = AlertRule(name="broken", metric="x", not_finite=True, for_s=5)
+CONDITIONS = {"H": True, "O": False, "?": None}
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "expected"),
+    [
+        (HOT, (86, 90), "H"),
+        (HOT, (86, 85), "O"),  # with a duration all values must hold
+        (HOT, (math.nan,), "?"),
+        (HOT, (math.nan, 90), "H"),
+        (HOT, (), "?"),
+        (SLOW, (99, 100), "O"),
+        (WORSE, (1.0, 2.6, 1.0), "H"),  # without a duration one value is enough
+        (WORSE, (2.5,), "O"),
+        (BROKEN, (1.0, math.nan, 1.0), "H"),
+        (BROKEN, (), "?"),
+        (LASTING, (math.nan, 1.0), "O"),
+        (LASTING, (1.0, math.nan), "H"),
+    ],
+)
+def test_the_condition_of_a_rule(rule: AlertRule, values: tuple[float, ...], expected: str) -> None:
+    assert holds(rule, values) is CONDITIONS[expected]

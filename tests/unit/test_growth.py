@@ -1,8 +1,9 @@
-"""Which series of memory readings are growth: made-up leaks, noise, teeth, steps and caches."""
+"""Which series of memory readings are growth, and the growth events of a live run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from stepscope.memory.growth import (
     MIN_SAMPLES,
+    GrowthMonitor,
     GrowthTrend,
     find_trend,
     is_material,
 )
 from stepscope.store.blocks import Floats
+from tests.support.fake_nvml import FakeClock
 
 MIB = 2.0**20
 N = 128
@@ -72,14 +75,6 @@ def test_it_does_not_grow(name: str) -> None:
     assert all(find_trend(*series(DOES_NOT[name], seed=seed)) is None for seed in range(5))
 
 
-def test_an_exact_leak_has_its_rate() -> None:
-    trend = find_trend(*series(lambda x, rng: 127 * x))  # 1 MiB a reading, of 10 steps
-    assert trend is not None
-    assert trend.bytes_per_step == pytest.approx(MIB / 10)
-    assert (trend.first_step, trend.last_step) == (75, 1195), "middles of the outer eighths"
-    assert trend.grown == pytest.approx(112 * MIB)
-
-
 def test_few_readings_or_the_same_step_say_nothing() -> None:
     steps, values = series(lambda x, rng: 100 * x)
     assert find_trend(steps[: MIN_SAMPLES - 1], values[: MIN_SAMPLES - 1]) is None
@@ -110,12 +105,12 @@ FALSE_ALARMS: dict[str, tuple[Any, int]] = {
 
 
 @pytest.mark.parametrize("kind", FALSE_ALARMS)
-@pytest.mark.parametrize("n", [MIN_SAMPLES, N])
-def test_false_alarms_are_rare(kind: str, n: int) -> None:
+def test_false_alarms_are_rare(kind: str) -> None:
     make, most = FALSE_ALARMS[kind]
-    steps = np.arange(n) * 10.0
+    steps = np.arange(MIN_SAMPLES) * 10.0
     rng = np.random.default_rng(1)
-    alarms = sum(find_trend(steps, MIB * (500 + make(rng, n))) is not None for _ in range(2000))
+    made = (MIB * (500 + make(rng, MIN_SAMPLES)) for _ in range(2000))
+    alarms = sum(find_trend(steps, values) is not None for values in made)
     assert alarms <= most
 
 
@@ -160,3 +155,168 @@ def test_material_growth(
     """Over 400 steps: rate and level in MiB."""
     trend = trend_of(rate * MIB, level=level * MIB)
     assert is_material(trend, kind, seconds, **options) is material
+
+
+# --- events of a live run ---
+
+TICK_S = 0.1
+
+Level = Callable[[int], float]
+
+
+class Bench:
+    """Ticks and steps of a training, whose memory is a function of the step."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.events: list[dict[str, Any]] = []
+        self.recorder: Any = SimpleNamespace(step=0, epoch=0, event=self.event)
+        self.monitor = GrowthMonitor(self.recorder, clock=self.clock)
+
+    def event(self, kind: str, text: str, **data: Any) -> None:
+        self.events.append({"kind": kind, "text": text} | data)
+
+    def run(
+        self,
+        steps: Iterable[int],
+        step_s: float = 0.05,
+        *,
+        rss: Level = lambda step: 300 * MIB,
+        **levels: Level,
+    ) -> None:
+        """Take a step each `step_s`; a tick comes each 0.1 s."""
+        keys = {
+            "allocated": "memory/allocated",
+            "children": "process/children_rss",
+        }
+        named = {"process/rss": rss} | {keys[name]: level for name, level in levels.items()}
+        for step in steps:
+            self.recorder.step = step
+            ticks, before = int((self.clock.now + step_s) / TICK_S), int(self.clock.now / TICK_S)
+            for _ in range(ticks - before):
+                self.monitor.observe({key: level(step) for key, level in named.items()})
+            self.clock.now += step_s
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def leak(rate: float, level: float = 200 * MIB) -> Level:
+    return lambda step: level + rate * step
+
+
+def test_a_leak_is_one_event_within_a_minute(bench: Bench) -> None:
+    bench.run(range(1, 1200), allocated=leak(0.1 * MIB))
+    [event] = bench.events
+    assert (event["kind"], event["where"]) == ("memory_growth", "allocated")
+    assert event["text"].startswith(
+        "Allocated memory grows by 10.00 MiB per 100 steps (336 steps) and is now "
+    )
+    assert event["next"] in event["text"]
+    assert event["bytes_per_step"] == pytest.approx(0.1 * MIB)
+
+
+def test_it_is_another_event_when_the_memory_has_doubled(bench: Bench) -> None:
+    bench.run(range(1, 12_000), allocated=leak(0.2 * MIB, level=1000 * MIB))
+    first, second = [event["level"] for event in bench.events]
+    assert second >= 2 * first
+
+
+def test_a_slow_leak_is_detected_in_the_long_run(bench: Bench) -> None:
+    """1 MiB a minute, in noise of the size of five minutes' growth."""
+
+    def level(step: int) -> float:
+        return 400 * MIB + 5 * MIB * ((step * 7919) % 101) / 101 + step * MIB / 60
+
+    bench.run(range(1, 3600), step_s=1.0, allocated=level)
+    [event] = bench.events
+    assert event["bytes_per_step"] == pytest.approx(MIB / 60, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("levels", "where"),
+    [
+        ({"rss": leak(0.2 * MIB, 1000 * MIB)}, "process"),
+        ({"children": leak(0.3 * MIB, 1000 * MIB)}, "workers"),
+    ],
+)
+def test_on_a_cpu_the_process_and_its_workers_count(
+    bench: Bench, levels: dict[str, Level], where: str
+) -> None:
+    bench.run(range(1, 2500), **levels)
+    [event] = bench.events
+    assert event["where"] == where
+    assert ("; the workers have" in event["text"]) is (where == "workers")
+
+
+def test_in_the_first_epoch_a_data_set_may_fill_its_cache(bench: Bench) -> None:
+    fill = leak(0.06 * MIB, 300 * MIB)
+    bench.recorder.epoch = 1
+    bench.run(range(1, 1000), rss=fill)
+    bench.recorder.epoch = 2  # what follows is evaluated without that growth
+    bench.run(range(1000, 2000), rss=fill)
+    assert bench.events == []
+
+
+@pytest.mark.parametrize(
+    ("level", "steps", "grown"),
+    [
+        (leak(10 * MIB), 60, 500 * MIB),
+        (leak(10 * MIB), 20, 160 * MIB),
+        (lambda step: (200 + 4 * step + 400 * (step * 7919 % 101 < 30)) * MIB, 300, 980 * MIB),
+        (lambda step: (200 + 300 * (step % 2)) * MIB, 100, None),
+        (lambda step: (200 + 3 * step + 20 * (step * 7919 % 101)) * MIB, 100, None),
+        (leak(MIB), 6, None),
+    ],
+)
+def test_growth_of_the_newest_samples(
+    bench: Bench, level: Level, steps: int, grown: float | None
+) -> None:
+    """Before there is an event, as of a script that fails at once. 0.1 s a step."""
+    bench.run(range(1, steps + 1), step_s=0.1001, allocated=level)
+    found = bench.monitor.allocated_growth()
+    assert (found is None) is (grown is None)
+    assert found is None or found.grown == pytest.approx(grown, rel=0.1)
+
+
+def test_growth_since_an_event_counts_until_it_ends(bench: Bench) -> None:
+    rise = leak(0.1 * MIB)
+    bench.run(range(1, 1900), allocated=rise)
+    found = bench.monitor.allocated_growth()
+    assert found is not None
+    assert found.bytes_per_step == pytest.approx(0.1 * MIB, rel=0.05)
+    assert found.grown > 150 * MIB, "also before the newest samples, and after the event"
+    bench.run(range(1900, 2900), allocated=lambda step: 200 * MIB)
+    assert bench.monitor.allocated_growth() is None
+
+
+# --- no growth ------------------------------------------------------------------------------------
+
+
+def test_warm_up_pauses_and_validation_are_no_growth(bench: Bench) -> None:
+    bench.run(range(1, 20), allocated=leak(50 * MIB))
+    for epoch in range(20):
+        steps = range(20 + 100 * epoch, 120 + 100 * epoch)
+        bench.run(steps, allocated=lambda step: 1200 * MIB)
+        bench.run([steps[-1]] * 50, allocated=lambda step: 1800 * MIB)  # validation
+        bench.clock.now += 60.0 * (epoch == 7)  # a pause
+    assert bench.events == []
+
+
+def tooth(period: int, height: float) -> Level:
+    return lambda step: 500 * MIB + height * (step % period) / period
+
+
+@pytest.mark.parametrize("period", [200, 1700])
+def test_collected_garbage_is_no_growth(bench: Bench, period: int) -> None:
+    """Teeth of 100 MiB, in 10 s to 85 s: the collector runs at the end of each."""
+    bench.run(range(1, 20_000), rss=tooth(period, 100 * MIB))
+    assert bench.events == []
+
+
+def test_a_level_that_was_reached_before_is_no_growth(bench: Bench) -> None:
+    """Each epoch of ten minutes: growth in the first one at most."""
+    bench.run(range(1, 40_000), rss=tooth(12_000, 400 * MIB))
+    assert len(bench.events) == 1
