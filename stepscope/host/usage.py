@@ -140,8 +140,9 @@ def _children(threads: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _private_bytes(pid: int) -> int:
-    lines = _text(f"/proc/{pid}/smaps_rollup").splitlines()
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_full_info().uss)
+    return 0
 
 
 MIN_CPU_INTERVAL_S = 0.05

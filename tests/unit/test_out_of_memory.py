@@ -74,7 +74,7 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     ),
     "growth over batches": (
         replace(BIG_EVALUATION, batches=GrowthTrend(2, 51, 0.0, 780.0 * MIB)),
-        OomCause.BATCHES,
+        GROWTH,
         "added 15.9 MiB: 780 MiB over 51 batches",
     ),
     "a large evaluation": (BIG_EVALUATION, TOO_LARGE, ""),
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     ),
     "new state": (
         after(30, 1900 * MIB, phase="optimizer", stack=("x/torch/optim/adam.py:5 _init_group",)),
-        TOO_LARGE,
+        OomCause.OPTIMIZER_STATE,
         "The optimizer creates new state in step 31, and 300 MiB of that did not fit",
     ),
     "an earlier model": (

@@ -32,8 +32,9 @@ from stepscope.run_setup import Recommendation, RunSetup, setup_of
 
 FIRST_STEPS = 2  # Steps with atypical memory: optimizer state and workspaces are allocated.
 MIN_FRAGMENTED = 0.10  # Of the reserved memory in pieces: with less, the next allocation fails too.
-MIN_OTHERS = 0.10  # Of the device, held by other processes: a desktop takes a few percent.
-MIN_GROWN = 0.10  # Minimum growth that is the cause, as a fraction of the device.
+MIN_FRACTION = 0.10
+"""Minimum growth, or memory of others, that is the cause, as a fraction of the device: a desktop
+takes a few percent."""
 STATE_FUNCTIONS = (" _init_group", " init_state")  # of torch, of bitsandbytes
 MAX_UNKNOWN = 0.25
 """Maximum fraction of the device held outside torch by unknown processes for a definite cause: a
@@ -125,10 +126,10 @@ class OomCause(StrEnum):
     """Why memory ran out; the value is the headline."""
 
     TOO_LARGE = "Too large to fit"
+    OPTIMIZER_STATE = "New optimizer state"
     FRAGMENTATION = "Fragmentation"
     OTHER_PROCESS = "Another process"
-    GROWTH = "Growth over steps"
-    BATCHES = "Growth over batches"
+    GROWTH = "Growth"
     RETRY = "A retry within except"
     EARLIER = "An earlier model"
     OTHER_DEVICE = "Memory on another GPU"
@@ -169,7 +170,6 @@ def diagnose(
     else:
         found = (
             _other_device(record, figures)
-            or _batches(record, figures)
             or _growth(record, figures)
             or _earlier(record, figures)
             or _retry(record)
@@ -208,40 +208,18 @@ def _retry(record: OomRecord) -> _Conclusion | None:
     return _Conclusion(OomCause.RETRY, text, plans.RETRY)
 
 
-def _batches(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
-    growth = record.batches
-    if growth is None or not _explains(growth, figures):
-        return None
-    text = (
-        f"Each batch since the last backward pass added {format_bytes(growth.bytes_per_step)}: "
-        f"{format_bytes(growth.grown)} over {growth.last_step:,} batches, as in an evaluation that "
-        "keeps its results on the GPU."
-    )
-    return _Conclusion(OomCause.BATCHES, text, plans.BATCHES)
-
-
-def _explains(growth: GrowthTrend, figures: OomFigures) -> bool:
-    grown = min(growth.grown, float(figures.allocated))
-    return grown >= max(figures.missing, MIN_GROWN * figures.limit)
-
-
-def _earlier(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
-    held = record.earlier or 0
-    if held < max(figures.missing, MIN_GROWN * figures.limit):
-        return None
-    text = (
-        f"An optimizer from before the present one was made, with its parameters, gradients and "
-        f"state, still holds {format_bytes(held)}; {format_bytes(figures.requested)} more did not "
-        "fit."
-    )
-    return _Conclusion(OomCause.EARLIER, text, plans.EARLIER)
-
-
 def _growth(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
+    """Return growth from batch to batch since the last `backward()`, or from step to step."""
+    batches = record.batches
+    if batches is not None and _explains(batches.grown, figures):
+        text = (
+            f"Each batch since the last backward pass added {format_bytes(batches.bytes_per_step)}: "
+            f"{format_bytes(batches.grown)} over {batches.last_step:,} batches, as in an "
+            "evaluation that keeps its results on the GPU."
+        )
+        return _Conclusion(OomCause.GROWTH, text, plans.BATCHES)
     growth = record.growth
-    if growth is None:
-        return None
-    if not _explains(growth, figures):
+    if growth is None or not _explains(growth.grown, figures):
         return None
     grown = min(growth.grown, float(figures.allocated))
     text = (
@@ -250,6 +228,24 @@ def _growth(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         f"{format_bytes(figures.requested)} did not fit."
     )
     return _Conclusion(OomCause.GROWTH, text, plans.GROWTH)
+
+
+def _explains(size: float, figures: OomFigures) -> bool:
+    """Return True if these bytes are what is missing, and not little."""
+    size = min(size, float(figures.allocated))
+    return size >= max(figures.missing, MIN_FRACTION * figures.limit)
+
+
+def _earlier(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
+    held = record.earlier or 0
+    if not _explains(held, figures):
+        return None
+    text = (
+        f"An optimizer from before the present one was made, with its parameters, gradients and "
+        f"state, still holds {format_bytes(held)}; {format_bytes(figures.requested)} more did not "
+        "fit."
+    )
+    return _Conclusion(OomCause.EARLIER, text, plans.EARLIER)
 
 
 def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
@@ -276,7 +272,7 @@ def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None
 def _others(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     """Return "another process" if the request would fit without the other processes."""
     others = record.others or 0
-    enough = max(figures.missing, MIN_OTHERS * figures.limit)
+    enough = max(figures.missing, MIN_FRACTION * figures.limit)
     # At this process's own limit the end of others would change nothing.
     if figures.limit - figures.reserved < figures.requested or others < enough:
         return None
@@ -293,7 +289,7 @@ def _too_large(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     hidden = figures.outside if _is_hidden(record, figures) else 0
     if figures.requested <= min(figures.available + hidden, figures.limit):
         return None
-    plan = plans.TOO_LARGE
+    cause = OomCause.TOO_LARGE
     requested = format_bytes(figures.requested)
     done = record.steps_done or 0
     has = f"the GPU has {format_bytes(figures.limit)}"
@@ -302,7 +298,11 @@ def _too_large(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     if figures.requested > figures.limit:
         text = f"A single tensor of {requested} was requested: {has}."
     elif record.phase == "optimizer" and (done == 0 or _creates_state(record)):
-        when = f"new state in step {done + 1:,}" if done else "its state in its first step"
+        when = "its state in its first step"
+        if done:
+            # What was allocated until then has fit: a smaller model is not the first answer.
+            cause = OomCause.OPTIMIZER_STATE
+            when = f"new state in step {done + 1:,}"
         text = (
             f"The optimizer creates {when}, and {requested} of that did not fit next to "
             f"{format_bytes(figures.allocated)} allocated: {has}."
@@ -319,9 +319,8 @@ def _too_large(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
         )
     else:
         return None
-    if record.phase == "optimizer":
-        plan = plans.OPTIMIZER
-    return _Conclusion(OomCause.TOO_LARGE, text, plan)
+    plan = plans.OPTIMIZER if record.phase == "optimizer" else plans.TOO_LARGE
+    return _Conclusion(cause, text, plan)
 
 
 def _creates_state(record: OomRecord) -> bool:
