@@ -23,7 +23,6 @@ from enum import StrEnum
 
 from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import kills_since
-from stepscope.memory.growth import GrowthTrend
 from stepscope.memory.oom import recommendations as plans
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.memory.oom.record import HostMemory, MemoryKind, OomRecord, OomReport, read_report
@@ -212,8 +211,9 @@ def _growth(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     """Return growth from batch to batch since the last `backward()`, or from step to step."""
     batches = record.batches
     if batches is not None and _explains(batches.grown, figures):
+        rate = format_bytes(batches.bytes_per_step)
         text = (
-            f"Each batch since the last backward pass added {format_bytes(batches.bytes_per_step)}: "
+            f"Each batch since the last backward pass added {rate}: "
             f"{format_bytes(batches.grown)} over {batches.last_step:,} batches, as in an "
             "evaluation that keeps its results on the GPU."
         )
