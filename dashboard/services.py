@@ -28,10 +28,9 @@ import streamlit as st
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.ranks.job_ranks import read_job
-from dashboard.run_analyzer import RunAnalyzer
+from dashboard.run_analyzer import RunAnalyzer, find
 from dashboard.run_list import RunList
 from dashboard.sweeps import Sweeps
-from dashboard.verdicts import find
 from stepscope.common.json_values import dict_of
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
@@ -52,8 +51,7 @@ from stepscope.session import stop as force
 from trainer.config import RunConfig
 from trainer.lessons import Lesson
 from trainer.runners import RunHandle, start
-from trainer.runners.child_process import PROJECT, LessonRun, MemoryProbeRun
-from trainer.runners.torchrun import TorchrunRun
+from trainer.runners.child_process import PROJECT, LessonRun, MemoryProbeRun, TorchrunRun
 from trainer.training.config_validation import TrainDevice
 
 log = logging.getLogger(__name__)

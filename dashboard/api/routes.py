@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -18,16 +20,20 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from dashboard import live_chart, services
-from dashboard.api import commands
-from dashboard.api.commands import NotAllowed
-from dashboard.api.page_token import page_token
 from dashboard.charts import series
-from dashboard.charts.rank_events import unseen
-from dashboard.charts.run_state import state
+from dashboard.charts.ranks import unseen
+from dashboard.charts.run_view import state
+from dashboard.controls.actions import END_NOW, can_end_now, refusal
+from dashboard.ranks.job_ranks import used_gpus
+from dashboard.run_files import profiles, snapshots
+from dashboard.run_list import Listing
 from dashboard.sources import source_state
+from stepscope.profiling.profile_command import STEPS_LIMIT
+from stepscope.remote.access import read_only_reason
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreError, StoreReader
-from stepscope.store.reader import Axis
+from stepscope.store.reader import Axis, send_command
+from stepscope.store.recorder import CommandName
 
 Answer = dict[str, Any]
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -36,6 +42,10 @@ FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 def _json(content: Answer, status: int = 200) -> Response:
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
+
+
+class NotAllowed(Exception):
+    """The run does not accept the command."""
 
 
 _STATUS = {
@@ -116,7 +126,7 @@ def get_window(request: Request) -> Response:
 
 async def post_command(request: Request) -> Response:
     """`/api/command`: JSON of run, name, args and id; the run's event carries the id."""
-    return _json(await run_in_threadpool(commands.send, await request.body()))
+    return _json(await run_in_threadpool(send, await request.body()))
 
 
 def get_plotly(_request: Request) -> Response:
@@ -156,3 +166,66 @@ ROUTES = [
     Route(live_chart.PLOTLY_URL, get_plotly),
     Route(live_chart.MODULES_PATH, get_live_module),
 ]
+
+
+_FACTS = (
+    *("kind", "device", "devices", "optimizers", "custom", "commands", "capabilities"),
+    *("total_steps", "world_size"),
+)
+
+
+def page_token(listing: Listing, run: RunInfo | None, busy: str | None = None) -> str:
+    """Return the token of a page that shows `run`; `busy` is why no run can start, or None."""
+    built_from: list[object] = [listing.version, busy]
+    if run is not None:
+        built_from += [
+            *(run.id, run.status.value, can_end_now(run)),
+            [run.run_json.get(name) for name in _FACTS],
+            snapshots(run.folder),
+            profiles(run.folder),
+            sorted(used_gpus(run)),
+        ]
+        if "mirror" in run.run_json:  # its connection may be lost, its store received later
+            refused = read_only_reason(run) if run.status.live else None
+            built_from += [refused, (run.folder / STORE_NAME).exists()]
+    return f"{zlib.crc32(repr(built_from).encode()):x}"
+
+
+class _Arguments(msgspec.Struct):
+    """Arguments of a command: the text of Mark, the steps of Profile and Memory snapshot."""
+
+    text: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    steps: Annotated[int, msgspec.Meta(ge=1, le=STEPS_LIMIT)] = 1
+
+
+class _Request(msgspec.Struct):
+    """The body of a request: an id above 2**53 would be inexact in JavaScript."""
+
+    run: str
+    name: str
+    id: Annotated[int, msgspec.Meta(gt=0, lt=2**53)]
+    args: _Arguments = msgspec.field(default_factory=_Arguments)
+
+
+def send(body: bytes) -> dict[str, Any]:
+    """Send the command in `body`; `said` is the outcome of a command without an event.
+
+    Raises NotAllowed, ValueError, RunError and StoreError.
+    """
+    request = msgspec.json.decode(body, type=_Request)
+    run = read_run(services.get().folder(request.run))
+    if request.name == END_NOW:
+        if not can_end_now(run):
+            raise NotAllowed("Force stop is only for a run on this host that does not stop.")
+        return {"said": services.get().end_job(run)}
+    name = CommandName(request.name)
+    reason = refusal(name, run)
+    if reason is not None:
+        raise NotAllowed(f"{name.replace('_', ' ').capitalize()} was not sent: {reason}")
+    args: dict[str, Any] = {}
+    if name is CommandName.MARK:
+        args["text"] = request.args.text.strip() or "marked"
+    elif name in (CommandName.PROFILE, CommandName.MEMORY_SNAPSHOT):
+        args["steps"] = request.args.steps
+    send_command(run.folder, name, args, request.id)
+    return {"said": None}

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from dashboard.charts.chart_spec import COLORS
-from dashboard.charts.run_state import state
 from dashboard.charts.run_view import (
     custom_metrics,
     optimizer_keys,
     optimizer_names,
     rate_keys,
+    state,
 )
 from stepscope.common.formatting import number_name
 from stepscope.common.metrics import Stream

@@ -7,10 +7,10 @@ import time
 import streamlit as st
 
 from dashboard import services
-from dashboard.charts.machine import history_figure
 from dashboard.format import code_between_backticks, escape_markdown, pick
 from dashboard.machine.tables import (
     gpu_rows,
+    history_figure,
     host_facts,
     process_rows,
     value_rows,

@@ -14,7 +14,7 @@ import streamlit as st
 
 from dashboard.charts.lab import effects_figure, listed, reasons, rows
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_labels import workload_and_device
+from dashboard.controls.lab_form import workload_and_device
 from dashboard.controls.run_picker import distinct
 from dashboard.format import button, escape_markdown, pick
 from dashboard.services import ServerActivity, Services

@@ -14,7 +14,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.api.page_token import page_token
+from dashboard.api.routes import page_token
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
 from dashboard.controls.actions import buttons
@@ -24,7 +24,7 @@ from dashboard.controls.sidebar import load
 from dashboard.format import button, code_between_backticks, escape_markdown
 from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import retry, retry_button
-from dashboard.ranks.members import used_gpus
+from dashboard.ranks.job_ranks import used_gpus
 from dashboard.run_list import Listing
 from dashboard.run_rows import with_totals
 from dashboard.services import Devices, ServerActivity, Services

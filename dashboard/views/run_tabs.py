@@ -18,7 +18,7 @@ from dashboard.charts.run_view import run_content, run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import supported_commands
 from dashboard.format import button, escape_markdown, note, pick
-from dashboard.ranks.members import read_member
+from dashboard.ranks.job_ranks import read_member
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, profiles, tail
 from dashboard.views import parts
 from dashboard.views.live_panel import APPLIED, ERROR
@@ -30,7 +30,7 @@ from stepscope.compare.reports import run_report
 from stepscope.profiling.summary import ProfileSummary
 from stepscope.run import RunInfo, RunKind, rank_file, read_metadata
 from stepscope.run.rank_info import find_rank, rank_numbers
-from stepscope.settings.applied import AppliedSetting, applied_settings
+from stepscope.settings.setting import AppliedSetting, applied_settings
 from stepscope.store.recorder import CommandName
 from trainer.config import RunConfig
 

@@ -33,7 +33,7 @@ from stepscope.alerts.settings import (
 from stepscope.common.formatting import format_bytes, format_duration, number_name
 from stepscope.common.metrics import BY_KEY, Unit
 from stepscope.common.stall_detector import StepGap
-from stepscope.gpu.device_events import throttle_words
+from stepscope.gpu.health import throttle_words
 from stepscope.run import RunError, RunInfo, RunStatus, is_own
 from stepscope.run.rank_info import of_a_peer, readable_ranks
 from stepscope.run_setup import training_gpu

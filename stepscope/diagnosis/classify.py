@@ -19,8 +19,7 @@ from stepscope.diagnosis.host_time import (
     recompilation,
     slowing_down,
 )
-from stepscope.diagnosis.loader_advice import advise_loader
-from stepscope.diagnosis.recommendations import next_to_try
+from stepscope.diagnosis.recommendations import advise_loader, next_to_try
 from stepscope.diagnosis.results import (
     MIN_STEPS,
     BottleneckDiagnosis,
@@ -29,7 +28,7 @@ from stepscope.diagnosis.results import (
     StepAverages,
     StepBreakdown,
 )
-from stepscope.diagnosis.step_trend import Slowdown
+from stepscope.diagnosis.step_window import Slowdown
 from stepscope.run_setup import RunSetup
 from stepscope.session.training_facts import TrainingFacts
 

@@ -20,8 +20,7 @@ from stepscope.diagnosis.results import (
     IsSettingAllowed,
     StepAverages,
 )
-from stepscope.diagnosis.step_trend import Slowdown, find_slowdown
-from stepscope.diagnosis.step_window import recent_figures
+from stepscope.diagnosis.step_window import Slowdown, find_slowdown, recent_figures
 from stepscope.distributed.hangs.cases import Hang, hang_of
 from stepscope.distributed.stragglers.detect import (
     StragglerFinding,

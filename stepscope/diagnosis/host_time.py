@@ -16,7 +16,7 @@ from stepscope.diagnosis.code_time import (
     share_of,
 )
 from stepscope.diagnosis.results import BottleneckDiagnosis, BottleneckKind
-from stepscope.diagnosis.step_trend import Slowdown
+from stepscope.diagnosis.step_window import Slowdown
 from stepscope.run_setup import Recommendation, RunSetup
 from stepscope.session.code_sampler import OWN_CODE
 from stepscope.session.training_facts import CodeLine, TrainingFacts

@@ -28,7 +28,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from stepscope import __version__
 from stepscope.common.files import modified_ns
 from stepscope.common.metrics import BY_KEY, Unit
-from stepscope.gpu.device_events import (
+from stepscope.gpu.health import (
     HW_THERMAL,
     POWER_BRAKE,
     POWER_CAP,

@@ -29,7 +29,7 @@ from stepscope.run import (
     run_folders,
 )
 from stepscope.run.folder import is_here, is_in
-from stepscope.settings.applied import AppliedSetting
+from stepscope.settings.setting import AppliedSetting
 
 SCHEMA = 1
 LAB = "lab"

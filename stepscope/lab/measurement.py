@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.gpu.device_events import throttle_words
+from stepscope.gpu.health import throttle_words
 from stepscope.recorded_run import Run, open_run
 from stepscope.run.rank_info import find_rank
 

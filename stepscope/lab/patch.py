@@ -17,7 +17,7 @@ from stepscope.common.files import read_json
 from stepscope.lab.folder import read_trials, write_json
 from stepscope.lab.script_plan import ScriptPlan, TunePlan, words_of
 from stepscope.lab.verdict_text import is_recommended
-from stepscope.settings.applied import AppliedSetting
+from stepscope.settings.setting import AppliedSetting
 
 LOADER = {"num_workers": 5, "pin_memory": 7, "persistent_workers": 13, "prefetch_factor": 12}
 """Arguments of DataLoader, with a lower bound of their position: fewer positional ones are safe."""

@@ -38,7 +38,7 @@ from stepscope.lab.result_json import content, finite
 from stepscope.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
 from stepscope.lab.trial_process import TrialProcess
 from stepscope.run import process_identity
-from stepscope.settings.applied import AppliedSetting
+from stepscope.settings.setting import AppliedSetting
 
 MIN_STEPS = 30
 MIN_WARMUP_STEPS = 10

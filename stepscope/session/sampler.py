@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from stepscope.gpu.device_events import DeviceEventDetector
-from stepscope.gpu.health import XID_PAGE
+from stepscope.gpu.health import XID_PAGE, DeviceEventDetector
 from stepscope.gpu.machine_state import XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.process_memory import ProcessMemoryTracker

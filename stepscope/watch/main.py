@@ -18,7 +18,7 @@ from types import TracebackType
 
 from stepscope.distributed.rendezvous import RankContext, launch
 from stepscope.session.code_state import GIT_VARIABLE
-from stepscope.session.process_exec import handle_exec
+from stepscope.session.script_session import handle_exec
 from stepscope.session.stop import handlers_wait
 from stepscope.settings import SettingError, parse
 from stepscope.tracker import annotate

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.run_analyzer import RunFindings
 from dashboard.services import Services
-from dashboard.verdicts import RunFindings
 from stepscope.run import RunKind, RunStatus
 from stepscope.store.recorder import Recorder
 from tests.support.app_page import OpenPage, header

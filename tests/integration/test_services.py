@@ -20,8 +20,7 @@ from tests.support.run_values import metric
 from tests.support.waiting import wait_until
 from trainer.config import Optimizer, Workload, defaults
 from trainer.runners import training_run
-from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun
-from trainer.runners.torchrun import TorchrunRun
+from trainer.runners.child_process import SHUT_DOWN, WORKER_LOG, ChildRun, TorchrunRun
 from trainer.train import TrainStep
 
 CONFIG = replace(defaults(Workload.LINEAR), epochs=1)

@@ -22,9 +22,8 @@ from tests.support.run_values import block_of
 from tests.support.waiting import wait_until
 from trainer import runners
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
-from trainer.runners.child_process import SHUT_DOWN
+from trainer.runners.child_process import SHUT_DOWN, TorchrunRun
 from trainer.runners.rank_worker import LAUNCHER_GONE, SIGNALED
-from trainer.runners.torchrun import TorchrunRun
 
 pytestmark = pytest.mark.timeout(240)
 

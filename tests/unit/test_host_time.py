@@ -10,7 +10,7 @@ from msgspec import structs
 
 from stepscope.diagnosis.classify import verdicts
 from stepscope.diagnosis.results import BottleneckKind, StepAverages
-from stepscope.diagnosis.step_trend import Slowdown, is_of_script, slowdown_of
+from stepscope.diagnosis.step_window import Slowdown, is_of_script, slowdown_of
 from stepscope.run_setup import RunSetup
 from stepscope.session.training_facts import (
     CodeLine,

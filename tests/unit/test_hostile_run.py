@@ -19,8 +19,7 @@ import torch
 
 from dashboard import crash_watch
 from dashboard.charts.layout import layout
-from dashboard.charts.run_state import state
-from dashboard.charts.run_view import run_content
+from dashboard.charts.run_view import run_content, state
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, tail
 from dashboard.run_list import RunList

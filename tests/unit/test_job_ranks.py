@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.api.page_token import page_token
+from dashboard.api.routes import page_token
 from dashboard.charts.ranks import (
     METRICS,
     MIN_WIDTH_S,
@@ -19,9 +19,8 @@ from dashboard.charts.ranks import (
     heatmap,
     rank_heatmap,
 )
-from dashboard.ranks import members
-from dashboard.ranks.job_ranks import JobRanks, read_job
-from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member, used_gpus
+from dashboard.ranks import job_ranks
+from dashboard.ranks.job_ranks import MAX_RANKS_SHOWN, JobRanks, read_job, read_member, used_gpus
 from dashboard.run_list import Listing
 from stepscope.run import read_run
 from stepscope.store import SeriesBlock, StoreWriter, store_name
@@ -238,7 +237,7 @@ GPUS = [{"uuid": f"GPU-{index}"} for index in range(4)]
 def test_the_gpus_of_a_script_are_those_of_its_ranks_and_of_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank0: dict[str, Any], used: set[str]
 ) -> None:
-    monkeypatch.setattr(members.DEVICES, "_start", lambda search: search())
+    monkeypatch.setattr(job_ranks.DEVICES, "_start", lambda search: search())
     job = JobFolder(tmp_path, 2)
     job.add(0, devices=GPUS, **rank0)
     job.add(1, device="GPU-3")
@@ -247,7 +246,7 @@ def test_the_gpus_of_a_script_are_those_of_its_ranks_and_of_its_process(
 
 def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searches: list[Callable[[], None]] = []
-    monkeypatch.setattr(members.DEVICES, "_start", searches.append)
+    monkeypatch.setattr(job_ranks.DEVICES, "_start", searches.append)
     job = JobFolder(tmp_path, 2)
     job.add(0, devices=GPUS, device="GPU-1")
     job.add(1, device="GPU-3")
@@ -255,11 +254,11 @@ def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.Monk
     before = page_token(Listing((), ""), run)
     read: list[int] = []
 
-    def counted(folder: Path, number: int) -> members.RankEntry:
+    def counted(folder: Path, number: int) -> job_ranks.RankEntry:
         read.append(number)
         return read_member(folder, number)
 
-    monkeypatch.setattr(members, "read_member", counted)
+    monkeypatch.setattr(job_ranks, "read_member", counted)
     assert page_token(Listing((), ""), run) == before
     assert not read
     searches.pop()()

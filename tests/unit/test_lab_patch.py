@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.lab.patch import Patch, make_patch
-from stepscope.settings.applied import AppliedSetting, CallPlace
+from stepscope.settings.setting import AppliedSetting, CallPlace
 
 IMPORTS = "import torch\nfrom torch.utils.data import DataLoader\n"
 

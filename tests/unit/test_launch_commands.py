@@ -12,8 +12,13 @@ from stepscope.run import RunStatus, read_run
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Runner, Strategy
 from trainer.lessons import LESSONS
-from trainer.runners.child_process import ChildRun, write_pending
-from trainer.runners.torchrun import TorchrunRun, threads_per_rank, torchrun_arguments
+from trainer.runners.child_process import (
+    ChildRun,
+    TorchrunRun,
+    threads_per_rank,
+    torchrun_arguments,
+    write_pending,
+)
 
 JOB = RunConfig(strategy=Strategy.DDP, runner=Runner.TORCHRUN, devices_per_node=4)
 

@@ -7,9 +7,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from dashboard.charts.machine import history_figure
 from dashboard.machine.machine_poller import PastReading
-from dashboard.machine.tables import Row, gpu_rows, process_rows, value_rows
+from dashboard.machine.tables import Row, gpu_rows, history_figure, process_rows, value_rows
 from stepscope.gpu.machine_monitor import NOT_WATCHED
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.gpu.xid import NO_INSTANCE, xid_event

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.rank_events import read_rank_events, unseen
+from dashboard.charts.ranks import read_rank_events, unseen
 from stepscope.run import RunInfo, RunStatus, write_run_json
 from stepscope.store import StoreWriter, store_name
 from stepscope.store.blocks import Event

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dashboard import run_list
-from dashboard.api.page_token import page_token
+from dashboard.api.routes import page_token
 from dashboard.controls.run_picker import newest_live
 from dashboard.run_list import RunList
 from stepscope.run import RunStatus, process_identity, read_run, write_run_json

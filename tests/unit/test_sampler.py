@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stepscope.common.metrics import BY_KEY
-from stepscope.gpu.device_events import BACK_S, CALM_S, DeviceEventDetector
+from stepscope.gpu.health import BACK_S, CALM_S, DeviceEventDetector
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource
 from stepscope.gpu.xid import xid_event

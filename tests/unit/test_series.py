@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.charts import run_state, series
+from dashboard.charts import series
+from dashboard.charts.run_view import state as state_of
 from dashboard.charts.series import SeriesCursor, keys_of
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
@@ -216,7 +217,7 @@ def test_a_scripts_own_metrics_and_the_losses_of_its_optimizers_are_sent(tmp_pat
 
 def state(status: RunStatus, age_s: float = 0.0, **run_info: Any) -> dict[str, Any]:
     run = RunInfo(Path("run"), status, None, age_s, {"created": 50.0, **run_info})
-    return run_state.state(run)
+    return state_of(run)
 
 
 @pytest.mark.parametrize(

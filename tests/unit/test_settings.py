@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from stepscope.settings import SETTINGS, SettingError, parse
-from stepscope.settings.applied import applied_settings
-from stepscope.settings.setting import Training
+from stepscope.settings.setting import Training, applied_settings
 from tests.support.applied_settings import applied
 
 STEPS = 4

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import verdicts
-from dashboard.verdicts import bottleneck_line, find
+from dashboard import run_analyzer
+from dashboard.run_analyzer import bottleneck_line, find
 from stepscope.diagnosis.results import BottleneckKind, StepAverages
 from stepscope.distributed.stragglers.detect import StragglerFinding, StragglerKind
 from stepscope.memory.oom.record import OomReport
@@ -71,7 +71,7 @@ def test_a_straggler_to_act_on_is_the_diagnosis_of_a_job(
     late = StragglerFinding(StragglerKind.STRAGGLER, "Rank 1 is late.", ranks=(1,), next="Look.")
     for next_step, kind in (("Look.", "straggler"), (None, "input-bound")):
         straggler = replace(late, next=next_step)
-        monkeypatch.setattr(verdicts, "straggler_of", lambda run, found=straggler: found)
+        monkeypatch.setattr(run_analyzer, "straggler_of", lambda run, found=straggler: found)
         found = find(job, [CPU])
         assert found.line is not None
         assert found.job is not None

@@ -14,8 +14,7 @@ from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from trainer.config import LRSchedule, NanPolicy, RunConfig, Runner, limits_of
 from trainer.lab.plan import changed
-from trainer.runners.child_process import write_pending
-from trainer.runners.torchrun import TorchrunRun
+from trainer.runners.child_process import TorchrunRun, write_pending
 from trainer.runners.training_run import run
 
 POLL_S = 0.02

@@ -16,8 +16,13 @@ from stepscope.run import RunStatus, new_run_folder
 from stepscope.store.recorder import Recorder
 from stepscope.store.writer import note_end
 from trainer.config import RunConfig, Runner
-from trainer.runners.child_process import SHUT_DOWN, ProcessRun, not_started, write_pending
-from trainer.runners.torchrun import TorchrunRun
+from trainer.runners.child_process import (
+    SHUT_DOWN,
+    ProcessRun,
+    TorchrunRun,
+    not_started,
+    write_pending,
+)
 
 log = logging.getLogger(__name__)
 
