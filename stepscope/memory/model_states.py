@@ -87,11 +87,8 @@ def module_parameters(modules: Iterable[Any]) -> Iterator[Any]:
     """Yield the parameters that these modules hold themselves; tied ones twice."""
     for module in modules:
         # A module whose constructor has not run has no such dict.
-        yield from filter(_is_set, vars(module).get("_parameters", {}).values())
-
-
-def _is_set(parameter: Any) -> bool:
-    return parameter is not None
+        parameters = vars(module).get("_parameters", {}).values()
+        yield from (parameter for parameter in parameters if parameter is not None)
 
 
 def gradients(parameters: Iterable[Any]) -> Iterator[Any]:

@@ -70,12 +70,10 @@ def test_a_gpu_with_every_reading_is_told_apart_to_the_byte() -> None:
 PROCESSES = ("memory/process_used", "gpu/mem_others")
 MERGED: list[tuple[tuple[str, ...], dict[str, int]]] = [
     (PROCESSES, {"elsewhere": 12 * GIB}),
-    (("memory/process_used",), {"elsewhere": 2 * GIB, "others": 10 * GIB}),
     (("gpu/mem_others",), {"elsewhere": 11 * GIB, "outside": GIB}),
     (ALLOCATOR, {"free": 40 * GIB - 500 * MIB, "outside": 29 * GIB, "others": 10 * GIB}),
     (("gpu/mem_reserved",), {"free": 40 * GIB}),
     ((*DEVICE, "memory/process_used"), {"split": 3 * GIB, "cached": 5 * GIB}),
-    (("memory/inactive_split",), {"cached": 8 * GIB}),
     (TENSORS, {"activations": 20 * GIB}),
 ]
 MERGED_HOST: list[tuple[tuple[str, ...], dict[str, int]]] = [

@@ -93,7 +93,7 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
         OomCause.EARLIER,
         "still holds 400 MiB; 300 MiB more",
     ),
-    "a small earlier model": (after(30, 1720 * MIB, earlier=100 * MIB), TOO_LARGE, ""),
+    "a small earlier model": (after(30, 1720 * MIB, earlier=150 * MIB), TOO_LARGE, ""),
     "a retry within except": (
         after(10, 900 * MIB, retries=3),
         OomCause.RETRY,
