@@ -101,9 +101,9 @@ class SweepPlan:
         """The settings of which the first trial, of the baseline, records whether they apply."""
         return []
 
-    def after_probe(self, trial: Trial) -> tuple[SweepPlan, str | None]:
-        """Return the plan without variants that do not apply, and why it cannot be measured."""
-        return self, None
+    def after_probe(self, trial: Trial) -> SweepPlan:
+        """Return the plan without variants that do not apply."""
+        return self
 
     def subject(self) -> dict[str, Any]:
         """Return what is measured, as JSON values for plan.json and for the process of a trial."""

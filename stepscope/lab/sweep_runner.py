@@ -121,10 +121,8 @@ class SweepRunner:
         measured = next((one for one in first if one.ok), None)
         if measured is not None:
             plan = with_steps(self._plan, measured.metrics["step_time"])
-            plan, failed = plan.after_probe(measured)
-            state = replay_sweep(plan, self._trials)
-            state.failed = state.failed or failed
-            return plan, state
+            plan = plan.after_probe(measured)
+            return plan, replay_sweep(plan, self._trials)
         plan = replace(
             self._plan,
             steps=self._plan.steps or MIN_STEPS,
