@@ -26,7 +26,6 @@ const EVENTS = {
   hang_over: ["Hang resolved", ""],
   xid: ["GPU error", "Xid", "bad"],
   ecc: ["Memory errors", "ECC", "bad"],
-  gpu_recovery_action: ["GPU action required", "GPU", "bad"],
   resumed: ["Resumed", "resumed"],
   memory_snapshot: ["Memory snapshot", "snapshot"],
   profile: ["Profile", "profile", "action"],

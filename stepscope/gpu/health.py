@@ -62,7 +62,6 @@ class DeviceEventDetector:
     _begun: float = 0.0
     _last_seen: float = 0.0
     _counts: dict[str, float] = field(default_factory=dict)
-    _recovery: str | None = None
 
     def events(self, now: float, mask: float | None, lost: str | None) -> list[DeviceEvent]:
         """Return the events up to `now` (s); `mask` None: the throttle reasons are unknown."""
@@ -79,8 +78,8 @@ class DeviceEventDetector:
             events += self._throttle(now, throttle_words(int(mask)))
         return events
 
-    def health(self, values: Mapping[str, float], recovery: str | None) -> list[DeviceEvent]:
-        """Return errors since the last call, none from before the first; a new recovery action."""
+    def memory_errors(self, values: Mapping[str, float]) -> list[DeviceEvent]:
+        """Return errors since the last call, none from before the first."""
         events: list[DeviceEvent] = []
         for key, (kind, what) in _WORSE.items():
             if key in values:
@@ -88,10 +87,6 @@ class DeviceEventDetector:
                 self._counts[key] = values[key]
                 if more > 0:
                     events.append((kind, f"{self.label}: {more:g} new {what}", {"count": more}))
-        if recovery is not None and recovery != self._recovery:
-            text = f"{self.label}: the driver reports: {recovery}"
-            events.append(("gpu_recovery_action", text, {"action": recovery}))
-        self._recovery = recovery
         return events
 
     def _throttle(self, now: float, words: list[str]) -> list[DeviceEvent]:
@@ -135,8 +130,6 @@ def health(state: DeviceState) -> DeviceHealth:
 
 
 def _errors(state: DeviceState) -> Iterator[HealthIssue]:
-    if state.recovery is not None:
-        yield HealthIssue(CRITICAL, f"Driver: {state.recovery}.")
     count = state.values.get("gpu/ecc_uncorrected", 0)
     if count > 0:
         text = _number(count, "uncorrected memory error")

@@ -98,7 +98,7 @@ def _read(source: DeviceSource, device: DeviceState, *, is_rare: bool) -> Device
 
 
 def _read_rare(source: DeviceSource, device: DeviceState) -> DeviceState:
-    """Return the state with properties, recovery action and MIG instances of now."""
+    """Return the state with properties and MIG instances of now."""
     uuid = device.info.uuid
     facts = source.facts(uuid) or device.facts
     known = {instance.info.uuid: instance for instance in device.instances}
@@ -107,7 +107,6 @@ def _read_rare(source: DeviceSource, device: DeviceState) -> DeviceState:
         device,
         info=device.info if facts is None else replace(device.info, mig=facts.mig),
         facts=facts,
-        recovery=source.recovery_action(uuid),
         instances=tuple(instances),
     )
 

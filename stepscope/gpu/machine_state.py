@@ -72,8 +72,7 @@ class DeviceState:
     values: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] | None = None
-    lost: str | None = None  # A text of the driver, as is `recovery`.
-    recovery: str | None = None
+    lost: str | None = None  # A text of the driver.
     xids: tuple[XidEvent, ...] = ()
     health: DeviceHealth = DeviceHealth(HealthStatus.OK, "")
     instances: tuple[DeviceState, ...] = ()

@@ -150,9 +150,7 @@ class NvmlDevice:
                 self.handle = None
             else:
                 code = pynvml.NVML_ERROR_NOT_SUPPORTED
-        if isinstance(error, pynvml.NVMLLibraryMismatchError):  # not an NVMLError
-            failure = _Failure(NOT_BY_DRIVER, math.inf)
-        elif code in _REFUSALS:
+        if code in _REFUSALS:
             failure = _Failure(_REFUSALS[code], math.inf)
         else:
             failure = _Failure(f"error: {error}", now + RETRY_S)

@@ -20,7 +20,7 @@ from stepscope.gpu.device_info import (
 )
 from stepscope.gpu.gpm import GpmReader
 from stepscope.gpu.nvml_device import Clock, NvmlDevice, NvmlLibrary, call_or_none, nvml_call
-from stepscope.gpu.nvml_queries import NvmlReader, SamplingTier, field_call, memory_total
+from stepscope.gpu.nvml_queries import NvmlReader, SamplingTier, memory_total
 from stepscope.gpu.processes import GpuProcess, GpuProcessList
 
 log = logging.getLogger(__name__)
@@ -52,10 +52,6 @@ class DeviceSource:
         """Return the processes on a GPU; None if they are hidden (see `reasons`)."""
         return None
 
-    def recovery_action(self, uuid: str) -> str | None:
-        """Return the driver's recovery action for a GPU as text; None for none or unknown."""
-        return None
-
     def reasons(self, uuid: str) -> dict[str, str]:
         """Return the reasons for missing metrics, and "processes", by key, of queries so far."""
         return {}
@@ -73,17 +69,6 @@ class NullSource(DeviceSource):
         self.retry_at = retry_at
 
 
-_RECOVERY = (field_call(230),)  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-RECOVERY_ACTIONS = {
-    1: "the GPU has to be reset",
-    2: "the machine has to be restarted",
-    3: "work that uses peer-to-peer copies has to end",
-    4: "all work on the GPU has to end, then it has to be reset",
-    5: "the IMEX domain has to be recovered",
-    6: "the GPU's bus has to be reset",
-    7: "the machine has to be restarted",
-}
-"""nvmlDeviceGpuRecoveryAction_t; 0 is no action."""
 _MAX_INSTANCES = (nvml_call("nvmlDeviceGetMaxMigDeviceCount"),)
 
 
@@ -161,10 +146,6 @@ class NvmlSource(DeviceSource):
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         return self._gpu(uuid).processes.read()
-
-    def recovery_action(self, uuid: str) -> str | None:
-        number = self._gpu(uuid).device.query(_RECOVERY)
-        return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
 
     def _gpu(self, uuid: str) -> _Gpu:
         if uuid not in self._gpus:

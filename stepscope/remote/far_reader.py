@@ -31,9 +31,7 @@ METADATA = re.compile(r"(?:run|rank[1-9][0-9]{0,5})\.json")
 STORE = re.compile(r"rank(?:0|[1-9][0-9]{0,5})\.sqlite")
 MAX_RUNS = 200
 MAX_WHOLE_BYTES = 4 * 2**20
-MAX_VALUE_BYTES = 8 * 2**20  # of the last column of a row
-MAX_ROW_CHARS = 16 * 2**20  # of a row as JSON: an answer that is too large ends the connection
-MAX_FILES = 20_000  # small files of a run: some of each of 4,096 ranks
+MAX_VALUE_BYTES = 4 * 2**20  # of the last column of a row
 MAX_GROWING_BYTES = 256 * 2**20
 CHUNK_BYTES = 256 * 1024  # of a growing file, in one answer
 ANSWER_BYTES = 2**20  # an answer ends after the item that exceeds it
@@ -117,7 +115,7 @@ class FarReader:
         new = {"files": [], "stores": {}}
         try:
             names = sorted(os.listdir(os.path.join(self.root, run)))
-            small = list(filter(WHOLE.fullmatch, names))[:MAX_FILES]
+            small = list(filter(WHOLE.fullmatch, names))
             for name in small:
                 new["files"] += self.read_whole(run, name)
             for name in filter(STORE.fullmatch, names):
@@ -190,10 +188,8 @@ class FarReader:
                     if self.left <= 0:
                         break
                     values = [encode(one) if isinstance(one, bytes) else one for one in row]
-                    size = len(json.dumps(values))
-                    if size <= MAX_ROW_CHARS:
-                        new[table].append(values)
-                        self.left -= size
+                    new[table].append(values)
+                    self.left -= len(json.dumps(values))
                     cursor[table] = row[0]
         cursor["state"] = state if self.left > 0 else None
         stores[name] = new

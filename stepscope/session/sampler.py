@@ -164,7 +164,7 @@ class Sampler:
         mask = values.get("gpu/throttle_reasons")
         events = device.events(now, mask, self._source.lost(uuid))
         if SamplingTier.RARE in tiers:
-            events += device.health(values, self._source.recovery_action(uuid))
+            events += device.memory_errors(values)
         for kind, text, data in events:
             self._recorder.event(kind, text, uuid=uuid, **data)
 

@@ -125,7 +125,6 @@ class Gpu:
     missing: dict[str, str] = field(default_factory=dict)
     facts: DeviceProperties | None = None
     processes: tuple[GpuProcess, ...] | None = ()
-    recovery: str | None = None
     lost: str | None = None
     instances: list[Gpu] = field(default_factory=list)
 
@@ -166,9 +165,6 @@ class FakeSource(DeviceSource):
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         return self._gpu(uuid).processes
-
-    def recovery_action(self, uuid: str) -> str | None:
-        return self._gpu(uuid).recovery
 
     def _gpu(self, uuid: str) -> Gpu:
         every = [*self.gpus, *(one for gpu in self.gpus for one in gpu.instances)]

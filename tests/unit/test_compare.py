@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
 from stepscope.compare.comparison import (
     MAX_CHARS,
@@ -170,34 +171,15 @@ def test_another_batch_size_is_an_obstacle() -> None:
     assert obstacles([replace(runs[0], samples_per_step=32.0000001), runs[0]]) == ()
 
 
-def drawn(random: np.random.Generator, count: int, slower: float = 0.0) -> list[RunFigures]:
-    """Return runs whose figures vary by 2% from process to process."""
-    keys = ("step_time", "peak_process", "energy_per_sample", "final train/loss")
-    return [
-        made(**{key: (1 + slower) * float(np.exp(random.normal(0, 0.02))) for key in keys})
-        for _ in range(count)
-    ]
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_equal_runs_are_called_different_in_at_most_5_percent(count: int) -> None:
-    random, times = np.random.default_rng(count), 600
-    wrong = sum(
-        any(row.is_different for row in compare_sides(drawn(random, count), drawn(random, count)))
-        for _ in range(times)
-    )
-    assert wrong / times <= 0.05 + 2 * (0.05 * 0.95 / times) ** 0.5
-
-
-def test_a_real_difference_is_found_and_its_interval_covers_it() -> None:
-    random, covered = np.random.default_rng(0), 0
-    for _ in range(200):
-        row = compare_sides(drawn(random, 6), drawn(random, 6, 0.10))[0]
-        assert row.low is not None
-        assert row.high is not None
-        assert row.is_different
-        covered += row.low <= 0.10 <= row.high
-    assert covered >= 190
+def test_an_interval_is_welchs_of_logarithms_and_shares_its_level() -> None:
+    """Of two figures each has half of the error probability."""
+    sides = [[0.1, 0.11, 0.12], [0.13, 0.15]]
+    base, new = ([made(step_time=v, mfu=1 / v) for v in values] for values in sides)
+    row = compare_sides(base, new)[0]
+    welch = ttest_ind(np.log(sides[1]), np.log(sides[0]), equal_var=False)
+    expected = np.expm1(welch.confidence_interval(0.975))
+    assert (row.low, row.high) == pytest.approx(tuple(expected))
+    assert row.is_different is bool(expected[0] > 0)
 
 
 def test_one_run_a_side_has_numbers_and_no_interval() -> None:

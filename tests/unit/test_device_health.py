@@ -41,7 +41,6 @@ TEMP, MARGIN = "gpu/temp", "gpu/temp_margin"
     ("case", "level", "text"),
     [
         ({}, OK, "Working."),
-        ({"recovery": "it has to be reset"}, CRITICAL, "Driver: it has to be reset."),
         ({THROTTLE: 0x40}, WARNING, f"Clocks lowered now by hardware thermal slowdown{HOT}"),
         ({THROTTLE: 0xA0}, WARNING, "Clocks lowered now by software thermal slowdown and power b"),
         ({THROTTLE: 4}, OK, "Working."),  # normal at full load
@@ -80,6 +79,6 @@ def test_the_worst_sign_is_the_line_and_of_a_lost_gpu_the_only_one() -> None:
     found = judged(values)
     assert [issue.level for issue in found.issues] == [CRITICAL, WARNING, NOTICE]
     assert found.text == found.issues[0].text
-    lost = judged(values, lost="lost: GPU is lost", recovery="reset")
+    lost = judged(values, lost="lost: GPU is lost")
     assert (lost.level, lost.text) == (CRITICAL, "Lost: GPU is lost. Retrying.")
     assert len(lost.issues) == 1

@@ -65,19 +65,6 @@ def test_an_invalid_plan_is_a_sentence(folder: Path, capsys: pytest.CaptureFixtu
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_wrong_usage_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
-    for words, said in (
-        ("--workload nothing", "--workload: must be "),
-        ("--folder /nowhere", "has no plan.json"),
-    ):
-        assert main(words.split()) == USAGE
-        assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_of_other_files_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

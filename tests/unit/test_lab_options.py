@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,12 +36,6 @@ def planned(*words: str, devices: tuple[TrainDevice, ...] = (CPU,)) -> WorkloadP
     return plan_of(parser().parse_args(["--workload", "digits_cnn", *words]), devices)
 
 
-def changes(words: str) -> dict[str, Any]:
-    return {
-        variant.name: dict(variant.changes) for variant in planned("--variants", words).variants
-    }
-
-
 @pytest.mark.parametrize("device", ["cpu", "GPU-1"])
 def test_every_setting_has_a_variant_and_each_supported_one_can_run(device: str) -> None:
     config = defaults(Workload.DIGITS_CNN, device)
@@ -66,15 +59,6 @@ def test_a_variant_includes_its_requirements() -> None:
         (config, {"gradient_accumulation_steps": 4}, {"batch_size": 32}),  # as many samples
     ):
         assert make_variant(change, base, [GPU]).changes == change | more
-
-
-def test_words_of_variants() -> None:
-    assert changes("precision=bf16,num_workers=2+prefetch_factor=4") == {
-        "precision=bf16": {"precision": "bf16"},
-        "num_workers=2+prefetch_factor=4": {"num_workers": 2, "prefetch_factor": 4},
-    }
-    assert changes("learning_rate=1e-3") == {"learning_rate=1e-3": {"learning_rate": 1e-3}}
-    assert changes("channels_last=false") == {"channels_last=false": {"channels_last": False}}
 
 
 def test_a_choice_without_a_value_means_all_values_and_unsupported_ones_stay() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepscope.lab.measurement import rate
+from stepscope.lab.measurement import rate, steps_together
 
 Steps = NDArray[np.float64]
 ONE_EPOCH = np.ones(10_000)
@@ -49,14 +51,6 @@ def test_the_rate_is_unbiased_in_bursts(subtests: pytest.Subtests) -> None:
             assert found.mean() == pytest.approx(1, abs=0.006 + 3 * error)
 
 
-def test_a_pause_every_few_steps_counts_without_a_loader() -> None:
-    """Such a script has no epochs; a median over steps would not see its slow ones."""
-    seconds = np.where(np.arange(200) % 4 == 3, 21.0, 1.0)
-    none = np.full(200, np.nan)
-    assert rate(seconds, np.ones(200), none) == pytest.approx(4 / 24)
-    assert rate(seconds, np.ones(200), none) == rate(seconds, np.ones(200), ONE_EPOCH[:200])
-
-
 def test_one_hiccup_hardly_moves_the_rate() -> None:
     seconds = np.ones(200)
     seconds[77] = 40.0
@@ -79,6 +73,27 @@ def test_each_epoch_is_a_block_where_there_are_five_whole_ones() -> None:
     assert few != pytest.approx((5 * 128 + 64) / 6, rel=0.01)
 
 
-def test_a_short_window_gives_its_mean() -> None:
-    seconds = np.array([1.0, 1.0, 4.0])
-    assert rate(seconds, np.full(3, 2.0), np.ones(3)) == pytest.approx(1)
+def ranks_of(ends: list[list[float]], seconds: list[list[float]]) -> list[Any]:
+    return [
+        SimpleNamespace(
+            times=np.array(end),
+            seconds=np.array(took),
+            samples=np.full(len(end), 32.0),
+            epochs=np.ones(len(end)),
+        )
+        for end, took in zip(ends, seconds, strict=True)
+    ]
+
+
+def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None:
+    # The second rank ends each step 0.1 s later: that is not time of the job.
+    late = ranks_of([[1.0, 2.0, 3.0], [1.1, 2.1, 3.1]], [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    seconds, samples = steps_together(late)
+    assert seconds.tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert samples.tolist() == [64.0, 64.0, 64.0]
+    # In each step one rank or the other returns late, and begins its next step late.
+    jittered = ranks_of([[1.2, 2.0, 3.2], [1.0, 2.2, 3.0]], [[1.2, 0.8, 1.2], [1.0, 1.2, 0.8]])
+    assert steps_together(jittered)[0][1:].sum() == pytest.approx(3.2 - 1.2)
+    # Validation between two steps does not count.
+    paused = ranks_of([[1.0, 12.0], [1.0, 12.0]], [[1.0, 1.0], [1.0, 1.0]])
+    assert steps_together(paused)[0].tolist() == [1.0, 1.0]

@@ -21,11 +21,9 @@ from tests.support.fake_machine import (
     GIB,
     FakeSource,
     divided,
-    facts,
     gpus,
     info,
     machine,
-    process,
 )
 from tests.support.fake_nvml import FakeClock
 
@@ -43,15 +41,6 @@ def looks(
 def only(view: MachineState) -> DeviceState:
     (device,) = view.devices
     return device
-
-
-def test_every_gpu_is_seen_with_its_values_facts_and_processes() -> None:
-    view = machine(FakeSource(gpus(2))).poll()
-    first, second = view.devices
-    assert (first.values, first.facts, first.processes) == (BUSY, facts(info()), (process(4000),))
-    assert second.info.nvml_index == 1
-    assert (view.reason, view.host.driver, view.host.cuda) == (None, "580.95.05", "13.0")
-    assert view.host.memory_total > view.host.memory_used > 0
 
 
 def test_fast_values_are_read_at_each_look_and_rare_ones_seldom() -> None:

@@ -163,17 +163,6 @@ def test_a_list_that_the_driver_hides_is_none_with_its_reason(
     assert library.calls[LISTS[0]] == calls
 
 
-def test_a_recovery_action_is_in_words(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    for number, words in ((0, None), (1, "the GPU has to be reset"), (99, "action 99")):
-        gpu.fields[230] = number
-        assert source.recovery_action(A) == words
-        assert source.recovery_action(B) is None
-        clock.now += 10
-    assert library.asked_fields.count(230) == 3 + 1, "a driver without it is asked once"
-
-
 BUSY = {2: 81.0, 3: 44.5, 5: math.nan, 10: 30.0, 20: 3.0, 21: 4.0, 60: 5.0, 61: 6.0}
 
 

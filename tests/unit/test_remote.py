@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import sqlite3
 import sys
 import time
@@ -160,22 +159,6 @@ def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
     assert rows(link.near / "good") == rows(link.far / "good")
 
 
-def test_a_run_with_too_much_text_or_too_many_files_ends_no_connection(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(far_reader, "MAX_FILES", 3)
-    folder = write_run(link.far / "r", LIVE, steps=STEPS)
-    for number in range(9):
-        (folder / f"x{number}.json").write_text("{}")
-    with closing(sqlite3.connect(folder / STORE_NAME)) as store, store:
-        for text in ("\U0001f600" * 2 * 2**20, "good"):
-            event = 1.0, text
-            store.execute("INSERT INTO events VALUES (NULL, ?, 1, 0, 'mark', ?, '{}')", event)
-    link.ask("r")
-    assert [event[1] for event in rows(link.near / "r")[1:]] == ["good"]
-    assert len(list((link.near / "r").glob("*.json"))) == 3
-
-
 def test_a_locked_store_is_read_later_and_never_without_its_lock(link: Link) -> None:
     folder = write_run(link.far / "r", LIVE, steps=STEPS)
     with closing(sqlite3.connect(folder / STORE_NAME, isolation_level=None)) as other:
@@ -246,15 +229,6 @@ def test_a_host_deletes_small_files_of_its_runs_only(link: Link) -> None:
     link.mirror.apply(Answer(runs=["r", "..", "."], found=found))
     assert {path.name for path in (link.near / "r").iterdir()} == {"run.json", STORE_NAME}
     assert (link.near / "out.json").exists()
-
-
-def test_the_end_of_a_rank_makes_lists_read_the_run_again(link: Link) -> None:
-    folder = write_run(link.far / "r", LIVE | {"world_size": 2})
-    link.ask("r")
-    before = (link.near / "r" / "run.json").stat().st_mtime_ns
-    shutil.copy(folder / "run.json", folder / "rank1.json")
-    link.ask("r")
-    assert (link.near / "r" / "run.json").stat().st_mtime_ns > before
 
 
 def test_live_and_open_runs_stay_among_the_newest(

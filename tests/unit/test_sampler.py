@@ -161,23 +161,17 @@ def test_throttling_has_a_start_and_an_end() -> None:
 
 def test_errors_of_memory_from_before_the_run_are_not_the_runs() -> None:
     device = DeviceEventDetector("GPU 0")
-    assert device.health({"gpu/ecc_uncorrected": 5.0, "gpu/remapped_rows": 1.0}, None) == []
-    assert device.health({}, None) == []
-    found = device.health({"gpu/ecc_uncorrected": 7.0, "gpu/remapped_rows": 1.0}, None)
+    assert device.memory_errors({"gpu/ecc_uncorrected": 5.0, "gpu/remapped_rows": 1.0}) == []
+    assert device.memory_errors({}) == []
+    found = device.memory_errors({"gpu/ecc_uncorrected": 7.0, "gpu/remapped_rows": 1.0})
     assert [(kind, data) for kind, _, data in found] == [("ecc", {"count": 2.0})]
-    assert device.health({"gpu/ecc_uncorrected": 0.0}, None) == [], "the driver was loaded again"
+    assert device.memory_errors({"gpu/ecc_uncorrected": 0.0}) == [], "the driver was loaded again"
 
 
-def test_a_new_recovery_action_is_an_event_at_the_rare_readings() -> None:
-    device, reset = DeviceEventDetector("GPU 0"), "the GPU has to be reset"
-    actions = (None, reset, reset, "other")
-    kinds = [[kind for kind, _, _ in device.health({}, action)] for action in actions]
-    assert kinds == [[], ["gpu_recovery_action"], [], ["gpu_recovery_action"]]
+def test_rare_values_are_read_every_ten_seconds() -> None:
     bench = Bench(gpu_uuids=[A])
-    bench.gpus[0].recovery = reset
     bench.ticks(201)
-    assert bench.source.reads.count((A, SamplingTier.RARE)) == 3, "every ten seconds"
-    assert [kind for kind, *_ in bench.recorder.events] == ["gpu_recovery_action"]
+    assert bench.source.reads.count((A, SamplingTier.RARE)) == 3
 
 
 def test_memory_on_the_training_gpu_comes_with_the_processs_values() -> None:

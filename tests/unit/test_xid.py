@@ -10,10 +10,10 @@ import pynvml
 import pytest
 
 from stepscope.gpu import nvml_device
-from stepscope.gpu.machine_state import HealthStatus, XidEvent
+from stepscope.gpu.machine_state import XidEvent
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU, PERMISSION
 from stepscope.gpu.source import NvmlSource
-from stepscope.gpu.xid import NO_INSTANCE, XidWatcher, xid_event
+from stepscope.gpu.xid import XidWatcher
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 from tests.support.waiting import wait_until
 
@@ -107,14 +107,6 @@ def test_a_refusal_of_all_gpus_ends_the_watch(bench: Bench, code: int, reason: s
     assert bench.library.calls[REGISTER] == 2
 
 
-def test_a_refusal_of_one_gpu_has_a_reason_and_the_others_are_watched(bench: Bench) -> None:
-    bench.library.gpus[0].errors = {REGISTER: 3}
-    bench.library.xids = [(B, 31, XID)]
-    watch = bench.watch()
-    assert bench.next().uuid == B
-    assert (watch.reason(A), watch.reason(B)) == (NOT_BY_GPU, None)
-
-
 def test_gpus_in_mig_mode_are_watched_for_their_instances(bench: Bench) -> None:
     bench.library.gpus[1].mig = 1
     bench.library.xids = [(B, 13, XID)]
@@ -126,12 +118,3 @@ def test_gpus_in_mig_mode_are_watched_for_their_instances(bench: Bench) -> None:
     bench.library.xids.append((B, 31, XID))
     assert bench.watches[0].stop()
     assert bench.events.empty(), "an event after the stop is dropped"
-
-
-def test_the_severity_of_an_error() -> None:
-    levels = {43: HealthStatus.NOTICE, 10_000: HealthStatus.WARNING, 95: HealthStatus.CRITICAL}
-    for code, level in levels.items():
-        event = xid_event(A, code, 3)
-        assert (event.level, event.gpu_instance) == (level, 3)
-        assert event.text.startswith(f"Xid {code}: ")
-    assert xid_event(A, 79, NO_INSTANCE).gpu_instance is None
