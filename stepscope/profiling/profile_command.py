@@ -113,7 +113,7 @@ class ProfileCommand:
             self._tried(profile, lambda: profile.start(cuda=self.on_gpu()))
         else:
             profile.done += is_step
-            if profile.capture.running and not profile.is_over:
+            if not (profile.capture.must_end or profile.is_over):
                 return 0.0
             self._tried(profile, lambda: self._end(profile))
         return time.perf_counter() - now_s

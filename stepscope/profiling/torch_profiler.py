@@ -24,6 +24,7 @@ from stepscope.profiling import phase_ranges
 
 log = logging.getLogger(__name__)
 
+OTHER_WAIT_S = 10.0  # Longest wait of another thread's profiler for the end of this one.
 GZIP_LEVEL = 4  # 1/14 of the size; 9 takes five times as long for 10% less.
 _STARTERS = ("_prepare_profiler", "_enable_profiler")  # Of torch.autograd.profiler; called first.
 
@@ -58,7 +59,9 @@ class ProfilerCapture:
         torch = sys.modules["torch"]
         self.cuda = cuda and not phase_ranges.under_nsight()  # Nsight prevents recording kernels.
         self.ended_early: str | None = None  # Why anything but its owner stopped it.
-        self.running = True
+        self.must_end = False
+        """True if it has ended, or another thread waits for its end."""
+        self._stopped = threading.Event()
         self._thread = threading.get_ident()
         activity = torch.profiler.ProfilerActivity
         self._profiler: Any = torch.profiler.profile(
@@ -74,6 +77,11 @@ class ProfilerCapture:
         self._replaced = _give_way(torch.autograd.profiler, self._another)
         _running.append(self)
         phase_ranges.begin(nvtx=cuda)
+
+    @property
+    def running(self) -> bool:
+        """True while it records."""
+        return not self._stopped.is_set()
 
     def stop(self, early: str | None = None) -> None:
         """Stop recording, and wait for the GPU; `early` is why, unless the owner stops it.
@@ -95,7 +103,8 @@ class ProfilerCapture:
             else:  # stopping a profiler that has ended would crash
                 self._profiler = None
         finally:
-            self.running = False
+            self.must_end = True
+            self._stopped.set()
 
     def write(self, path: Path) -> list[Any]:
         """Write the gzipped trace; return the rows of `key_averages()`.
@@ -123,8 +132,12 @@ class ProfilerCapture:
         return list(profiler.key_averages())
 
     def _another(self) -> None:
-        """End before another profiler starts."""
-        self.stop("the script started a profiler of its own")
+        """End, or make the training thread end, before another profiler starts."""
+        if threading.get_ident() == self._thread:
+            self.stop("the script started a profiler of its own")
+        elif not self._stopped.is_set():
+            self.must_end = True
+            self._stopped.wait(OTHER_WAIT_S)
 
 
 def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, Any]]:

@@ -7,6 +7,7 @@ child processes is not in the log.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -35,7 +36,7 @@ class OutputLog:
         self._older = path.with_suffix(f".1{path.suffix}")
         self._failed = failed
         self._limit = limit
-        self._file = self._open()
+        self._file, self._opened = self._open()
         self._size = 0
         self._writing = threading.RLock()  # a signal handler may print during a write
         self._on = True
@@ -59,11 +60,16 @@ class OutputLog:
         raw.write = kept  # type: ignore[method-assign]
         return None
 
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    def _open(self) -> tuple[int, os.stat_result]:
+        """Return the descriptor of a new log, and its state, which a file of the script lacks."""
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        return file, os.fstat(file)
 
     def _write(self, left: memoryview) -> None:
         try:
+            # After os.closerange(3, …) a file of the script may have the number. 1 µs.
+            if not os.path.samestat(os.fstat(self._file), self._opened):
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             self._size += len(left)
             while left:  # a disk that becomes full writes a part first
                 left = left[os.write(self._file, left) :]
@@ -71,7 +77,7 @@ class OutputLog:
                 self._size = 0
                 os.replace(self._path, self._older)
                 os.close(self._file)
-                self._file = self._open()
+                self._file, self._opened = self._open()
         except OSError as error:
             self._on = False
             self._failed(error)

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from stepscope.profiling import phase_ranges, profile_command, torch_profiler
 from stepscope.profiling.summary import parse
+from stepscope.profiling.torch_profiler import ProfilerCapture
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.store.recorder import Command, CommandName, Recorder
@@ -198,3 +199,30 @@ def test_a_profiler_that_fails_is_answered(
     if profiled():
         torch._C._autograd._disable_profiler()
         torch.autograd.profiler._is_profiler_enabled = False
+
+
+def test_a_profiler_of_another_thread_waits_for_ours_to_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, another = threading.Event(), ProfilerCapture._another
+
+    def announced(capture: ProfilerCapture) -> None:
+        begins.set()
+        another(capture)
+
+    monkeypatch.setattr(ProfilerCapture, "_another", announced)
+
+    own = profile(activities=[ProfilerActivity.CPU])
+
+    def other() -> None:
+        with own:
+            torch.ones(4) * 3
+
+    bench.begin(1)
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert begins.wait(20)
+    while not bench.answers:
+        bench.train(1)
+    thread.join(20)
+    assert [row.count for row in own.key_averages() if row.key == "aten::mul"] == [1]

@@ -67,20 +67,28 @@ def test_a_full_log_keeps_the_newest_output(tmp_path: Path, terminal: Terminal) 
     assert terminal.shows().endswith(kept)
 
 
-def test_a_log_on_a_full_disk_leaves_the_terminal_alone(
-    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("target", ["own", "/dev/full"])
+def test_a_log_that_cannot_be_written_leaves_the_terminal_and_other_files_alone(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
+    """Its descriptor is taken by a file of the script, or its disk is full."""
     failures: list[OSError] = []
     log = OutputLog(tmp_path / "output.log", failed=failures.append)
     log.keep(terminal.stream)
-    with Path("/dev/full").open("wb") as file:
-        real = os.write
-        monkeypatch.setattr(os, "write", lambda _log, data: real(file.fileno(), data))
+    with (tmp_path / target).open("wb") as file:
+        if target == "own":
+            os.dup2(file.fileno(), log._file)  # as after os.closerange(3, 1024)
+        else:
+            real = os.write
+            monkeypatch.setattr(os, "write", lambda _log, data: real(file.fileno(), data))
         for _ in range(3):
             terminal.stream.write("shown\n")
             terminal.stream.flush()
     assert terminal.shows() == "shown\n" * 3
-    assert [error.errno for error in failures] == [errno.ENOSPC]
+    assert [error.errno for error in failures] == [errno.EBADF if target == "own" else errno.ENOSPC]
+    if target == "own":
+        assert (tmp_path / target).read_bytes() == b""
+        os.close(log._file)
 
 
 def test_output_looks_as_it_did_on_the_terminal() -> None:
