@@ -12,6 +12,7 @@ so a dump is requested only when the numbers of the collectives have changed.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
@@ -40,6 +41,7 @@ SIZES = {
     "ComplexDouble": 16,
 }
 """Bytes of an element by the dump's name of its type; 1 for all other types."""
+_capturing: set[int] = set()
 Text = Annotated[str, Meta(max_length=2000)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
@@ -201,6 +203,33 @@ def open_pipe(folder: Path) -> Callable[[], None] | None:
     return close
 
 
+def note_captures() -> None:
+    """Track the capture of CUDA graphs by Python code, which a dump would end. Idempotent."""
+    graph = getattr(getattr(sys.modules.get("torch"), "cuda", None), "CUDAGraph", None)
+    if graph is None or "capture_begin" not in vars(graph) or hasattr(graph, "_stepscope_notes"):
+        return
+    begin, end = graph.capture_begin, graph.capture_end
+
+    @functools.wraps(begin)
+    def tracked_begin(self: Any, *args: Any, **options: Any) -> None:
+        _capturing.add(id(self))
+        try:
+            begin(self, *args, **options)
+        except BaseException:
+            _capturing.discard(id(self))
+            raise
+
+    @functools.wraps(end)
+    def tracked_end(self: Any) -> None:
+        try:
+            end(self)
+        finally:
+            _capturing.discard(id(self))
+
+    graph.capture_begin, graph.capture_end = tracked_begin, tracked_end
+    graph._stepscope_notes = True
+
+
 class NcclRecord:
     """NCCL's Flight Recorder of this process. Not thread-safe."""
 
@@ -233,6 +262,8 @@ class NcclRecord:
 
     def _request(self, file: Path, rank: int) -> str | None:
         """Request a dump; return the reason if that is impossible."""
+        if _capturing:
+            return "a CUDA graph is being captured"
         if (stem := os.environ.get(PIPE)) is None:
             return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
         self._before_ns = modified_ns(file)

@@ -20,6 +20,7 @@ from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
 from stepscope.common.stall_detector import StallDetector, StepGap
+from stepscope.distributed.flight_recorder import note_captures
 from stepscope.distributed.hangs.cases import FRESH_S, Hang, hang_of
 from stepscope.distributed.hangs.record import HangRecord, age_s, capture, hang_name
 from stepscope.run import RunError, RunStatus, read_run
@@ -63,6 +64,7 @@ class HangWatchdog:
         if self._is_closed or (run_json.get("world_size") or 1) < 2:
             return []
         try:
+            note_captures()
             is_hang = gap is not None and gap.is_stall(MIN_HANG_S)
             if gap is not None and is_hang and self._over is None:
                 self._begin(run_json, step, gap.seconds)
