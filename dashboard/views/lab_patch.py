@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import streamlit as st
 
 from dashboard.format import escape_markdown, note
@@ -19,35 +16,6 @@ _OTHERS = {
     "Not decided": (VariantVerdict.UNDECIDED,),
     "Not measured": (VariantVerdict.FAILED, VariantVerdict.IMPOSSIBLE),
 }
-_BUTTON_JS = """
-export default function ({ data, parentElement }) {
-  const button = parentElement.querySelector("button");
-  button.onclick = async () => {
-    // Without https, and on another host than localhost, a browser has no clipboard.
-    const copied = navigator.clipboard?.writeText(data).then(() => "Copied", () => "Not allowed");
-    button.textContent = (await copied) ?? "Copying needs https";
-    setTimeout(() => { button.textContent = "Copy patch"; }, 2000);
-  };
-}
-"""
-_BUTTON_CSS = """
-button {
-  font: 400 0.875rem var(--st-font);
-  padding: 0.25rem 0.75rem;
-  min-height: 2.5rem;
-  cursor: pointer;
-  color: #fff;
-  background: var(--st-primary-color);
-  border: 1px solid var(--st-primary-color);
-  border-radius: var(--st-button-radius);
-}
-"""
-_copy_button: Callable[..., Any] = st.components.v2.component(
-    "stepscope_copy",
-    html='<button type="button" aria-live="polite">Copy patch</button>',
-    css=_BUTTON_CSS,
-    js=_BUTTON_JS,
-)
 
 
 def patch_card(sweep: StoredSweep) -> None:
@@ -66,11 +34,9 @@ def _draw(sweep: StoredSweep, patch: Patch) -> None:
     st.markdown("#### Patch")
     if patch.diff:
         st.code(patch.diff, language="diff", wrap_lines=True)
-        with st.container(horizontal=True, key="lab_patch_buttons"):
-            _copy_button(key="lab_copy_patch", data=patch.diff, width="content")
-            about = "Apply it in the script's folder with patch or git apply."
-            name = f"{sweep.id}.patch"
-            download("Download", lambda: patch.diff, name, "lab_download_patch", about)
+        about = "Apply it in the script's folder with patch or git apply."
+        name = f"{sweep.id}.patch"
+        download("Download", lambda: patch.diff, name, "lab_download_patch", about)
     elif not patch.by_hand:
         st.markdown("No combination was confirmed to be faster, so there is no patch.")
     for one in patch.by_hand:

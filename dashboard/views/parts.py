@@ -153,7 +153,9 @@ def start_button(
 ) -> bool:
     """Draw a button, and its disabled reason below; return True for a press."""
     options = {"type": "primary"} | options
-    pressed = place.button(label, disabled=refused is not None, help=refused or text, **options)
+    # Without a tooltip while disabled: it would open under the pointer that has just started a run.
+    about = text if refused is None else None
+    pressed = place.button(label, disabled=refused is not None, help=about, **options)
     if refused is not None:
         place.caption(f":material/block: {escape_markdown(refused)}")
     return bool(pressed and refused is None)

@@ -163,11 +163,8 @@ def _frame(rows: Sequence[RunRow], columns: Sequence[str]) -> dict[str, list[Any
 
 
 def _buttons(ticked: Sequence[RunRow]) -> None:
-    if len(ticked) == 1:
-        name = escape_markdown(str(ticked[0].cells.get("Name")))
-        if st.button(f"Open {name}", icon=":material/open_in_full:", key="open_ticked"):
-            open_run(ticked[0].id)
-    elif button("Compare", "compare_arrows", "runs_compare", "Compare the ticked runs."):
+    about = "Compare the ticked runs."
+    if len(ticked) > 1 and button("Compare", "compare_arrows", "runs_compare", about):
         runs = ",".join(row.id for row in ticked)
         st.switch_page("views/compare.py", query_params={"runs": runs})
     edit_ticked(ticked)

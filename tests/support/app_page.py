@@ -68,10 +68,14 @@ def start_run(app: AppTest) -> None:
     assert not app.exception
 
 
-def start_refused(app: AppTest) -> str | None:
-    """Why Start run is disabled; None where it is not."""
-    button = app.button(key="start_run")
-    return str(button.help) if button.disabled else None
+def start_refused(app: AppTest, name: str = "Start run") -> str | None:
+    """Why a start button is disabled, the text below it; None where it is not."""
+    parts = iter(app._tree)
+    button: Any = next(part for part in parts if getattr(part, "label", None) == name)
+    if not button.disabled:
+        return None
+    below: Any = next(parts)
+    return str(below.value).removeprefix(":material/block: ").replace("\\", "")
 
 
 def drawn_components(app: AppTest) -> list[dict[str, Any]]:
