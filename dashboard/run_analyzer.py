@@ -11,10 +11,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from dashboard.charts.ranks import read_rank_events
 from dashboard.out_of_memory import out_of_memory_line
 from stepscope.diagnosis.findings import read_rank, straggler_of
 from stepscope.diagnosis.learning import NOT_FINITE
@@ -33,11 +32,10 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunFindings:
-    """The page's diagnosis `line`, why the ranks of a `job` wait, and events of other ranks."""
+    """The page's diagnosis `line`, and why the ranks of a `job` wait."""
 
     line: Line | None
     job: Line | None = None
-    rank_events: list[dict[str, Any]] = field(default_factory=list)
 
 
 def find(run: RunInfo, devices: Sequence[TrainDevice]) -> RunFindings:
@@ -51,11 +49,7 @@ def find(run: RunInfo, devices: Sequence[TrainDevice]) -> RunFindings:
     line = out_of_memory_line(run, devices) or _job_line(hang)
     if line is None and straggler is not None and straggler.next is not None:
         line = _job_line(straggler)
-    return RunFindings(
-        line or _store_line(run, allowed),
-        _job_line(hang or straggler),
-        read_rank_events(run),
-    )
+    return RunFindings(line or _store_line(run, allowed), _job_line(hang or straggler))
 
 
 def _job_line(found: Hang | StragglerFinding | None) -> Line | None:

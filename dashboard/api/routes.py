@@ -21,7 +21,6 @@ from starlette.routing import Mount, Route
 
 from dashboard import live_chart, services
 from dashboard.charts import series
-from dashboard.charts.ranks import unseen
 from dashboard.charts.run_view import state
 from dashboard.controls.actions import END_NOW, can_end_now, refusal
 from dashboard.ranks.job_ranks import used_gpus
@@ -100,8 +99,7 @@ def _series(server: services.Services, query: Mapping[str, str]) -> Answer:
         return state(run) | token  # the store is being created
     found = server.findings.of(run)
     if found is not None:
-        events, seen = unseen(found.rank_events, query.get("rank_events", ""))
-        answer |= {"rank_events": events, "rank_events_seen": seen, "verdict": found.line}
+        answer["verdict"] = found.line
     return answer | token
 
 

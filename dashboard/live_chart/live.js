@@ -184,7 +184,7 @@ export class LiveView {
     const fresh = store.take(answer);
     if (first) this.detail.plan(); // a zoom from before a reload
     if (fresh.length) this.table.show(store.events, store.layout.metrics);
-    if (!first) this.acknowledge(store.news);
+    if (!first) this.acknowledge(fresh);
     this.showAnswer();
     setAttribute(this.root, "data-status", answer.status);
     this.polls += 1;

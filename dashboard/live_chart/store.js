@@ -1,6 +1,5 @@
 // The state of a view, changed only here: the shown run, its data, and the user's choices. No DOM.
 
-import { commandOf } from "./events.js";
 import { cursorText, mergeSeries, xsOf } from "./series.js";
 
 const MAX_EVENTS = 2000;
@@ -29,9 +28,7 @@ export class Store {
     this.detail = null; // finer series for the zoom
     this.events = [];
     this.answer = null; // the newest one
-    this.lastEvent = 0; // the id of the newest event of rank 0
-    this.rankEvents = new Set(); // the ids of the other ranks' events
-    this.rankEventsSeen = ""; // the server's cursor for these events
+    this.lastEvent = 0; // the id of the newest event
     this.needsAllRows = false; // the next poll requests all rows
     this.unreadable = null; // why the run cannot be shown
     this.command = null; // the last command: {id, name, text, tone, at, kind}
@@ -83,7 +80,6 @@ export class Store {
       run: this.run,
       since: this.needsAllRows ? "" : cursorText(this.live),
       events: this.lastEvent,
-      ...(this.rankEventsSeen ? { rank_events: this.rankEventsSeen } : {}),
       ...this.extras(),
     };
   }
@@ -99,21 +95,11 @@ export class Store {
     for (const [name, part] of Object.entries(answer.series))
       this.live[name] = mergeSeries(this.live[name], part);
     this.answer = answer;
-    const own = (answer.events || []).filter((event) => event.id > this.lastEvent);
-    this.lastEvent = own.at(-1)?.id ?? this.lastEvent;
-    // Events of other ranks have their own ids and may arrive late.
-    const others = (answer.rank_events || []).filter(
-      (event) => !this.rankEvents.has(event.id) && !repeatsRank0(event),
-    );
-    for (const event of others) this.rankEvents.add(event.id);
-    const fresh = [...own, ...others];
-    // Without a cursor, the events of other ranks may be old: they are listed, not acknowledged.
-    this.news = this.rankEventsSeen ? fresh : own;
-    this.rankEventsSeen = answer.rank_events_seen || "";
+    const fresh = (answer.events || []).filter((event) => event.id > this.lastEvent);
+    this.lastEvent = fresh.at(-1)?.id ?? this.lastEvent;
     let surplus = this.events.length + fresh.length - MAX_EVENTS;
     const drops = ({ kind }) => surplus > 0 && ROUTINE.has(kind) && surplus-- > 0;
     this.events = [...this.events, ...fresh].filter((event) => !drops(event)).slice(-MAX_EVENTS);
-    if (others.length) this.events.sort((a, b) => a.t - b.t);
     return fresh;
   }
 
@@ -205,9 +191,6 @@ export class Store {
     this.moved();
   }
 }
-
-// True for the result of a command on another rank: rank 0 has the same, unless the rank refused it.
-const repeatsRank0 = (event) => commandOf(event) !== null && event.data.ok !== false;
 
 function widened([from, to], span) {
   const missing = Math.max(0, span - (to - from)) / 2;

@@ -1,4 +1,7 @@
-"""The ranks of a job, read from their files: a table, and values over time by metric."""
+"""The ranks of a job, read from their files: their devices, and a table of their newest values.
+
+The files are untrusted: malformed entries are omitted.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.charts.ranks import heatmap
 from dashboard.charts.run_view import run_content, run_kind, training_device
-from dashboard.charts.series import TARGET
 from dashboard.run_analyzer import RunAnalyzer
 from stepscope.common.formatting import format_duration, printable
 from stepscope.common.json_values import dict_of
@@ -22,7 +23,6 @@ from stepscope.run.rank_info import find_rank, rank_numbers
 from stepscope.run.rank_status import JobRank, RankStatus, ranks_of
 from stepscope.store import SeriesBlock, StoreError, StoreReader
 from stepscope.store.blocks import Floats
-from stepscope.store.final_values import bucket_for
 
 MAX_RANKS_SHOWN = 64  # further ranks are counted only
 MAX_LOCAL_RANKS = 16  # ranks of rank 0's machine, whose GPUs are sampled
@@ -116,26 +116,18 @@ Row = dict[str, Any]  # Values by column title.
 
 @dataclass(frozen=True, slots=True)
 class JobRanks:
-    """The rows of the table, and values over time of the `ranks` with a file.
-
-    `heat`: values (ranks, columns) by metric, NaN if missing; a column is `width_s` seconds wide.
-    `left_out`: number of ranks that are not shown.
-    """
+    """The rows of the table, and the number of ranks that are left out."""
 
     rows: list[Row]
     left_out: int
-    ranks: list[int]
-    width_s: float
-    heat: dict[str, Floats]
 
 
 @dataclass(slots=True)
 class _RankValues:
-    """What is read of one rank: its newest values by metric, and all blocks of its series."""
+    """What is read of one rank: its newest values by metric."""
 
     step: int | None = None
     newest: dict[str, Floats] = field(default_factory=dict)
-    blocks: list[SeriesBlock] = field(default_factory=list)
 
     def add(self, block: SeriesBlock) -> None:
         for key, values in zip(block.keys, block.mean, strict=True):
@@ -177,26 +169,18 @@ def read_job(run: RunInfo) -> JobRanks:
                 for info in reader.series():
                     start = max(0, info.rows - NEWEST_ROWS)
                     newest = reader.read(info.id, start, info.rows, 1)
-                    whole = reader.read(info.id, 0, info.rows, bucket_for(info.rows, TARGET))
                     on_device = info.stream == Stream.DEVICES
                     place = member.host, info.source
                     for row, other in enumerate(members):
                         if (other.host, other.device) == place if on_device else row == own:
                             values[row].add(newest)
-                            values[row].blocks.append(whole)
                     if len(newest) and not on_device:
                         step = int(np.nan_to_num(newest.step[-1], posinf=0.0))
                         values[own].step = max(values[own].step or 0, step)
         except StoreError as error:  # being created, or damaged
             log.debug("rank %d of %s: %s", member.number, run.id, error)
-    width_s, heat = heatmap([each.blocks for each in values], run.created)
-    return JobRanks(
-        rows=_table(shown, dict(zip(recorded, members, strict=True)), values, run.created),
-        left_out=len(states) - len(shown),
-        ranks=list(recorded),
-        width_s=width_s,
-        heat=heat,
-    )
+    rows = _table(shown, dict(zip(recorded, members, strict=True)), values, run.created)
+    return JobRanks(rows, left_out=len(states) - len(shown))
 
 
 def _table(

@@ -1,4 +1,4 @@
-"""The ranks of a distributed run: why it hangs or waits, a table, and values over time."""
+"""The ranks of a distributed run: why it hangs or waits, and a table."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard import services
-from dashboard.charts.ranks import metric_label, rank_heatmap
-from dashboard.format import code_between_backticks, escape_markdown, pick
+from dashboard.format import code_between_backticks, escape_markdown
 from dashboard.ranks.job_ranks import read_job
 from dashboard.views import parts
 from stepscope.run import RunError, RunInfo, read_run
@@ -79,13 +78,3 @@ def _ranks(folder: Path) -> None:
     parts.table(rows, COLUMNS, "ranks", "Ranks of the job")
     if job.left_out:
         st.caption(f"{job.left_out:,} more ranks are not shown.")
-    if not job.heat:
-        return
-    labels = {metric: metric_label(metric) for metric in job.heat}
-    metric = pick("Metric", labels, "rank_metric", "Metric of the chart.", width=260)
-    figure = rank_heatmap(metric, job.heat[metric], job.width_s, job.ranks, named)
-    parts.plot(figure, "rank_heatmap", f"{labels[metric]} of each rank over time")
-    st.caption(
-        "A column is the mean of its span of time, for memory the maximum. The strongest color "
-        "is the 98th percentile."
-    )

@@ -88,12 +88,8 @@ def test_a_job_with_a_slow_rank_and_a_killed_rank(
     expect(warning).to_contain_text(re.compile(f"rank {SLOW}.*forward"), timeout=PATIENCE)
     expect(rows.first.locator("td").first).to_have_text(str(SLOW))
 
-    # The chosen metric stays while the ranks are drawn again.
-    page.get_by_role("combobox", name="Metric").click()
-    page.get_by_role("option", name="Wait for other ranks").click()
     last_step = rows.first.locator("td").nth(4)
     expect(last_step).not_to_have_text(last_step.inner_text())
-    expect(page.get_by_role("figure", name=re.compile("^Wait for other ranks"))).to_be_visible()
 
     (folder,) = [path.parent for path in server.runs.glob("*/run.json")]
     os.kill(int(read_rank_file(folder, 3).run_json["pid"]), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The ranks of a job, read from real stores: table and heatmap."""
+"""The ranks of a job, read from real stores."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dashboard.api.routes import page_token
-from dashboard.charts.ranks import (
-    METRICS,
-    MIN_WIDTH_S,
-    color_range,
-    heatmap,
-    rank_heatmap,
-)
 from dashboard.ranks import job_ranks
-from dashboard.ranks.job_ranks import MAX_RANKS_SHOWN, JobRanks, read_job, read_member, used_gpus
+from dashboard.ranks.job_ranks import (
+    MAX_RANKS_SHOWN,
+    JobRanks,
+    RankEntry,
+    read_job,
+    read_member,
+    used_gpus,
+)
 from dashboard.run_list import Listing
 from stepscope.run import read_run
-from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store import StoreWriter, store_name
 from tests.support.run_folders import RankFolder, block_of_rows
 
 CREATED = 1_700_000_000.0
-TIME, WAIT, PEAK, UTIL = "perf/step_time", "perf/comm_wait", "memory/allocated", "gpu/util"
+UTIL = "gpu/util"
 
 
 class JobFolder(RankFolder):
@@ -42,12 +41,11 @@ class JobFolder(RankFolder):
             pass
 
     def steps(self, number: int, start: int, stop: int, **values: float) -> None:
-        keys = {"time": TIME, "wait": WAIT, "loss": "train/loss", "allocated": PEAK}
+        keys = {"time": "perf/step_time", "wait": "perf/comm_wait"}
         named = {keys[name]: value for name, value in values.items()}
         rows = [(CREATED + 0.1 * step, step, named) for step in range(start, stop)]
         with self._store(number) as store:
-            stream = "samples" if "allocated" in values else "steps"
-            store.append(stream, "", block_of_rows(rows))
+            store.append("steps", "", block_of_rows(rows))
 
     def device(self, number: int, gpu: str, util: float) -> None:
         rows = [(CREATED + 0.1 * step, step, {UTIL: util}) for step in range(20)]
@@ -74,13 +72,12 @@ def job(tmp_path: Path) -> JobFolder:
     made = JobFolder(tmp_path, 2)
     for rank in range(2):
         made.add(rank)
-        made.steps(rank, 1, 41, time=0.1, wait=0.02 * rank, loss=1.0 + rank)
+        made.steps(rank, 1, 41, time=0.1, wait=0.02 * rank)
     return made
 
 
-def test_a_job_has_a_table_and_values_over_time(job: JobFolder) -> None:
+def test_a_job_has_a_table(job: JobFolder) -> None:
     found = read(job)
-    assert found.ranks == [0, 1]
     for title, values in {
         "Status": ["alive", "alive"],
         "Device": ["CPU", "CPU"],
@@ -91,9 +88,6 @@ def test_a_job_has_a_table_and_values_over_time(job: JobFolder) -> None:
     }.items():
         assert column(found, title) == values
     assert not {"Data wait", "Memory", "Utilization", "Reason"} & found.rows[0].keys()
-    assert list(found.heat) == [TIME, WAIT, "train/loss"]
-    assert found.heat[TIME] == pytest.approx(np.full((2, 17), 0.1))  # 4.1 s of 0.25 s
-    assert found.heat["train/loss"][:, 0].tolist() == [1.0, 2.0]
 
 
 def test_ranks_without_a_file_and_a_dead_rank_have_their_state(tmp_path: Path) -> None:
@@ -103,7 +97,6 @@ def test_ranks_without_a_file_and_a_dead_rank_have_their_state(tmp_path: Path) -
     job.add(3, host="elsewhere", heartbeat=time.time() - 60, pid=1)
     found = read(job)
     assert column(found, "Status") == ["alive", "alive", "never started", "dead"]
-    assert found.ranks == [0, 1, 3]
     assert column(found, "Reason")[:2] == [None, None]
     assert all(column(found, "Reason")[2:])
     assert column(found, "Ended after")[3]
@@ -119,19 +112,15 @@ def test_values_of_a_gpu_belong_to_the_rank_that_trains_on_it(tmp_path: Path) ->
     found = read(job)
     assert column(found, "Device") == ["GPU 1", "GPU 0"]
     assert column(found, "Utilization") == [90.0, 10.0]
-    assert found.heat[UTIL][:, 0].tolist() == [90.0, 10.0]
 
 
-def test_many_ranks_and_a_long_run(tmp_path: Path) -> None:
+def test_further_ranks_are_counted(tmp_path: Path) -> None:
     ranks = MAX_RANKS_SHOWN + 6
     job = JobFolder(tmp_path, ranks)
     for rank in range(ranks):
         job.add(rank)
-    job.steps(0, 1, 20_000, time=0.123456)
     found = read(job)
     assert (len(found.rows), found.left_out) == (MAX_RANKS_SHOWN, 6)
-    assert (found.width_s, found.heat[TIME].shape) == (32, (MAX_RANKS_SHOWN, 63))  # 2,000 s
-    assert found.heat[TIME][0] == pytest.approx(np.full(63, 0.123456))
 
 
 def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
@@ -143,7 +132,6 @@ def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
     job.add(1, rank=10**30, local_rank=-1, device={"a": 1}, reason=["no"], host="\x1b[31m" * 99)
     job.steps(0, 41, 42, time=float("inf"), wait=float("nan"))
     found = read(job)
-    assert found.ranks == [0, 1, 2, 3, 4, 5, 6]
     assert column(found, "Status") == ["alive"] * 2 + ["not recorded"] * 5
     assert "\x1b" not in column(found, "Host")[1]
 
@@ -155,59 +143,6 @@ def test_impossible_ranks_are_not_shown(tmp_path: Path) -> None:
     found = [read_member(job.folder, number) for number in range(3)]
     assert [member.rank for member in found] == [0, 1, 2]
     assert [member.local_rank for member in found] == [0, None, None]
-
-
-# --- heatmap --------------------------------------------------------------------------------------
-
-
-def drawn(ranks: int, *rows: tuple[int, str, float, float]) -> dict[str, dict[int, list[float]]]:
-    """Return the columns with a value of rows (rank, metric, time, value)."""
-    blocks: list[list[SeriesBlock]] = [[] for _ in range(ranks)]
-    for rank, name, at, value in rows:
-        blocks[rank].append(block_of_rows([(CREATED + at, 1, {name: value})]))
-    width_s, cells = heatmap(blocks, CREATED)
-    assert width_s % MIN_WIDTH_S == 0
-    return {
-        name: {at: of.tolist() for at, of in enumerate(values.T) if np.isfinite(of).any()}
-        for name, values in cells.items()
-    }
-
-
-NAN = pytest.approx(np.nan, nan_ok=True)
-
-
-def test_a_column_has_the_mean_of_a_rank_or_its_highest_value() -> None:
-    rows = [(1, TIME, 0.0, 1.0), (1, TIME, 0.1, 3.0), (1, TIME, 0.3, 5.0), (0, TIME, 0.3, 0.0)]
-    rows += [(0, PEAK, 0.0, 1.0), (0, PEAK, 0.1, 3.0), (0, PEAK, 0.2, 2.0)]
-    found = drawn(2, *rows)
-    assert found[TIME] == {0: [NAN, 2.0], 1: [0.0, 5.0]}
-    assert found[PEAK] == {0: [3.0, NAN]}
-
-
-def test_broken_times_and_values_are_left_out() -> None:
-    rows = [(0, TIME, at, 1.0) for at in (np.nan, np.inf, 1e300)] + [(0, TIME, -5.0, 2.0)]
-    rows += [(0, TIME, 0.3, np.nan), (0, TIME, 0.3, np.inf), (0, TIME, 0.6, 1e308)]
-    # A clock that is behind counts from the start.
-    assert drawn(1, *rows, (0, TIME, 0.9, 4.0)) == {TIME: {0: [2.0], 2: [1e308], 3: [4.0]}}
-    assert drawn(1, *rows[:3]) == {}
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_the_colors_cover_the_values(metric: str) -> None:
-    for values in ([0.5, np.nan, np.inf, 1.0], [0.0], [np.nan]):
-        low, high = color_range(np.array([values]), metric)
-        assert low < high
-        known = [value for value in values if np.isfinite(value)]
-        assert all(low <= value for value in known) or metric == "gpu/util"
-
-
-def test_the_figure_has_a_row_per_rank_and_marks_the_named_one() -> None:
-    values = np.array([[0.1, 0.2, np.nan], [0.3, 0.4, 0.5]])
-    figure = rank_heatmap(TIME, values, 60.0, [4, 5], {5})
-    (heat,) = figure["data"]
-    assert heat["y"] == ["4", "▸ 5"]
-    assert heat["x"].tolist() == [0, 60, 120, 180]  # edges in seconds
-    assert heat["z"][1].tolist() == [300, 400, 500]  # ms
 
 
 # --- the GPUs of a script -------------------------------------------------------------------------
@@ -254,7 +189,7 @@ def test_a_poll_reads_no_file_of_a_rank(tmp_path: Path, monkeypatch: pytest.Monk
     before = page_token(Listing((), ""), run)
     read: list[int] = []
 
-    def counted(folder: Path, number: int) -> job_ranks.RankEntry:
+    def counted(folder: Path, number: int) -> RankEntry:
         read.append(number)
         return read_member(folder, number)
 

@@ -320,22 +320,14 @@ def test_the_header_shows_the_last_command(js: Script, calls: list[str], shown: 
     assert store(js, command, *calls) == shown
 
 
-def test_alerts_of_other_ranks_are_new_once_and_keep_the_place_in_the_events(js: Script) -> None:
-    other = alert(1, "loss") | {"id": "rank1-1"}
-    freed = {"id": "rank1-2", "kind": "empty_cache", "data": {"command_id": 5, "ok": True}}
-    refused = {"id": "rank1-3", "kind": "empty_cache", "data": {"command_id": 5, "ok": False}}
+def test_an_event_is_new_once(js: Script) -> None:
     answers = [
-        {"series": {}, "events": [alert(1, "a"), alert(2, "b")], "rank_events": [other]},
-        {"series": {}, "events": [alert(2, "b"), alert(3, "c")], "rank_events": [other]},
-        {"series": {}, "events": [], "rank_events": [freed, refused]},
-        {"series": {}, "events": [], "rank_events_seen": "ab~3"},
+        {"series": {}, "events": [alert(1, "a"), alert(2, "b")]},
+        {"series": {}, "events": [alert(2, "b"), alert(3, "c")]},
     ]
     taken = "answers.map((answer) => store.take(answer).map(({id}) => id))"
-    result = f"[{taken}, store.question(), store.events.length]"
-    fresh, question, count = store(js, result, answers=answers)
-    # The results of other ranks repeat that of rank 0.
-    assert (fresh, count) == ([[1, 2, "rank1-1"], [3], ["rank1-3"], []], 5)
-    assert (question["events"], question["rank_events"]) == (3, "ab~3")
+    result = f"[{taken}, store.question().events, store.events.length]"
+    assert store(js, result, answers=answers) == [[[1, 2], [3]], 3, 3]
 
 
 # --- colors ---------------------------------------------------------------------------------------
