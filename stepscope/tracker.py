@@ -358,8 +358,8 @@ def batch_length(batch: Any) -> int | None:
 
 @atexit.register
 def _close_at_exit() -> None:
-    if _current is None or _current._pid != os.getpid():
-        return
+    if _current is None or _current.watched or _current._pid != os.getpid():
+        return  # `stepscope watch` closes its run itself
     # A process of multiprocessing ends with its exception in flight. An interactive interpreter
     # keeps earlier ones.
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)

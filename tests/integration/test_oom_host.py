@@ -55,7 +55,7 @@ def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_
     assert report is not None
     last = report.last
     assert (last.memory, last.requested, report.ended) == (MemoryKind.HOST, asked, True)
-    assert last.step == 5
+    assert (last.step, report.seen) == (5, 1)
     assert last.host is not None
     assert last.host.total
     assert last.host.process
