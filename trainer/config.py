@@ -91,7 +91,7 @@ class NanPolicy(StrEnum):
 
 
 class Workload(StrEnum):
-    """The workloads, one file each in `trainer/workloads/`; `custom` runs the user's file."""
+    """The workloads of `trainer/workloads/`; `custom` runs the user's file."""
 
     LINEAR = "linear"
     DIGITS_MLP = "digits_mlp"
@@ -99,7 +99,6 @@ class Workload(StrEnum):
     IMAGES = "images"
     GPT = "gpt"
     RESNET = "resnet"
-    MATMUL = "matmul"
     MEMORY_STRESS = "memory_stress"
     CUSTOM = "custom"
 
@@ -128,7 +127,6 @@ class RunConfig:
             Workload.IMAGES: "Your images (small CNN)",
             Workload.GPT: "Character-level GPT (real text)",
             Workload.RESNET: "ResNet-18, 224 px (synthetic)",
-            Workload.MATMUL: "Matrix multiplication",
             Workload.MEMORY_STRESS: "GPU memory stress test",
             Workload.CUSTOM: "Custom workload",
         },
@@ -176,12 +174,12 @@ class RunConfig:
         limits=(1, 96),
         read_by=(Workload.GPT,),
     )
-    width: int = setting(  # channels of the first stage, embedding size, or side of a matrix
+    width: int = setting(  # channels of the first stage, or embedding size
         32,
         "Width",
         "Embedding size; memory grows with it.",
         limits=(8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/training.md
-        read_by=(Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.MEMORY_STRESS),
+        read_by=(Workload.GPT, Workload.RESNET, Workload.MEMORY_STRESS),
     )
     context_length: int = setting(
         64,
@@ -572,7 +570,6 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
     | _NO_IMAGES
     | dict(epochs=3, batch_size=16, optimizer=Optimizer.ADAMW, width=64),
     Workload.RESNET: _SMALL | dict(epochs=1, width=64, image_size=224),
-    Workload.MATMUL: _SMALL | _NO_IMAGES | dict(lr_scheduler=LRSchedule.NONE, width=512),
     Workload.MEMORY_STRESS: _SMALL | dict(batch_size=16),
     Workload.CUSTOM: _SMALL | _NO_IMAGES | dict(epochs=10, batch_size=32),
 }

@@ -162,7 +162,6 @@ CAPTIONS = {
     Workload.IMAGES: "Images from a CSV file or class folders, decoded again every epoch.",
     Workload.GPT: "Real text: Python's own help pages. The sizes below set the memory use.",
     Workload.RESNET: "Synthetic images: for measuring speed and memory.",
-    Workload.MATMUL: "Multiplies two square matrices; no data loading.",
     Workload.MEMORY_STRESS: "Synthetic images. Width and image size set the memory use.",
 }
 

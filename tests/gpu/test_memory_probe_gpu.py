@@ -73,7 +73,7 @@ def test_the_measured_peak_is_that_of_a_run(name: str, tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_too_large_is_a_result() -> None:
-    settings = {"workload": "matmul", "width": 16384, "batch_size": 65536, "precision": "fp32"}
+    settings = {"workload": "gpt", "width": 4096, "context_length": 4096, "batch_size": 8192}
     found = measured(on_gpu(settings))
     assert found["fits"] is False
     assert "ran out of memory" in found["reason"]

@@ -23,7 +23,7 @@ from trainer.workloads.digit_images import write
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
 SIZES = SMALL | {Workload.IMAGES: {"image_size": 8, "horizontal_flip": False}, Workload.CUSTOM: {}}
-NEW = [Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.IMAGES, Workload.CUSTOM]
+NEW = [Workload.GPT, Workload.RESNET, Workload.IMAGES, Workload.CUSTOM]
 
 
 @pytest.fixture(scope="module")

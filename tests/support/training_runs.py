@@ -36,7 +36,6 @@ SMALL: dict[Workload, dict[str, Any]] = {
     Workload.DIGITS_CNN: {},
     Workload.GPT: {"num_layers": 1, "width": 16, "context_length": 16, "batch_size": 64},
     Workload.RESNET: {"width": 8, "image_size": 32, "batch_size": 64},
-    Workload.MATMUL: {"width": 32},
     Workload.MEMORY_STRESS: {"width": 8, "image_size": 8},
 }
 

@@ -20,10 +20,7 @@ from trainer.config import (
     issue,
 )
 
-_WITHOUT_CONVOLUTIONS = (
-    *(Workload.LINEAR, Workload.DIGITS_MLP),
-    *(Workload.GPT, Workload.MATMUL),
-)
+_WITHOUT_CONVOLUTIONS = (Workload.LINEAR, Workload.DIGITS_MLP, Workload.GPT)
 _OF_AMPERE = (Precision.TF32, Precision.BF16, Precision.PURE_BF16)
 _NEED_A_GPU = {
     "cudnn_benchmark": "cuDNN runs on GPUs only",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainer.config import RunConfig, Workload
-from trainer.workloads import custom, digits, gpt, images, linear, matmul, memory_stress, resnet
+from trainer.workloads import custom, digits, gpt, images, linear, residual_cnn
 from trainer.workloads.task import Task
 
 WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
@@ -14,9 +14,8 @@ WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
     Workload.DIGITS_CNN: digits.cnn_task,
     Workload.IMAGES: images.task,
     Workload.GPT: gpt.task,
-    Workload.RESNET: resnet.task,
-    Workload.MATMUL: matmul.task,
-    Workload.MEMORY_STRESS: memory_stress.task,
+    Workload.RESNET: residual_cnn.resnet_task,
+    Workload.MEMORY_STRESS: residual_cnn.memory_stress_task,
     Workload.CUSTOM: custom.task,
 }
 

@@ -1,4 +1,4 @@
-"""Memory stress: a residual CNN on synthetic images that takes up to 140 GiB.
+"""Residual CNNs on synthetic images: ResNet-18's shape, and a stress test of up to 140 GiB.
 
 Memory grows with width × image_size² × batch_size (activations) and width² (weights). The images
 are ten patterns with noise; an epoch repeats a pool of at most 32 MiB, so loading is cheap.
@@ -21,13 +21,29 @@ EPOCH_SAMPLES = 1024
 EPOCH_BATCHES = 32  # minimum, for large batches
 
 
-def task(config: RunConfig) -> Task:
-    """Return a CNN for ten classes whose memory depends on `width` and `image_size`."""
+def resnet_task(config: RunConfig) -> Task:
+    """Return a CNN of four stages, the first with `width` channels (64 in ResNet-18).
+
+    The stem reduces the image to a quarter per side, so most work is in convolutions with many
+    channels, which suit tensor cores. Architecture: He et al. 2015, arXiv 1512.03385, table 1,
+    without batch norm in the shortcuts.
+    """
+    stem = nn.Sequential(
+        nn.Conv2d(3, config.width, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(config.width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    )
+    return _task(config, ResidualCnn(stem, config.width, stages=4))
+
+
+def memory_stress_task(config: RunConfig) -> Task:
+    """Return a CNN whose memory depends on `width` and `image_size`."""
     stem = nn.Conv2d(3, config.width, 3, padding=1, bias=False)
-    return synthetic_task(config, ResidualCnn(stem, config.width, stages=3))
+    return _task(config, ResidualCnn(stem, config.width, stages=3))
 
 
-def synthetic_task(config: RunConfig, model: nn.Module) -> Task:
+def _task(config: RunConfig, model: nn.Module) -> Task:
     """Return the task to classify ten noisy patterns."""
     generator = torch.Generator().manual_seed(config.seed)
     size = config.image_size
