@@ -11,13 +11,14 @@ import ctypes
 import errno
 import fcntl
 import os
+import pickle
 import secrets
 import select
 import stat
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import psutil
 
@@ -100,6 +101,19 @@ def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
         return parse_json(data.decode())
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads pickles of plain containers, numbers and text; nothing is imported or called."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse a class or function."""
+        named = f"{module}.{name}"[:100]
+        raise pickle.UnpicklingError(f"it names {named!r}, and only plain containers are read")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        """Refuse an object that is stored elsewhere."""
+        raise pickle.UnpicklingError("it refers to objects outside of it")
 
 
 @contextlib.contextmanager

@@ -32,8 +32,8 @@ from stepscope.diagnosis.findings import (
     shortage,
 )
 from stepscope.distributed.hangs.record import read_record
-from stepscope.lab.report import HEADINGS, closing
-from stepscope.lab.report import rows as verdict_rows
+from stepscope.lab.verdict_text import HEADINGS, closing
+from stepscope.lab.verdict_text import rows as verdict_rows
 from stepscope.run import RunInfo, RunStatus, rank_file
 from stepscope.store.blocks import Floats
 

@@ -29,8 +29,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from stepscope.common.files import modified_ns, read_regular_file
-from stepscope.common.plain_pickle import PlainUnpickler
+from stepscope.common.files import PlainUnpickler, modified_ns, read_regular_file
 
 RECORDER = "_dump_fr_trace"  # Of all backends but NCCL.
 NCCL_RECORDER = "_dump_nccl_trace"  # Not in CPU builds.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pynvml
@@ -58,9 +58,6 @@ def properties(handle: Any, info: DeviceInfo) -> DeviceProperties:
 
     On Ada and newer the threshold may be missing: these GPUs have `gpu/temp_margin`.
     """
-    divided = is_divided(handle)
-    if divided is not None:
-        info = replace(info, mig=divided)
     pci = call_or_none(pynvml.nvmlDeviceGetPciInfo, handle)
     milliwatts = call_or_none(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     slowdown = call_or_none(
@@ -82,10 +79,10 @@ def properties(handle: Any, info: DeviceInfo) -> DeviceProperties:
     )
 
 
-def is_divided(handle: Any) -> bool | None:
-    """Return True for a GPU in MIG mode; None if the driver does not report the mode."""
+def is_divided(handle: Any) -> bool:
+    """Return True for a GPU in MIG mode."""
     mode = call_or_none(pynvml.nvmlDeviceGetMigMode, handle)
-    return None if mode is None else bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+    return mode is not None and bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def parent_uuid(handle: Any) -> str | None:

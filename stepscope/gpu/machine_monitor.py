@@ -105,7 +105,6 @@ def _read_rare(source: DeviceSource, device: DeviceState) -> DeviceState:
     instances = [known.get(info.uuid, DeviceState(info=info)) for info in source.instances(uuid)]
     return replace(
         device,
-        info=device.info if facts is None else replace(device.info, mig=facts.mig),
         facts=facts,
         instances=tuple(instances),
     )

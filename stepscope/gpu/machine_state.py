@@ -46,16 +46,12 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """One Xid event, the driver's error message, of a GPU at `ts` (epoch seconds).
-
-    `gpu_instance` is the id of a MIG instance, None for a whole GPU.
-    """
+    """One Xid event, the driver's error message, of a GPU at `ts` (epoch seconds)."""
 
     uuid: str
     code: int
     text: str
     level: HealthStatus
-    gpu_instance: int | None
     ts: float = 0.0
     age_s: float = 0.0
 

@@ -105,17 +105,17 @@ def field_call(number: int, scope: int = 0) -> Callable[[Any], float]:
     return lambda handle: field_value(handle, number, scope)
 
 
-def _throttle_time(since_580: int) -> Callable[[Any], float]:
+def _throttle_time(number: int) -> Callable[[Any], float]:
     """Return a call for the time of a throttle reason.
 
-    R580 has renumbered these fields: an older driver returns another quantity for the new number.
+    R580 has renumbered these fields: an older driver returns another quantity for the number.
     """
 
     def call(handle: Any) -> float:
         major = pynvml.nvmlSystemGetDriverVersion().partition(".")[0]
-        if not major.isdecimal() or int(major) < 575:
+        if not major.isdecimal() or int(major) < 580:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return field_value(handle, since_580 if int(major) >= 580 else since_580 - 18)
+        return field_value(handle, number)
 
     return call
 

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import time
-from dataclasses import replace
 from typing import Any
 
 import pynvml
@@ -127,8 +126,6 @@ class NvmlSource(DeviceSource):
                 index = -1 if parent is None else parent.nvml_index
                 info = _info(handle, uuid, index, self._library)
             gpu.facts = properties(handle, info)
-            if uuid in self._infos:  # a reset can change the MIG mode
-                self._infos[uuid] = replace(info, mig=gpu.facts.mig)
         return gpu.facts
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
@@ -172,7 +169,7 @@ def _info(handle: Any, uuid: str, index: int, library: NvmlLibrary) -> DeviceInf
         nvml_index=index,
         memory_total=call_or_none(memory_total, handle),
         driver_version=library.driver,
-        mig=is_divided(handle) or False,
+        mig=is_divided(handle),
     )
 
 

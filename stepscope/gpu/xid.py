@@ -43,15 +43,13 @@ _OTHER = ("another error of the GPU or of a program", _WARNING)
 log = logging.getLogger(__name__)
 
 WAIT_MS = 500  # Timeout of a wait for events, and maximum duration of `stop`.
-NO_INSTANCE = 0xFFFFFFFF
 FALLEN_OFF_THE_BUS = 79
 
 
-def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
-    """Return the event of a code; `gpu_instance` is NO_INSTANCE for a whole GPU."""
+def xid_event(uuid: str, code: int) -> XidEvent:
+    """Return the event of a code."""
     name, level = _XIDS.get(code, _OTHER)
-    instance = gpu_instance if gpu_instance != NO_INSTANCE else None
-    return XidEvent(uuid, code, f"Xid {code}: {name}", level, instance)
+    return XidEvent(uuid, code, f"Xid {code}: {name}", level)
 
 
 class XidWatcher:
@@ -144,7 +142,7 @@ class XidWatcher:
         code = int(data.eventData)
         if code == FALLEN_OFF_THE_BUS:
             del self._registered[address]  # registered again when found
-        self._on_event(xid_event(uuid, code, int(data.gpuInstanceId)))
+        self._on_event(xid_event(uuid, code))
 
 
 def _register(handle: Any, events: Any) -> int:

@@ -14,9 +14,9 @@ from stepscope.common.formatting import format_duration, printable
 from stepscope.lab.folder import INTERRUPTED, SweepError
 from stepscope.lab.gate import Gate, parse_gate
 from stepscope.lab.plan import SweepPlan, estimate
-from stepscope.lab.report import closing, progress_line, table
 from stepscope.lab.revision import RevisionError
 from stepscope.lab.trial_process import TrialProcess
+from stepscope.lab.verdict_text import closing, progress_line, table
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 

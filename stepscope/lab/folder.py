@@ -167,7 +167,7 @@ def read_trials(folder: Path) -> list[Trial]:
     lines.pop()  # incomplete, or empty
     for number, text in enumerate(lines, start=1):
         try:
-            trials.append(_decoded(text))
+            trials.append(msgspec.json.decode(text, type=Trial))
         except (ValueError, RecursionError) as error:
             raise SweepError(
                 f"{folder.name}/{TRIALS_FILE}: line {number} is no trial ({error}). Delete it."
@@ -179,14 +179,6 @@ def write_trials(folder: Path, trials: Sequence[Trial]) -> None:
     """Replace the trials of a sweep, on disk when it returns. Raises OSError."""
     lines = [msgspec.json.encode(trial).decode() + "\n" for trial in trials]
     atomic_write(folder / TRIALS_FILE, "".join(lines), durable=True)
-
-
-def _decoded(text: bytes) -> Trial:
-    trial = msgspec.json.decode(text, type=Trial)
-    invalid = no_rate(trial.metrics) if trial.ok else None
-    if invalid is not None:
-        raise ValueError(invalid)
-    return trial
 
 
 def no_rate(metrics: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,15 @@
-"""The process of a trial: started with a time limit and stopped on request."""
+"""The process of a trial: started with a time limit and stopped on request, and its own program.
+
+`python -m stepscope.lab.trial_process MODULE` calls `run_trial` of the module with the job, one
+line of JSON on stdin, and writes the result, one line of JSON on stdout. The process ends with its
+sweep: on Linux the kernel kills it, elsewhere a thread notices the end of stdin.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -20,7 +27,15 @@ import psutil
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
-from stepscope.host.child_process import Child, ChildOutput, ChildState, kill_until_none
+from stepscope.host.child_process import (
+    Child,
+    ChildOutput,
+    ChildState,
+    call_at_end_of,
+    kill_own_group,
+    kill_until_none,
+    set_parent_death_signal,
+)
 
 LOG = "trial.log"
 MAX_LOG_BYTES = 20_000  # Bytes at the end of the log that are searched for the last line.
@@ -95,7 +110,7 @@ class _Trial(Child):
         }
         with open(open_for_append(log, truncate=True), "wb") as output:
             super().__init__(
-                [sys.executable, "-P", "-m", "stepscope.lab.trial", module],
+                [sys.executable, "-P", "-m", "stepscope.lab.trial_process", module],
                 limit_s=timeout_s,
                 first_line=json.dumps(job).encode() + b"\n",
                 env=environment,
@@ -134,3 +149,20 @@ def _started_by(run: str) -> set[psutil.Process]:
             if process.environ().get(TRIAL_FOLDER) == run:
                 found.add(process)
     return found
+
+
+def main(module: str) -> None:
+    set_parent_death_signal()
+    # Output of the training must not mix with the result.
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    job = json.loads(sys.stdin.readline())
+    call_at_end_of(0, kill_own_group)
+    # Imported here because importing torch takes seconds, in which the sweep may end.
+    trial_run = importlib.import_module(module)
+    gc.freeze()  # imported modules stay: no collection has to traverse them
+    print(json.dumps(trial_run.run_trial(job)), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

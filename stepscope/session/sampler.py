@@ -203,7 +203,6 @@ class Sampler:
             f"{label}: {event.text}. See {XID_PAGE}",
             uuid=event.uuid,
             code=event.code,
-            gpu_instance=event.gpu_instance,
         )
 
     def _begin_watching(self) -> None:

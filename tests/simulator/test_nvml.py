@@ -148,7 +148,7 @@ steer("xid 31", "@1 xid 79 3", "@0 xid 48")
 wait(3)
 began = time.monotonic()
 ended = watch.stop()
-tell(heard=[[one.uuid, one.code, one.text, one.gpu_instance] for one in heard],
+tell(heard=[[one.uuid, one.code, one.text] for one in heard],
      ended=ended, took=time.monotonic() - began, reason=watch.reason(uuids[0]), uuids=uuids)
 """
 

@@ -16,7 +16,7 @@ from stepscope.gpu.machine_state import XidEvent
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource
-from stepscope.gpu.xid import NO_INSTANCE, xid_event
+from stepscope.gpu.xid import xid_event
 from tests.support.fake_nvml import FakeClock
 
 GIB = 2**30
@@ -230,7 +230,7 @@ class FakeErrors:
     def __init__(self, source: DeviceSource, on_event: Callable[[XidEvent], None]) -> None:
         self.stopped = False
         FakeErrors.begun.append(self)
-        on_event(xid_event(info().uuid, 79, NO_INSTANCE))
+        on_event(xid_event(info().uuid, 79))
 
     def reason(self, uuid: str) -> str | None:
         return None

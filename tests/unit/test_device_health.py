@@ -25,7 +25,7 @@ def judged(values: dict[str, Any] | None = None, **evidence: Any) -> DeviceHealt
 
 
 def xid(code: int, level: HealthStatus, age_s: float) -> XidEvent:
-    return XidEvent("GPU-1", code, f"Xid {code}: words", level, None, age_s=age_s)
+    return XidEvent("GPU-1", code, f"Xid {code}: words", level, age_s=age_s)
 
 
 FELL_OFF, OLD, NEW = xid(79, CRITICAL, 5.0), xid(79, CRITICAL, XID_NEW_S), xid(31, WARNING, 1.0)

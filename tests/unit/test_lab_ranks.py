@@ -11,7 +11,6 @@ import pytest
 from stepscope.lab import script_trial, torchrun
 from stepscope.lab.measurement import measured
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
-from stepscope.lab.script_trial import on_all_ranks
 from stepscope.run import process_identity, write_run_json
 from stepscope.watch.trial import TRIAL
 from tests.support.recorded_runs import CREATED, write_run
@@ -66,20 +65,6 @@ def test_steps_of_ranks_are_not_added(tmp_path: Path) -> None:
     found = measured(job_of(tmp_path / "job", ["cpu", "cpu"], [32.0, None]), 5, 2)
     assert found["rate_unit"] == "steps/s"
     assert found["samples_per_sec"] == pytest.approx(1 / 0.15)
-
-
-def test_a_setting_is_in_effect_on_all_ranks_or_the_rank_is_named() -> None:
-    def entries(*states: str) -> list[dict[str, Any]]:
-        return [{"name": "x", "state": state, "text": f"{state}."} for state in states]
-
-    good = entries("in effect", "in effect")
-    assert on_all_ranks([good, good], "in effect") == good
-    mixed = on_all_ranks([good, entries("in effect", "refused")], "in effect")
-    assert [(one["state"], one["text"]) for one in mixed] == [
-        ("in effect", "in effect."),
-        ("refused", "Rank 1: refused."),
-    ]
-    assert on_all_ranks([entries("refused")], "in effect")[0]["text"] == "refused."
 
 
 @pytest.mark.parametrize("state", ["in effect", "refused"])

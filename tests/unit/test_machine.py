@@ -15,7 +15,7 @@ from stepscope.gpu.machine_state import (
 )
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource
-from stepscope.gpu.xid import NO_INSTANCE, xid_event
+from stepscope.gpu.xid import xid_event
 from tests.support.fake_machine import (
     BUSY,
     GIB,
@@ -125,7 +125,7 @@ def test_an_xid_is_kept_with_its_age_and_severity() -> None:
     found = machine(FakeSource(gpus(2)), clock)
     looks(found, clock, 1)
     for _ in range(MAX_XIDS + 5):
-        found.note_xid(xid_event(info(1).uuid, 79, NO_INSTANCE))
+        found.note_xid(xid_event(info(1).uuid, 79))
     first, second = looks(found, clock, 1, seconds=4).devices
     assert first.xids == ()
     assert len(second.xids) == MAX_XIDS

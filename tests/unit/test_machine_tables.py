@@ -11,7 +11,7 @@ from dashboard.machine.machine_poller import PastReading
 from dashboard.machine.tables import Row, gpu_rows, history_figure, process_rows, value_rows
 from stepscope.gpu.machine_monitor import NOT_WATCHED
 from stepscope.gpu.machine_state import DeviceState, MachineState
-from stepscope.gpu.xid import NO_INSTANCE, xid_event
+from stepscope.gpu.xid import xid_event
 from tests.support.fake_machine import (
     GIB,
     FakeSource,
@@ -113,7 +113,7 @@ def test_errors_of_the_driver_are_named_newest_first_and_none_is_not_unknown() -
     watched.xid_watcher = Mock(reason=lambda uuid: None)
     assert shown() == "none seen"
     for code in (31, 79):
-        watched.note_xid(xid_event(info().uuid, code, NO_INSTANCE))
+        watched.note_xid(xid_event(info().uuid, code))
     assert shown().index("79") < shown().index("31")
 
 

@@ -225,21 +225,6 @@ def test_any_other_error_is_a_reason_for_five_seconds(
     assert source.read(A, *ALL)["gpu/util"] == 37.0
 
 
-def test_a_binding_that_does_not_match_the_library_costs_its_own_values(
-    source: NvmlSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = pynvml.nvmlDeviceGetFieldValues
-
-    def of_unknown_type(handle: object, numbers: object) -> Any:
-        values = real(handle, numbers)
-        values[0].valueType = 77
-        return values
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", of_unknown_type)
-    assert source.read(A, SamplingTier.MEDIUM)["gpu/temp"] == 51.0
-    assert source.reasons(A)["gpu/temp_mem"].startswith("error: ")
-
-
 @pytest.mark.parametrize("code", [9, 15, 16, 28])
 def test_a_lost_gpu_is_left_alone_and_looked_for_every_five_seconds(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
@@ -337,8 +322,7 @@ def test_a_counter_that_may_wrap_between_two_readings_gives_no_rate(
     ("driver", "expected"),
     [
         ("580.95.05", {269, 270, 271}),
-        ("575.57.08", {251, 252, 253}),
-        ("570.1", set()),
+        ("575.57.08", set()),
         ("x", set()),
     ],
 )

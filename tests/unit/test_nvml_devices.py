@@ -116,16 +116,6 @@ def test_instances_have_their_parents_number_and_their_own_memory(divided: NvmlS
     assert divided.reasons(SLICE)["gpu/energy"] == NOT_BY_GPU
 
 
-def test_the_mig_mode_is_read_again(divided: NvmlSource, gpu: FakeGpu, clock: FakeClock) -> None:
-    machine = MachineMonitor(lambda: divided, clock=clock)
-    for mig, error in ((0, 0), (1, 0), (1, 999), (0, 0), (0, 999)):
-        gpu.mig, gpu.errors = mig, {"nvmlDeviceGetMigMode": error} if error else {}
-        clock.now += 20
-        device = machine.poll().devices[0]
-        assert device.info.mig == (mig == 1), "unknown is not off"
-        assert error or len(device.instances) == mig
-
-
 def test_processes_have_memory_and_kind(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:

@@ -23,7 +23,6 @@ from stepscope.remote.source import parse_source
 from stepscope.run import RunStatus, is_own, read_run
 from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
-from stepscope.store.reader import send_command
 from tests.support.recorded_runs import write_run
 from tests.support.run_folders import block_of_rows
 
@@ -159,16 +158,6 @@ def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
     assert rows(link.near / "good") == rows(link.far / "good")
 
 
-def test_a_locked_store_is_read_later_and_never_without_its_lock(link: Link) -> None:
-    folder = write_run(link.far / "r", LIVE, steps=STEPS)
-    with closing(sqlite3.connect(folder / STORE_NAME, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        link.ask("r")
-        assert not (link.near / "r" / STORE_NAME).exists()
-    link.ask("r")
-    assert rows(link.near / "r") == rows(folder)
-
-
 def test_a_smaller_mirror_keeps_the_metadata_and_loads_the_rest_again(link: Link) -> None:
     for name in ("a", "b"):
         write_run(link.far / name, steps=STEPS)
@@ -299,16 +288,6 @@ def test_a_command_is_stored_once_and_not_late_or_after_the_end(link: Link) -> N
     assert "late" in late[0][2]
     with closing(sqlite3.connect(folder / STORE_NAME)) as store:
         assert store.execute("SELECT id, name FROM commands").fetchall() == [(1, "mark")]
-
-
-@pytest.mark.parametrize("refused", [None, "The run has ended."])
-def test_an_ended_command_is_not_delivered_again(link: Link, refused: str | None) -> None:
-    write_run(link.far / "r", LIVE)
-    link.ask("r")
-    number = send_command(link.near / "r", "mark", {})
-    assert [command[:3] for command in link.mirror.commands(["r"])] == [("r", number, "mark")]
-    link.mirror.end_command("r", number, refused)
-    assert link.mirror.commands(["r"]) == []
 
 
 def test_a_command_for_a_run_of_another_user_is_refused(

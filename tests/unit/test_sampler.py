@@ -201,7 +201,7 @@ def test_errors_are_recorded_with_the_gpus_name() -> None:
     bench = Bench()
     bench.ticks(1)
     for uuid in (A, "GPU-unknown"):
-        bench.sampler._on_xid(xid_event(uuid, 13, 3))
+        bench.sampler._on_xid(xid_event(uuid, 13))
     bench.ticks(1)
     assert [kind for kind, *_ in bench.recorder.events] == ["xid", "xid"]
     names = [text.partition(":")[0] for _, text, _ in bench.recorder.events]

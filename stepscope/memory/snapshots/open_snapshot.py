@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.common.files import open_regular_file
+from stepscope.common.files import PlainUnpickler, open_regular_file
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.common.plain_pickle import PlainUnpickler
 from stepscope.host.child_process import limit_process, set_parent_death_signal
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
