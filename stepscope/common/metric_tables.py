@@ -358,19 +358,19 @@ DEVICES = (
         "gpu/throttle_sw_thermal",
         "thermal slowdown time (software)",
         "s",
-        "A counter: time in which the driver lowered the clocks because of heat; R575 and newer.",
+        "A counter: time in which the driver lowered the clocks because of heat; R580 and newer.",
     ),
     (
         "gpu/throttle_hw_thermal",
         "thermal slowdown (hardware)",
         "s",
-        "A counter: time in which the hardware did so because of heat; R575 and newer.",
+        "A counter: time in which the hardware did so because of heat; R580 and newer.",
     ),
     (
         "gpu/throttle_brake",
         "power brake time",
         "s",
-        "A counter: time in which an external power brake did so; R575 and newer.",
+        "A counter: time in which an external power brake did so; R580 and newer.",
     ),
     ("gpu/fan", "fan", "%", "Requested fan speed, as a share of its maximum; may exceed 100."),
     (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,13 +178,3 @@ def write_trials(folder: Path, trials: Sequence[Trial]) -> None:
     """Replace the trials of a sweep, on disk when it returns. Raises OSError."""
     lines = [msgspec.json.encode(trial).decode() + "\n" for trial in trials]
     atomic_write(folder / TRIALS_FILE, "".join(lines), durable=True)
-
-
-def no_rate(metrics: Mapping[str, Any]) -> str | None:
-    """Return why metrics have no valid throughput, or None."""
-    for name in ("samples_per_sec", "step_time"):
-        value = metrics.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is None or not is_number or not 0 < value < math.inf:
-            return f"{name}: must be a number above 0, got {value!r}."
-    return None

@@ -26,7 +26,6 @@ from stepscope.lab.folder import (
     TRIALS_FILE,
     SweepError,
     Trial,
-    no_rate,
     only_one,
     read_sweep,
     read_trials,
@@ -146,7 +145,7 @@ class SweepRunner:
             contest=trial.contest,
             round=trial.round,
             name=trial.name,
-            reason=no_rate(metrics) if reason is None else reason,
+            reason=_invalid_rate(metrics) if reason is None else reason,
             seconds=float(answer["seconds"]),
             metrics=metrics,
             machine=answer.get("machine") or {},
@@ -202,3 +201,13 @@ def with_steps(plan: SweepPlan, step_s: float) -> SweepPlan:
 def seed_of(plan: SweepPlan, trial: NextTrial) -> int:
     """Return the seed of a trial: equal within a round, new in each comparison."""
     return plan.seed + zlib.crc32(trial.contest.encode()) % 10**9 + trial.round
+
+
+def _invalid_rate(metrics: Mapping[str, Any]) -> str | None:
+    """Return why metrics have no valid throughput, or None."""
+    for name in ("samples_per_sec", "step_time"):
+        value = metrics.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not 0 < value < math.inf:
+            return f"{name}: must be a number above 0, got {value!r}."
+    return None
