@@ -160,6 +160,5 @@ def test_errors_are_heard_also_after_a_gpu_was_lost(library: Path, tmp_path: Pat
     first, second = found["uuids"]
     assert [one[:2] for one in found["heard"]] == [[second, 79], [first, 79], [first, 48]]
     assert found["heard"][0][2] == "Xid 79: the GPU has fallen off the bus"
-    assert found["heard"][1][3] is None
     assert found["ended"]
     assert found["took"] < 2
