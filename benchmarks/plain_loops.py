@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Precision, RunConfig
 from trainer.workloads.build import WORKLOADS
-from trainer.workloads.image_index import ImageEntry
-from trainer.workloads.images import ImageFileDataset, task
+from trainer.workloads.images import ImageEntry, ImageFileDataset, task
 from trainer.workloads.task import Split, Task, TensorSplit
 
 TORCHS_THREADS = torch.get_num_threads()

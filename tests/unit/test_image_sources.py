@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from trainer.workloads import image_index
-from trainer.workloads.image_index import ImageError, ImageList, read_images
+from trainer.workloads.images import ImageError, ImageList, read_images
 
 
 @pytest.fixture
@@ -48,9 +47,7 @@ GOOD = ["a.png,cat", "b.png,dog", "c.png,cat", "d.png,dog", "e.png,cat"]
 FORMS = {
     "not-normalized": rows("./a.png,cat", ".//b.png,dog", *GOOD[2:]),
     "bom": b"\xef\xbb\xbf" + rows(*GOOD).encode(),
-    "empty-lines": rows("", *GOOD[:2], " ", ",", *GOOD[2:], "", ""),
-    "other-names": rows(*GOOD, header="Image_Path , Target"),
-    "semicolons": rows(*(line.replace(",", ";") for line in GOOD), header="path;label"),
+    "empty-lines": rows("", *GOOD[:2], "", *GOOD[2:], "", ""),
     "quoted": rows(*(f'" {line.replace(",", chr(34) + "," + chr(34))} "' for line in GOOD)),
     "more-columns": rows(*(f"0,{line},note" for line in GOOD), header=",path,label,extra"),
 }
@@ -104,7 +101,7 @@ BAD_ROWS = [
     ("a\0b.png,x", "a�b.png is no valid file name"),
     ("f.png,", "the label has 0 characters"),
     ("f.png," + "x" * 201, "the label has 201 characters"),
-    ("f.png", "it has 1 of the 2 columns"),
+    ("f.png", "it does not have the 2 columns"),
     ("a.png,bird", "a.png is already in labels.csv, line 2"),
 ]
 
@@ -135,11 +132,11 @@ def test_a_bad_row_is_named_and_ends_the_run(traps: Path, subtests: pytest.Subte
 SPLIT_HEADER = "path,label,split"
 NO_TABLES: list[tuple[str | bytes, str]] = [
     ("", "columns named path and label are needed"),
-    ("path,label\n", "classes are needed, got 0 with 0 images"),
+    ("path,label\n", "classes or more are needed, got 0 with 0 images"),
     (rows(*GOOD, header="a,b"), "columns named path and label are needed, got 'a,b'"),
     (rows("a.png,x,train", "b.png,x,dev", header=SPLIT_HEADER), "line 3: the split is not train"),
     (rows("a.png,x,val", "b.png,y,val", header=SPLIT_HEADER), "every image is for validation"),
-    (rows('"a.png,x', "b.png,y"), "no valid CSV"),
+    (rows('"a.png,x', "b.png,y"), "labels.csv: unexpected end of data. Save it as CSV"),
     ("path,label\ncafé.png,x\n".encode("latin-1"), "labels.csv: 'utf-8' codec can't decode byte"),
 ]
 
@@ -152,12 +149,6 @@ def test_a_file_that_is_no_table_of_images_is_one_sentence(
         read_images(table(folder, text))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_too_many_classes_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_index, "MAX_CLASSES", 1)
-    with pytest.raises(ImageError, match="2 to 1 classes are needed, got 2 with 5 images"):
-        read_images(table(folder, rows(*GOOD)))
 
 
 def test_class_folders_with_deeper_ones_and_other_files(tmp_path: Path) -> None:
