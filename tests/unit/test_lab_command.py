@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.cli import lab, tune
 from stepscope.lab.command import STOPPED, USAGE
-from stepscope.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep
+from stepscope.lab.folder import PLAN_JSON, read_sweep
 from stepscope.lab.plan import Variant, write_plan
 from tests.support.train_devices import SIMULATED
 from trainer.config import Workload, defaults
@@ -47,14 +47,6 @@ def test_a_baseline_that_cannot_run_is_refused(
     assert main(["--folder", str(tmp_path)]) == USAGE
     assert "simulated" in capsys.readouterr().err
     assert read_sweep(tmp_path)["status"] == "pending"
-
-
-def test_a_running_sweep_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = (folder / SWEEP_JSON).read_text()
-    with only_one(folder):
-        assert main(["--folder", str(folder)]) == USAGE
-    assert (folder / SWEEP_JSON).read_text() == before
-    assert "another process is running this sweep." in capsys.readouterr().err
 
 
 def test_an_invalid_plan_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

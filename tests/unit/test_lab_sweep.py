@@ -199,19 +199,31 @@ def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> 
     assert len(confirmed) == 12
 
 
-@pytest.mark.parametrize(
-    "together", [{"metrics": {"samples_per_sec": 1100.0}}, {"metrics": {"loss": 0.9}}]
-)
-def test_winners_that_are_worse_together_leave_the_fastest_alone(
-    tmp_path: Path, together: dict[str, Any]
-) -> None:
-    def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(together) if len(job["changes"]) == 2 else {}
+def together(**metrics: Any) -> Effect:
+    """Return an answer with these metrics for a trial of two changes."""
+    return lambda job: {"metrics": metrics} if len(job["changes"]) == 2 else {}
 
+
+@pytest.mark.parametrize(
+    ("field", "answer", "best"),
+    [
+        ("kernel_warmup", together(samples_per_sec=1100.0), "channels_last"),
+        ("kernel_warmup", together(loss=0.9), "channels_last"),
+        ("channels_last", {"metrics": {"loss": 0.9}}, "kernel_warmup"),
+        ("channels_last", {"metrics": {"loss": None, "loss_finite": False}}, "kernel_warmup"),
+    ],
+)
+def test_the_best_one_is_neither_slower_together_nor_has_a_worse_loss(
+    tmp_path: Path, field: str, answer: Any, best: str
+) -> None:
     effects = {"channels_last": 0.2, "kernel_warmup": 0.1}
-    found = measured(tmp_path, effects, WARMUP, LAST, answers={"kernel_warmup": answer})
-    assert (found["best"]["variants"], found["best"]["verdict"]) == (["channels_last"], "faster")
+    found = measured(tmp_path, effects, WARMUP, LAST, answers={field: answer})
+    assert (found["best"]["variants"], found["best"]["verdict"]) == ([best], "faster")
     assert found["best"]["loss"]["verdict"] == "same"
+    last = found["variants"][1]
+    is_worse = best != "channels_last"
+    assert (last["verdict"], last["loss"]["verdict"] == "worse") == ("faster", is_worse)
+    assert ("loss" in found["left_out"].get("channels_last", "")) is is_worse
 
 
 def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> None:
@@ -221,17 +233,6 @@ def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> Non
     assert found["best"]["variants"] == [first.name]
     reason = "num_workers is 2 in the combination already"
     assert found["left_out"] == {second.name: reason}
-
-
-@pytest.mark.parametrize("loss", [{"loss": 0.9}, {"loss": None, "loss_finite": False}])
-def test_a_winner_with_a_worse_loss(tmp_path: Path, loss: dict[str, Any]) -> None:
-    answers = {"channels_last": {"metrics": loss}}
-    effects = {"channels_last": 0.2, "kernel_warmup": 0.1}
-    found = measured(tmp_path, effects, WARMUP, LAST, answers=answers)
-    last = found["variants"][1]
-    assert (last["verdict"], last["loss"]["verdict"]) == ("faster", "worse")
-    assert found["best"]["variants"] == ["kernel_warmup"]
-    assert "loss" in found["left_out"]["channels_last"]
 
 
 def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_variant(tmp_path: Path) -> None:
