@@ -225,6 +225,15 @@ def test_any_other_error_is_a_reason_for_five_seconds(
     assert source.read(A, *ALL)["gpu/util"] == 37.0
 
 
+def test_an_older_call_answers_only_for_one_that_is_not_offered(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu
+) -> None:
+    gpu.errors = {"nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetTemperature": 4}
+    library.missing = {"nvmlDeviceGetTemperatureV"}
+    assert "gpu/mem_used" not in source.read(A, *ALL), "its used memory has the driver's reserve"
+    assert missing(source)["gpu/temp"] == PERMISSION
+
+
 @pytest.mark.parametrize("code", [9, 15, 16, 28])
 def test_a_lost_gpu_is_left_alone_and_looked_for_every_five_seconds(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
