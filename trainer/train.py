@@ -23,7 +23,6 @@ from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER,
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.session.session import Session
-from stepscope.store.recorder import Recorder
 from trainer.config import RunConfig
 from trainer.training.accelerator import Accelerator, Reader
 from trainer.training.commands import TrainerCommands
@@ -96,18 +95,17 @@ def train(
         step = build_train_step(training, task, forward, parallel.no_sync)
         run_warmup(training, step, step.evaluate, task, recorder)
         step = replace(step, phases=phases)  # the times of the warm-up belong to no step
-        captured = None
+        trained: StepFunction = step
         if config.cuda_graphs:
-            captured = capture_step(step.train_batch, training, task.train, recorder)
+            trained = capture_step(step.train_batch, training, task.train, recorder)
         TrainLoop(
             task=task,
             training=training,
-            step=captured or step,
+            step=trained,
             evaluate=step.evaluate,
             loader=loader,
             validation_loader=validation_loader,
             reader=compute.reader(log.record_step),
-            recorder=recorder,
             log=log,
             commands=commands,
             phases=phases,
@@ -228,15 +226,6 @@ def build_train_step(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Results of an optimizer step over all of its micro-batches."""
-
-    scalars: dict[str, Tensor]  # the loss and, with clipping, the gradient norm, by metric key
-    samples: int
-    waited: float  # seconds without a batch from the loader
-
-
 @dataclass(kw_only=True)
 class TrainLoop:
     """The epochs of a run; call `train`."""
@@ -248,7 +237,6 @@ class TrainLoop:
     loader: Loader
     validation_loader: Loader
     reader: Reader
-    recorder: Recorder
     log: RunLog
     commands: CommandServer
     phases: TrainPhaseTimer | None = None  # only with several ranks
@@ -257,7 +245,7 @@ class TrainLoop:
         """Train to the end. Raises NonFiniteLossError, and RunStoppedError after saving last.pt."""
         with self.log.closing(self.reader):
             while not self.training.has_ended:
-                self.recorder.epoch = self.training.epoch
+                self.log.recorder.epoch = self.training.epoch
                 began = time.perf_counter()
                 self._train_epoch()
                 with torch.no_grad():
@@ -271,18 +259,23 @@ class TrainLoop:
         boundary = time.perf_counter()
         while training.offset < length and not training.has_ended:
             learning_rate = training.learning_rate
-            done = self._train_step(batches, length - training.offset)
+            scalars, samples, waited = self._train_step(batches, length - training.offset)
             now = time.perf_counter()
-            row = self.log.step_row(done.samples, now - boundary)
-            row |= {"train/lr": learning_rate, "perf/data_wait": done.waited}
+            row = self.log.step_row(samples, now - boundary)
+            row |= {"train/lr": learning_rate, "perf/data_wait": waited}
             if self.phases is not None:
                 row |= self.phases.take()
-            self.reader.put(training.step, clock.now(), row, done.scalars | self.log.recorded())
+            self.reader.put(training.step, clock.now(), row, scalars | self.log.recorded())
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
 
-    def _train_step(self, batches: Iterator[Batch], left: int) -> StepResult:
-        """Take an optimizer step of up to `left` samples, the rest of the epoch over all ranks."""
+    def _train_step(
+        self, batches: Iterator[Batch], left: int
+    ) -> tuple[dict[str, Tensor], int, float]:
+        """Take an optimizer step of up to `left` samples, the rest of the epoch over all ranks.
+
+        Returns loss and, with clipping, gradient norm by metric key, samples, and seconds waited.
+        """
         training = self.training
         step_samples = min(left, training.config.step_size)
         samples = training.ranks.count(step_samples)
@@ -304,7 +297,7 @@ class TrainLoop:
         training.count(1, step_samples)
         scalars = {"train/loss": loss, "train/grad_norm": norm}
         computed = {key: value for key, value in scalars.items() if value is not None}
-        return StepResult(computed, samples, waited)
+        return computed, samples, waited
 
     def _validate(self) -> tuple[float, float | None]:
         """Return the mean validation loss and the accuracy (percent) over all ranks."""
@@ -327,7 +320,7 @@ class TrainLoop:
                 correct += (outputs[:counted].argmax(dim=1) == targets[:counted]).sum()
             self.training.compute.pace()
             if ranks.distributed:
-                self.recorder.activity += 1  # no commands: the ranks are at different batches
+                self.log.recorder.activity += 1  # no commands: the ranks are at different batches
             else:
                 self.commands.serve(self.reader.flush)
         model.train()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from dashboard.charts.memory_breakdown import missing_reasons
 from stepscope.distributed.rendezvous import find_place
 from stepscope.memory.breakdown_series import (
     BreakdownReading,
@@ -28,20 +24,12 @@ from stepscope.run_setup import training_gpu
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
 from tests.support.run_values import metric, run_json
-from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.runners.training_run import run as train
 from trainer.training.devices import list_devices
 
 MIB = 2**20
 BLOCK = 256 * MIB
-HOLD = f"""
-import torch
-held = torch.empty({BLOCK}, dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
-print("held", flush=True)
-input()
-"""
 SETTLES_S = 2.5
 """Time after which every value was read again: the slowest once a second."""
 
@@ -88,29 +76,10 @@ def settled(live: ScriptSession) -> dict[str, int]:
         time.sleep(0.05)
 
 
-def of_others(parts: dict[str, int]) -> int:
-    """What is in use beyond this process; where the driver hides processes, with its context."""
-    return sum(parts.get(key, 0) for key in ("others", "elsewhere"))
-
-
 def tensors(parts: dict[str, int]) -> int:
     """What is allocated, with model states or without."""
     states = ("parameters", "gradients", "optimizer_state")
     return parts["activations"] + sum(parts.get(key, 0) for key in states)
-
-
-@contextmanager
-def another_process() -> Iterator[subprocess.Popen[str]]:
-    """A process that holds a block of the same GPU."""
-    command = [sys.executable, "-c", HOLD]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "held\n"
-            yield child
-        finally:
-            child.kill()
 
 
 def test_the_parts_of_a_training_sum_to_the_device(tmp_path: Path) -> None:
@@ -152,26 +121,3 @@ def test_a_block_is_seen_where_it_goes(live: ScriptSession) -> None:
     returned = settled(live)
     assert returned["cached"] <= before["cached"]
     assert returned["free"] - freed["free"] >= BLOCK / 2
-
-
-def listed_on(gpu: str, live: ScriptSession) -> list[int]:
-    """Return the pids on a GPU that run.json lists."""
-    processes = read_run(live.recorder.folder).run_json.get("gpu_processes") or {}
-    return [process["pid"] for process in processes.get(gpu, ())]
-
-
-def test_another_process_shows_as_such(live: ScriptSession) -> None:
-    alone = settled(live)
-    with another_process() as child:
-        shared = settled(live)
-        if "others" in shared:
-            gpu = read_run(live.recorder.folder).run_json["device"]
-            wait_until(lambda: child.pid in listed_on(gpu, live))  # every 5 s
-    assert of_others(shared) - of_others(alone) >= BLOCK
-    assert tensors(shared) == tensors(alone)
-    if "others" in shared:
-        assert shared["others"] - alone["others"] >= BLOCK
-        assert shared["outside"] == alone["outside"] > 0
-    else:
-        run = read_run(live.recorder.folder)
-        assert {"memory/process_used", "gpu/mem_others"} & set(missing_reasons(run))

@@ -1,11 +1,8 @@
-"""The OOM doctor in runs of our own: each case provoked, and named with settings of the run."""
+"""The OOM doctor in a run of our own: named with settings of the run."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +22,6 @@ from trainer.training.config_validation import TrainDevice
 from trainer.training.devices import list_devices
 
 MIB = 2**20
-HOLDER = """
-import sys, torch
-kept = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -50,10 +41,6 @@ def hungry(gpu: TrainDevice, **changes: Any) -> RunConfig:
     """A run whose first activations take hundreds of MiB."""
     sizes: dict[str, Any] = {"width": 64, "image_size": 128, "batch_size": 64, "max_steps": 2}
     return replace(defaults(Workload.MEMORY_STRESS, gpu.id), **sizes | changes)
-
-
-def free_now() -> int:
-    return torch.cuda.mem_get_info()[0]
 
 
 def limit(gpu: TrainDevice, size: float) -> None:
@@ -91,30 +78,3 @@ def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
     assert (finding.kind, finding.phase) == ("out-of-memory", report.last.phase)
     assert finding.setting == {"field": "batch_size", "value": 128}
     assert finding.text.startswith("Too large to fit: ")
-
-
-@contextmanager
-def another_process(size: float) -> Iterator[int]:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(int(size))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
-    try:
-        assert holder.stdout.readline() == b"ready\n"
-        yield holder.pid
-    finally:
-        holder.stdin.close()
-        holder.wait(30)
-        holder.stdout.close()
-
-
-def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path) -> None:
-    with another_process(max(0.7 * free_now(), free_now() - 3 * 2**30)) as pid:
-        batch = 512 if gpu.memory_total > 8 * 2**30 else 128  # 4 MiB of activations a sample
-        report, found = failed(hungry(gpu, batch_size=batch), tmp_path / "r")
-    assert found.cause is OomCause.OTHER_PROCESS, found.text
-    assert f"Process {pid}" in found.text
-    assert "End the other process" in found.recommendations[0].text

@@ -31,14 +31,13 @@ def validated(ranks: TrainerRank, split: TensorSplit, batch_size: int) -> float:
     config, compute = RunConfig(batch_size=batch_size), CpuAccelerator()
     loop: Any = SimpleNamespace(
         reader=SimpleNamespace(flush=lambda: None),
-        recorder=SimpleNamespace(activity=0),
         task=SimpleNamespace(validation=split, classifies=False),
         training=SimpleNamespace(
             model=torch.nn.Linear(1, 1), ranks=ranks, compute=compute, config=config
         ),
         validation_loader=Loader(split, config, compute),
         evaluate=lambda inputs, targets, counted: (inputs, inputs[:counted].mean()),
-        log=SimpleNamespace(is_save_due=lambda: False),
+        log=SimpleNamespace(recorder=SimpleNamespace(activity=0), is_save_due=lambda: False),
     )
     return TrainLoop._validate(loop)[0]
 

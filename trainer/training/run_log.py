@@ -47,7 +47,7 @@ class RunLog:
     def __init__(
         self, recorder: Recorder, training: TrainState, task: Task, speed: FlopsMeter
     ) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         self._training = training
         self._task = task
         self._speed = speed
@@ -56,7 +56,7 @@ class RunLog:
 
     def resume(self, name: str) -> None:
         """Load the checkpoint of a run in the same root folder."""
-        recorder, training = self._recorder, self._training
+        recorder, training = self.recorder, self._training
         training.load(read_on_first_rank(recorder.folder.parent / name, training.ranks))
         recorder.step, recorder.epoch = training.step, training.epoch
         recorder.event("resumed", f"Resumed from {name} after step {training.step}", path=name)
@@ -64,7 +64,7 @@ class RunLog:
     def describe(self, device: TrainDevice) -> None:
         """Record properties of the model in run.json."""
         task = self._task
-        self._recorder.describe(
+        self.recorder.describe(
             parameters=sum(weights.numel() for weights in task.model.parameters()),
             compute_capability=device.compute_capability,
             data_in_memory=isinstance(task.train, TensorSplit),
@@ -79,14 +79,14 @@ class RunLog:
         Saves last.pt if the run is stopped.
         """
         training, config = self._training, self._training.config
-        self._recorder.describe(
+        self.recorder.describe(
             total_steps=training.total_steps,
             first_step=training.step,
             epochs=config.epochs,
             steps_per_epoch=training.steps_per_epoch,
             batch_size=config.batch_size,
         )
-        self._recorder.set_status(RunStatus.RUNNING)
+        self.recorder.set_status(RunStatus.RUNNING)
         try:
             yield
         except RunStoppedError:
@@ -123,7 +123,7 @@ class RunLog:
     def record_step(self, step: int, ts: float, row: MetricRow) -> None:
         """Record a row. Raises NonFiniteLossError for a NaN or infinite loss, if that ends runs."""
         loss = row.get("train/loss")
-        self._recorder.log(step, row, ts)
+        self.recorder.log(step, row, ts)
         config = self._training.config
         if loss is None or math.isfinite(loss) or config.nan_policy is not NanPolicy.STOP:
             return
@@ -137,11 +137,11 @@ class RunLog:
         row: MetricRow = {"val/loss": loss, "val/accuracy": accuracy}
         if training.scaler.is_enabled():
             row["train/amp_scale"] = training.scaler.get_scale()
-        self._recorder.log(training.step, row)
+        self.recorder.log(training.step, row)
         scored = "" if accuracy is None else f", accuracy {accuracy:.1f}%"
         # max_steps may end a run within an epoch, which a resumed run continues.
         reached = f"Epoch {training.epoch}" if whole else f"Step {training.step}, the last"
-        self._recorder.event(
+        self.recorder.event(
             "epoch",
             f"{reached}: validation loss {loss:.4g}{scored}, {seconds:.2f} s",
             **{key: v for key, v in row.items() if v is not None and math.isfinite(v)},
@@ -157,11 +157,11 @@ class RunLog:
         if name == "last.pt":
             self._last_saved_s = time.monotonic()
         try:
-            size = save(self._recorder.folder / name, self._training)
+            size = save(self.recorder.folder / name, self._training)
         except OSError as error:
             text = f"Checkpoint {name} failed ({error}). Training continues; free disk space"
-            self._recorder.event("checkpoint", text, ok=False, path=name)
+            self.recorder.event("checkpoint", text, ok=False, path=name)
             return
         if size is not None:  # rank 0
             text = f"Checkpoint {name}, {format_bytes(size)}"
-            self._recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
+            self.recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
