@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections import deque
 from importlib import import_module
 from typing import Any
-
-import numpy as np
 
 from stepscope.settings.model import Call, ModelSetting, ReplacedCall
 from stepscope.settings.setting import Training
 
 MIN_BLOCKS = 3
 IN_PLACE = "An input or buffer of {} changes in place (BatchNorm)."
-_PLAIN = (bool, bytes, complex, float, int, str)
-State = dict[tuple[str, int], tuple[Any, int]]
-"""Values with a number that changes with each in place, by what a change does and the module."""
 
 
 class Checkpoint(ModelSetting):
@@ -73,17 +66,6 @@ class Checkpoint(ModelSetting):
                 self.failed = IN_PLACE.format(self._kinds)
             return result
 
-        def first_call(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            """Call the block once; refuse it if the call has changed its state."""
-            for value in (*values, *buffers):
-                if isinstance(value, torch.Tensor):
-                    self._versions.append((value, _version(value)))
-            before: State = {}
-            self.guard(lambda: before.update(_state(block)))
-            result = call(*args, **kwargs)
-            self.guard(self._compare, before, block)
-            return result
-
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled() or self.failed is not None:
                 return call(*args, **kwargs)
@@ -97,14 +79,12 @@ class Checkpoint(ModelSetting):
                     return call(*args, **kwargs)
             if self._is_active:
                 return checkpointed(*args, **kwargs)
-            return first_call(values, args, kwargs)
+            for value in (*values, *buffers):
+                if isinstance(value, torch.Tensor):
+                    self._versions.append((value, _version(value)))
+            return call(*args, **kwargs)
 
         return forward
-
-    def _compare(self, before: State, block: Any) -> None:
-        effect = _side_effect(before, _state(block))
-        if self.failed is None and effect is not None:
-            self.failed = f"{self._kinds} {effect} in forward(), which would run twice."
 
     def end_pass(self) -> None:
         """Begin to checkpoint after a first pass that changed nothing in place."""
@@ -137,41 +117,6 @@ def _repeated(nn: Any, model: Any) -> list[Any]:
 
 def _version(tensor: Any) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
-
-
-def _state(block: Any) -> State:
-    """Return the values that a call of a block may change, by what that call does."""
-    state: State = {
-        ("draws numbers from random", 0): (repr(random.getstate()), 0),
-        ("draws numbers from numpy.random", 0): (repr(np.random.get_state()), 0),
-    }
-    for number, module in enumerate(block.modules()):
-        values = {**module._buffers, **module._parameters, **vars(module)}
-        for name, value in values.items():
-            state[f"changes {name}", number] = (value, _size_or_version(value))
-    return state
-
-
-def _side_effect(before: State, after: State) -> str | None:
-    """Return what a call between the two states has done, or None."""
-    for key in before | after:
-        if not _is_same(before.get(key), after.get(key)):
-            return key[0]
-    return None
-
-
-def _size_or_version(value: Any) -> int:
-    if isinstance(value, sys.modules["torch"].Tensor):
-        return _version(value)
-    return len(value) if isinstance(value, (dict, list, set, deque)) else 0
-
-
-def _is_same(before: tuple[Any, int] | None, after: tuple[Any, int] | None) -> bool:
-    """Return True for the same object, unchanged, and for equal numbers and texts."""
-    if before is None or after is None or before[1] != after[1]:
-        return False
-    one, other = before[0], after[0]
-    return one is other or (type(one) is type(other) and type(one) in _PLAIN and one == other)
 
 
 def _flat(values: tuple[Any, ...]) -> list[Any]:
