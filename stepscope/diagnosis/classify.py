@@ -94,7 +94,7 @@ def _by_parts(
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts)
     kind, share = _cause(parts, figures, setup)
     delay = delay_share(facts)
-    python, _ = share_of(facts, is_python_code)
+    python, _ = share_of(facts, [line for line in facts.lines if is_python_code(line)])
     is_certain = _is_certain(figures, delay) and parts.compute - python >= EXPLAINED
     if kind is BottleneckKind.COMPUTE and not setup.on_gpu and not is_certain:
         kind = BottleneckKind.UNCLEAR

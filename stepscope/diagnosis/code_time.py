@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.session.training_facts import CodeLine, TrainingFacts
@@ -21,11 +21,9 @@ class LineShare:
     phase: str
     place: str  # file and line
     call: str
-    source: str
     below: str
     share: float
     error: float
-    asleep: float  # fraction of this line's time
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
@@ -74,11 +72,9 @@ def line_shares(facts: TrainingFacts) -> list[LineShare]:
                     phase=line.phase,
                     place=f"{line.file}:{line.line}",
                     call=short_call(line),
-                    source=line.source,
                     below="Python code up to it" if line.before else line.below,
                     share=share,
                     error=ERROR_QUANTILE * math.sqrt(share * (1 - share) / total),
-                    asleep=line.asleep / count,
                 )
             )
     return sorted(rows, key=lambda row: -row.share)[:MAX_ROWS]
@@ -101,12 +97,9 @@ def short_call(line: CodeLine) -> str:
     )
 
 
-def share_of(
-    facts: TrainingFacts, chosen: Callable[[CodeLine], bool]
-) -> tuple[float, CodeLine | None]:
-    """Return the share of the samples in the chosen lines, and the largest of these."""
+def share_of(facts: TrainingFacts, lines: Sequence[CodeLine]) -> tuple[float, CodeLine | None]:
+    """Return the share of the samples in these lines, and the largest of them."""
     total = sample_count(facts)
-    lines = [line for line in facts.lines if sum(line.counts) and chosen(line)]
     if not lines or total < MIN_SAMPLES:
         return 0.0, None
     largest = max(lines, key=lambda line: sum(line.counts))
@@ -116,12 +109,6 @@ def share_of(
 def reaches(facts: TrainingFacts, share: float, least: float) -> bool:
     """Return True if a share less its standard error is at least `least`: not by chance."""
     return share - math.sqrt(share * (1 - share) / max(1, sample_count(facts))) >= least
-
-
-def asleep_share(line: CodeLine) -> float:
-    """Return the fraction of a line's time in which the thread was asleep."""
-    count = sum(line.counts)
-    return line.asleep / count if count else 0.0
 
 
 def line_text(line: CodeLine) -> str:

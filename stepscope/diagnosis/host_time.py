@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from stepscope.common.formatting import format_short_time
 from stepscope.diagnosis.code_time import (
-    asleep_share,
     delay_share,
     is_python_code,
     line_text,
@@ -50,7 +49,7 @@ def lines_that_cost(
             ),
         )
     if setup.on_gpu:
-        share, line = share_of(facts, _waits_for_gpu)
+        share, line = share_of(facts, [one for one in facts.lines if _waits_for_gpu(one)])
         if line is not None and reaches(facts, share, SYNC) and (idle or 0.0) >= GPU_IDLE:
             yield BottleneckDiagnosis(
                 kind=BottleneckKind.SYNC,
@@ -59,7 +58,8 @@ def lines_that_cost(
                 f"{line_text(line)}, and launches nothing; the GPU is idle for {idle:.0%}.",
                 next=Recommendation("Read the value later, or every N-th step."),
             )
-    share, line = share_of(facts, lambda one: _is_outside(one, setup) and _waits(one))
+    outside = [line for line in facts.lines if _is_outside(line, setup)]
+    share, line = share_of(facts, [one for one in outside if _waits(one)])
     if line is not None and reaches(facts, share, BLOCKED):
         yield BottleneckDiagnosis(
             kind=BottleneckKind.BLOCKED,
@@ -68,7 +68,7 @@ def lines_that_cost(
             f"{line_text(line)}.",
             next=Recommendation("Leave it out, do it every N-th step, or in another thread."),
         )
-    share, line = share_of(facts, lambda one: _is_outside(one, setup) and not _waits(one))
+    share, line = share_of(facts, [one for one in outside if not _waits(one)])
     if line is not None and reaches(facts, share, HOST):
         yield BottleneckDiagnosis(
             kind=BottleneckKind.HOST,
@@ -133,7 +133,7 @@ def _is_outside(line: CodeLine, setup: RunSetup) -> bool:
 
 
 def _waits(line: CodeLine) -> bool:
-    return asleep_share(line) >= ASLEEP
+    return line.asleep >= ASLEEP * sum(line.counts)
 
 
 def _waits_for_gpu(line: CodeLine) -> bool:

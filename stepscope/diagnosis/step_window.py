@@ -155,11 +155,6 @@ class Slowdown:
     start_s: float
     end_s: float
 
-    @property
-    def ratio(self) -> float:
-        """The step time at the end as a multiple of that at the start."""
-        return self.end_s / self.start_s
-
 
 def find_slowdown(reader: StoreReader, facts: TrainingFacts | None) -> Slowdown | None:
     """Return how a run became slower; None if it did not. Raises StoreError."""

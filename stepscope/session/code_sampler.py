@@ -165,7 +165,6 @@ class CodeSampler:
             return 0.0
         wall_s, cpu_s, delay_s = (new - old for new, old in zip(times, last, strict=True))
         self._pending.wall_s += wall_s
-        self._pending.cpu_s += cpu_s
         self._pending.delay_s += delay_s
         return min(1.0, max(0.0, 1.0 - (cpu_s + delay_s) / wall_s))
 
@@ -195,7 +194,6 @@ class CodeSampler:
         period.step = step
         period.samples += pending.samples
         period.wall_s += pending.wall_s
-        period.cpu_s += pending.cpu_s
         period.delay_s += pending.delay_s
         number = len(periods) - 1
         for place, asleep in places:
@@ -215,7 +213,6 @@ class CodeSampler:
                 step=second.step,
                 samples=first.samples + second.samples,
                 wall_s=first.wall_s + second.wall_s,
-                cpu_s=first.cpu_s + second.cpu_s,
                 delay_s=first.delay_s + second.delay_s,
             )
             for first, second in zip(self._periods[::2], self._periods[1::2], strict=True)

@@ -38,7 +38,6 @@ class Period(msgspec.Struct, kw_only=True):
     step: int
     samples: int = 0
     wall_s: float = 0.0
-    cpu_s: float = 0.0
     delay_s: float = 0.0  # ready to run, but without a core
 
 
@@ -65,7 +64,6 @@ class Compilation(msgspec.Struct, kw_only=True):
     """One compilation by torch.compile, and the latest step when it was seen."""
 
     step: int
-    function: str
     reason: str  # why an earlier compilation did not fit; "" for a first one
 
 

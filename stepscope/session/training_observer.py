@@ -94,11 +94,8 @@ class TrainingObserver:
                 if began <= self._newest_compilation or metrics.co_name is None:
                     continue
                 self._newest_compilation = began
-                where = f"{metrics.co_name} ({Path(metrics.co_filename).name})"
                 reason = str(metrics.recompile_reason or "")[:MAX_REASON]
-                facts.compilations.append(
-                    Compilation(step=self._step(), function=where, reason=reason)
-                )
+                facts.compilations.append(Compilation(step=self._step(), reason=reason))
             del facts.compilations[:-MAX_COMPILATIONS]
 
 
