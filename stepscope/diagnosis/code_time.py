@@ -24,6 +24,7 @@ class LineShare:
     below: str
     share: float
     error: float
+    asleep: float  # fraction of this line's time
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
@@ -75,6 +76,7 @@ def line_shares(facts: TrainingFacts) -> list[LineShare]:
                     below="Python code up to it" if line.before else line.below,
                     share=share,
                     error=ERROR_QUANTILE * math.sqrt(share * (1 - share) / total),
+                    asleep=line.asleep / count,
                 )
             )
     return sorted(rows, key=lambda row: -row.share)[:MAX_ROWS]

@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stepscope.memory.model_states import StorageBytes
+from stepscope.watch.hooks import attribution as attribution_module
+from stepscope.watch.hooks.attribution import LossAttribution
 from tests.support.fake_live import FakeLive, hooked
 
 
@@ -164,3 +167,22 @@ def test_a_scaler_that_scales_by_itself_gives_no_loss_rather_than_a_wrong_one(
     train(torch.optim.SGD([w], lr=0.1), w * 1, scaler(Sharded))
     assert live.values("train/loss") == []
     assert live.values("train/amp_scale") == [SCALE]
+
+
+def test_memory_of_optimizers_that_stepped_before_another_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of an earlier model that is kept; what both optimizers have counts for the newer one."""
+    on_host = lambda index, other=None: StorageBytes(None, other)  # noqa: E731
+    monkeypatch.setattr(attribution_module, "StorageBytes", on_host)
+    attribution = LossAttribution()
+    shared, own = nn.Parameter(torch.ones(10)), nn.Parameter(torch.ones(1000))
+    first = torch.optim.SGD([shared, own], lr=0.1)
+    attribution.register(first)
+    attribution.stepped(first)
+    assert attribution.earlier_bytes(0) == 0
+    second = torch.optim.SGD([shared], lr=0.1)
+    attribution.register(second)
+    assert attribution.earlier_bytes(0) == 4 * 1000
+    attribution.stepped(first)  # they take turns
+    assert attribution.earlier_bytes(0) == 0
