@@ -1,15 +1,14 @@
-"""Files of a run folder, which other users may have written, and uploaded memory snapshots."""
+"""Files of a run folder, which other users may have written."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.common.files import atomic_write, open_regular_file, read_regular_file, read_tail
+from stepscope.common.files import open_regular_file, read_regular_file, read_tail
 from stepscope.common.formatting import format_bytes, terminal_text
 from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import MAX_BYTES, ProfileSummary, parse
@@ -18,7 +17,6 @@ TAIL_BYTES = 20_000
 DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory of this process.
 MAX_PROFILES = 500  # Of all ranks.
 MAX_LISTED = 100
-ENDINGS = (".pickle", ".pkl")
 
 _PROFILE = re.compile(
     r"profile-step-([1-9]\d{0,15}|0)-([1-9]\d{0,15}|0)(?:\.rank([1-9]\d{0,5}))?\.summary\.json"
@@ -27,11 +25,10 @@ _PROFILE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A memory snapshot; `run` is the run that recorded it, None for a file from elsewhere."""
+    """A memory snapshot of a run."""
 
     path: Path
     size: int
-    run: str | None
 
     @property
     def name(self) -> str:
@@ -57,16 +54,11 @@ class ProfileFiles:
 
 
 def snapshots(folder: Path) -> list[SnapshotFile]:
-    """Return the snapshots that a run recorded, the newest first; links are ignored."""
-    return [file for file in pickles(folder, folder.name) if file.name.startswith("snapshot-")]
-
-
-def pickles(folder: Path, run: str | None = None) -> list[SnapshotFile]:
-    """Return the plain pickle files of a folder, the newest first, at most MAX_LISTED."""
+    """Return at most MAX_LISTED snapshots of a run, the newest first; links are ignored."""
     found = [
-        (-modified, SnapshotFile(folder / name, size, run))
+        (-modified, SnapshotFile(folder / name, size))
         for name, (size, modified) in _plain_files(folder).items()
-        if name.lower().endswith(ENDINGS) and name.isprintable() and not name.startswith(".")
+        if name.startswith("snapshot-") and name.endswith(".pickle") and name.isprintable()
     ]
     return [file for _, file in sorted(found, key=lambda one: one[0])[:MAX_LISTED]]
 
@@ -134,12 +126,3 @@ def _plain_files(folder: Path) -> dict[str, tuple[int, int]]:
                 state = entry.stat(follow_symlinks=False)
                 files[entry.name] = (state.st_size, state.st_mtime_ns)
     return files
-
-
-def keep_upload(folder: Path, name: str, data: bytes | memoryview) -> str:
-    """Write an upload into the folder under a plain and new name; return it. Raises OSError."""
-    plain = re.sub("[^A-Za-z0-9_.-]+", "-", Path(name).stem).strip(".-")[:100]
-    kept = f"{plain or 'snapshot'}-{secrets.token_hex(3)}.pickle"
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / kept, bytes(data), durable=False)
-    return kept

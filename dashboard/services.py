@@ -125,8 +125,6 @@ class Services:
         )
         self.ranks = RunAnalyzer(read_job, "the ranks cannot be read")
         self.sweeps = Sweeps(runs, examples)
-        # Files that users put there are listed too.
-        self.uploads = runs / "snapshots"
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
         self._lock = threading.Lock()
         self._closing = threading.Lock()

@@ -58,7 +58,6 @@ _KEYS = {
 COLORS = {key: color for color, keys in _KEYS.items() for key in keys}
 LINES = ("blue", "green", "orange", "pink", "amber", "gray")  # of lines with one metric
 GPU_COLORS = tuple(f"gpu{index}" for index in range(8))  # unlike memory metrics
-MIN_HEAT_GPUS = 4  # more lines would overlap: a heatmap is drawn instead
 
 
 def series_of(metric: Metric, gpu: SampledGpu | None = None) -> str:
@@ -97,7 +96,6 @@ def trace(
         "axis": axis,
         "dash": "dash" if style == "context" else dash,
         "optional": optional or (gpu is not None and key in gpu.missing),
-        "gpu": None if gpu is None else gpu.index,
     }
 
 
@@ -111,11 +109,6 @@ def gpu_traces(content: RunView, key: str, label: str, **options: Any) -> list[J
     ]
 
 
-def gpu_kind(content: RunView) -> str:
-    """Return the kind of a chart with one line per GPU: "heat" for many GPUs."""
-    return "heat" if len(content.gpus) >= MIN_HEAT_GPUS else "lines"
-
-
 def y_axis(unit: Unit, *, fixed: tuple[float, float] | None = None, zero: bool = True) -> Json:
     """Return a vertical axis with a fixed or following range, from zero or not."""
     return {"unit": unit.value, "range": list(fixed) if fixed else None, "zero": zero}
@@ -126,7 +119,6 @@ def chart(
     title: str,
     traces: list[Json],
     *,
-    kind: str = "lines",
     group: str = "main",
     y: Json | None = None,
     y2: Json | None = None,
@@ -137,13 +129,11 @@ def chart(
 ) -> Json:
     """Return one chart; `empty` is shown while no line has a value.
 
-    Kinds: lines, heat (one row per GPU; the lines of a GPU that the user selects).
     Groups: main, custom (small), more (folded).
     """
     return {
         "id": chart_id,
         "title": title,
-        "kind": kind,
         "group": group,
         "y": y or y_axis(Unit.NONE, zero=False),
         "y2": y2,
@@ -152,7 +142,6 @@ def chart(
         "empty": empty,
         "loss": loss,
         "warm_up": warm_up,
-        "heat": COLORS[traces[0]["metric"]] if kind == "heat" else None,
     }
 
 

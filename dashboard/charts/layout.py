@@ -8,7 +8,6 @@ from dashboard.charts.chart_spec import (
     NO_SAMPLES,
     Json,
     chart,
-    gpu_kind,
     gpu_traces,
     tiles,
     trace,
@@ -61,8 +60,6 @@ def _charts(content: RunView) -> list[Json]:
         charts.append(chart(f"custom:{key}", title, [trace(key)], group="custom"))
     if content.gpus:
         charts.append(_power(content))
-    if gpu_kind(content) == "heat":
-        charts.append(_memory_used(content))
     charts.append(_throughput(content))
     if content.kind is RunKind.TRAINER:  # FLOPs of scripts are not counted
         charts.append(_flops(content))
@@ -117,27 +114,17 @@ def _loss(content: RunView) -> Json:
 
 
 def _memory(content: RunView) -> Json:
-    """Return the memory chart, of many GPUs only for the training one."""
     if content.has_cuda:
         keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
         traces = [trace(key, "peak") for key in keys]
         training = training_gpu(content)
         if training is not None:
-            used = gpu_traces(content, "gpu/mem_used", "device used", style="peak")
-            traces += [used[training.index]] if gpu_kind(content) == "heat" else used
+            traces += gpu_traces(content, "gpu/mem_used", "device used", style="peak")
             traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
     else:
         traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
         traces.append(trace("host/mem_used", "context"))
     return chart("memory", "Memory", traces, y=y_axis(Unit.BYTES))
-
-
-def _memory_used(content: RunView) -> Json:
-    traces = gpu_traces(content, "gpu/mem_used", "used", style="peak")
-    if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # one line cannot show other totals
-        traces.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
-    kind = gpu_kind(content)
-    return chart("gpu_memory", "GPU memory", traces, y=y_axis(Unit.BYTES), kind=kind, group="more")
 
 
 def _utilization(content: RunView) -> Json:
@@ -148,7 +135,7 @@ def _utilization(content: RunView) -> Json:
     traces = gpu_traces(content, "gpu/util", "GPU")
     if len(content.gpus) == 1:  # with one line for each of more GPUs the chart stays readable
         traces += gpu_traces(content, "gpu/mem_util", "memory access", dash="dot")
-    return chart("utilization", "Utilization", traces, y=PERCENT, kind=gpu_kind(content))
+    return chart("utilization", "Utilization", traces, y=PERCENT)
 
 
 def _power(content: RunView) -> Json:
@@ -163,7 +150,6 @@ def _power(content: RunView) -> Json:
         traces,
         y=y_axis(Unit.WATT),
         y2=y_axis(Unit.CELSIUS, zero=False),
-        kind=gpu_kind(content),
         group="more",
     )
 

@@ -109,10 +109,6 @@ export class Card {
     return this.store.prefs.hidden.includes(this.lineName(trace));
   }
 
-  get lines() {
-    return this.spec.traces;
-  }
-
   source(trace) {
     return this.store.source(trace.series);
   }
@@ -130,7 +126,7 @@ export class Card {
     const { spec, store } = this;
     const full = store.prefs[`full-${spec.id}`];
     let top = 0;
-    for (const trace of this.lines) {
+    for (const trace of this.spec.traces) {
       const values = this.column(trace)?.max;
       const outside = trace.style === "context" && !full;
       if (!values || trace.axis !== axis || outside || this.hidden(trace)) continue;
@@ -252,7 +248,7 @@ export class Card {
       scales[name] = scaleFor(spec[name].unit, top);
       axes[key] = this.yAxis(spec[name], top, scales[name].factor);
       // An axis without a value has neither numbers nor a unit.
-      if (this.lines.some((line) => line.axis === name && holds(this.column(line))))
+      if (this.spec.traces.some((line) => line.axis === name && holds(this.column(line))))
         units.push(scales[name].unit);
       else Object.assign(axes[key], { showticklabels: false, showgrid: false });
     }
@@ -262,7 +258,7 @@ export class Card {
         ...{ overlaying: "y", side: "right", showgrid: false, tickmode: "auto" },
       });
     setText(this.unit, units.filter(Boolean).join(" · "));
-    const data = this.lines.flatMap((trace) => this.drawn(trace, scales[trace.axis]));
+    const data = this.spec.traces.flatMap((trace) => this.drawn(trace, scales[trace.axis]));
     const entries = data.filter(({ showlegend }) => showlegend !== false).length;
     const { above, legend } = this.legend(entries);
     const marks = this.marks();
@@ -294,14 +290,14 @@ export class Card {
     this.stage.style.height = `${layout.height}px`;
     if (this.plotted) this.scene.Plotly.react(this.plot, data, layout, this.config);
     else this.plotFirst(data, layout);
-    const { mean = [] } = (this.lines.length && this.column(this.lines[0])) || {};
+    const { mean = [] } = (this.spec.traces.length && this.column(this.spec.traces[0])) || {};
     setAttribute(this.node, "data-points", mean.filter((value) => value !== null).length);
     if (this.keyX !== null) this.readAt(this.keyX);
     this.showReason();
   }
 
   oddSpans() {
-    return this.lines.flatMap((trace) => {
+    return this.spec.traces.flatMap((trace) => {
       const column = this.column(trace);
       if (!column || this.hidden(trace)) return [];
       return oddSpans(xsOf(this.source(trace), this.store.axis), column, this.store.range);

@@ -1,7 +1,6 @@
 // The charts of a run in three groups (main, custom metrics, collapsed), and the bar above them.
 
 import { Card } from "./card.js";
-import { HeatCard } from "./heat_card.js";
 import { button, parts, render, setChildren, setText, showText } from "./dom.js";
 import { recorded } from "./series.js";
 
@@ -75,7 +74,7 @@ export class Board {
   }
 
   make(spec, described) {
-    const card = new (spec.kind === "heat" ? HeatCard : Card)(spec, this.scene);
+    const card = new Card(spec, this.scene);
     card.described = described;
     this.seen.observe(card.node);
     this.sized.observe(card.stage);

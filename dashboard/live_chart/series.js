@@ -174,7 +174,7 @@ export function visibleSpan(xs, range) {
 }
 
 // Returns a function that is true for two indices between which values are missing for long.
-export function breaks(times) {
+function breaks(times) {
   if (!times) return () => false;
   const spacing = times.length > 1 ? (times[times.length - 1] - times[0]) / (times.length - 1) : 0;
   const limit = Math.max(MAX_BRIDGE_S, 3 * spacing);

@@ -173,7 +173,7 @@ def process_rows(device: DeviceState, ours: Mapping[int, str]) -> list[Row]:
     ]
 
 
-def value_rows(device: DeviceState, torch_name: str) -> list[Row]:
+def value_rows(device: DeviceState) -> list[Row]:
     """Return all values of a GPU with their meaning, or why they are missing."""
     rows = [_row(group, *_metric(device, key)) for group, keys in VALUES.items() for key in keys]
     facts = device.facts
@@ -187,8 +187,6 @@ def value_rows(device: DeviceState, torch_name: str) -> list[Row]:
     about = "Errors that the driver reported while the Hardware page was open, newest first."
     rows.append(_row("Reliability", "Xid errors", xids or none, about))
     rows.append(_row("Identity", "UUID", device.info.uuid, "Stable; indices can change."))
-    about = "CUDA_VISIBLE_DEVICES hides and renumbers GPUs."
-    rows.append(_row("Identity", "Torch's name here", torch_name, about))
     return sorted(rows, key=lambda row: [*VALUES, "Identity"].index(row["Group"]))
 
 

@@ -18,7 +18,7 @@ from dashboard.machine.tables import (
 from dashboard.services import Services
 from dashboard.views import parts
 from stepscope.common.metrics import BY_KEY
-from stepscope.gpu.machine_state import DeviceState, MachineState
+from stepscope.gpu.machine_state import MachineState
 
 NO_GPU = (
     "Only the host is shown until there is a GPU; checked every 30 s. Training on the CPU needs no "
@@ -85,7 +85,7 @@ def machine_section(server: Services) -> None:
     details = st.expander("All values of a GPU", on_change="rerun", key="gpu_details")
     if details.open:
         with details:
-            _details(server, seen.view, ours)
+            _details(seen.view, ours)
 
 
 def _history(server: Services, view: MachineState) -> None:
@@ -100,14 +100,14 @@ def _history(server: Services, view: MachineState) -> None:
     parts.plot(figure, "gpu_history", labels[metric])
 
 
-def _details(server: Services, view: MachineState, ours: dict[int, str]) -> None:
+def _details(view: MachineState, ours: dict[int, str]) -> None:
     names = {device.info.nvml_index: device for device in view.devices}
     labels = {index: f"GPU {index} · {device.info.name}" for index, device in names.items()}
     index = pick("GPU", labels, "gpu", "The GPU by nvidia-smi's index.", width=360)
     device = names[index]
     for issue in device.health.issues:
         parts.warning(issue.text)
-    values = value_rows(device, _torch_name(server, device))
+    values = value_rows(device)
     columns = {"Meaning": parts.text(width="large")}
     parts.table(values, columns, "gpu_values", "Values of the GPU")
     if processes := process_rows(device, ours):
@@ -115,16 +115,6 @@ def _details(server: Services, view: MachineState, ours: dict[int, str]) -> None
         parts.table(processes, columns, "gpu_processes", "Processes of the GPU")
     else:
         st.caption("No processes, or the driver does not list them.")
-
-
-def _torch_name(server: Services, device: DeviceState) -> str:
-    """Return torch's name of a GPU in this server, or why it has none."""
-    if not server.known_devices():
-        return "unknown until torch has started"
-    index = server.cuda_indices().get(device.info.uuid)
-    if index is not None:
-        return f"cuda:{index}"
-    return "none: torch does not use it here"
 
 
 server = services.get()

@@ -20,13 +20,13 @@ from dashboard.format import button, escape_markdown, pick
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import Best, SweepContent, SweepStatus
 from dashboard.sweeps import EXAMPLE, StoredSweep
-from dashboard.views.lab_patch import patch_card
 from dashboard.views.live_panel import APPLIED
 from dashboard.views.parts import download, number, plot, report_button, table, text
 from stepscope.common.config_issue import ConfigError
 from stepscope.common.secrets import without_secrets
 from stepscope.compare.reports import sweep_report
 from stepscope.lab.folder import SweepError
+from stepscope.lab.patch import Patch, read_patch
 from stepscope.lab.verdict_text import VariantVerdict
 from stepscope.run import RunError
 from trainer.config import RunConfig
@@ -173,7 +173,7 @@ def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
         if sweep.json.get("baseline") is not None:
             _downloads(sweep)
     with st.container(key="lab_found"):
-        patch_card(sweep)
+        _patch_card(sweep)
         _results(sweep.content)
 
 
@@ -336,3 +336,29 @@ def _problem(sweep: SweepContent, best: Best) -> str | None:
     if best.loss.verdict == "worse":
         return "Its loss is worse than the baseline's after the same number of steps."
     return None
+
+
+def _patch_card(sweep: StoredSweep) -> None:
+    """Draw the patch of a sweep that has one."""
+    try:
+        patch = read_patch(sweep.folder)
+    except (ValueError, OSError) as error:
+        st.error(escape_markdown(f"patch.json cannot be read: {error}"), icon=":material/error:")
+        return
+    if patch is not None:
+        with st.container(border=True, key="lab_patch"):
+            _draw_patch(sweep, patch)
+
+
+def _draw_patch(sweep: StoredSweep, patch: Patch) -> None:
+    st.markdown("#### Patch")
+    if patch.diff:
+        st.code(patch.diff, language="diff", wrap_lines=True)
+        about = "Apply it in the script's folder with patch or git apply."
+        name = f"{sweep.id}.patch"
+        download("Download", lambda: patch.diff, name, "lab_download_patch", about)
+    elif not patch.by_hand:
+        st.markdown("No combination was confirmed to be faster, so there is no patch.")
+    for one in patch.by_hand:
+        st.markdown(f"By hand, **{escape_markdown(one.setting)}**: {escape_markdown(one.where)}")
+        st.code("\n".join(one.lines), language="python", wrap_lines=True)

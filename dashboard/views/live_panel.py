@@ -28,7 +28,6 @@ from dashboard.ranks.job_ranks import used_gpus
 from dashboard.run_list import Listing
 from dashboard.run_rows import with_totals
 from dashboard.services import Devices, ServerActivity, Services
-from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import connections, practice_command, warn_of_unreadable
 from stepscope.common.config_issue import ConfigIssue
 from stepscope.common.formatting import format_bytes
@@ -178,16 +177,6 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     with right, st.container(border=True, height="stretch", key="welcome_demo"):
         st.markdown("##### Try a demo")
         examples(server)
-    box = st.expander(
-        "Open a memory snapshot",
-        icon=":material/memory_alt:",
-        key="welcome_snapshot",
-        on_change="rerun",
-        expanded=st.session_state.get(TAB) == "memory",
-    )
-    if box.open:
-        with box:
-            snapshot_section(None)
 
 
 def terminal_command(runs: Path, words: str) -> str:

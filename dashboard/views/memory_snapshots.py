@@ -1,4 +1,4 @@
-"""The memory snapshots of the Memory tab: choice, upload and content."""
+"""The memory snapshots of the Memory tab: choice and content."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import services
 from dashboard.controls.actions import refusal
-from dashboard.format import escape_markdown, note, pick
-from dashboard.run_files import SnapshotFile, file_content, keep_upload, pickles, snapshots
+from dashboard.format import note, pick
+from dashboard.run_files import SnapshotFile, file_content, snapshots
 from dashboard.views.parts import download, number, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.open_snapshot import MAX_FILE_BYTES, SnapshotError, open_snapshot
+from stepscope.memory.snapshots.open_snapshot import SnapshotError, open_snapshot
 from stepscope.memory.snapshots.summary import MAX_STACKS, SnapshotSummary, difference, short, where
 from stepscope.run import RunInfo
 from stepscope.store.recorder import CommandName
 
 CHOSEN = "snapshot_chosen"
 OTHER = "snapshot_other"
-UPLOADED = "snapshot_uploaded"
-UPLOADS = "snapshot_uploads"
-ERROR = "snapshot_upload_error"
 MAX_OPENED = 6  # Snapshots whose summaries are kept.
 MIB = 2.0**20
 MAX_FRAMES = 30  # Of a stack in a table cell.
@@ -52,31 +48,25 @@ COLUMNS = {
 
 
 @st.fragment
-def snapshot_section(run: RunInfo | None) -> None:
+def snapshot_section(run: RunInfo) -> None:
     """Draw the chosen snapshot, or how to record one."""
-    own = [] if run is None else snapshots(run.folder)
-    files = [*own, *pickles(services.get().uploads)]
     with st.container(border=True, key="snapshots_section"):
         with st.container(horizontal=True, vertical_alignment="bottom", key="snapshots_head"):
             st.markdown("#### Memory snapshots", width="content")
-            chosen = _choice(files)
-            _upload()
+            chosen = _choice(snapshots(run.folder), run.id)
         if chosen:
             _draw(chosen)
         else:
             _empty(run)
 
 
-def _choice(files: list[SnapshotFile]) -> list[SnapshotFile]:
+def _choice(files: list[SnapshotFile], run_id: str) -> list[SnapshotFile]:
     """Draw the choice of a snapshot and of one to compare with; return them."""
     if not files:
         return []
     state = st.session_state
-    uploaded = state.pop(UPLOADED, None)
-    state[CHOSEN] = next(
-        (file for file in files if file.run is None and file.name == uploaded),
-        state.get(CHOSEN) if state.get(CHOSEN) in files else files[0],
-    )
+    if state.get(CHOSEN) not in files:
+        state[CHOSEN] = files[0]
     file = st.selectbox("Snapshot", files, format_func=_label, key=CHOSEN, width=340)
     rest = [one for one in files if one != file]
     other = None
@@ -95,7 +85,7 @@ def _choice(files: list[SnapshotFile]) -> list[SnapshotFile]:
     download(
         "Download",
         functools.partial(file_content, file.path),
-        file.name if file.run is None else f"{file.run}-{file.name}",
+        f"{run_id}-{file.name}",
         f"snapshot_file_{file.path}",
         "For pytorch.org/memory_viz. A pickle file: load it in Python only if you trust its "
         "author. Opening it here is safe.",
@@ -105,49 +95,15 @@ def _choice(files: list[SnapshotFile]) -> list[SnapshotFile]:
 
 
 def _label(file: SnapshotFile) -> str:
-    origin = "" if file.run is not None else " · uploaded"
-    return f"{printable(file.name)} ({format_bytes(file.size)}){origin}"
+    return f"{printable(file.name)} ({format_bytes(file.size)})"
 
 
-def _upload() -> None:
-    """Draw an upload field; a new field after each file frees Streamlit's copy."""
-    state = st.session_state
-    key = f"snapshot_upload_{state.setdefault(UPLOADS, 0)}"
-    with st.popover("Open a file…", icon=":material/folder_open:", key="snapshot_upload"):
-        st.file_uploader(
-            "Snapshot file",
-            ["pickle", "pkl"],
-            key=key,
-            max_upload_size=MAX_FILE_BYTES // 2**20,
-            on_change=_keep,
-            args=(key,),
-        )
-    if error := state.pop(ERROR, None):
-        st.caption(f":red[{escape_markdown(error)}]")
-
-
-def _keep(key: str) -> None:
-    state = st.session_state
-    file = state[key]
-    if file is None:
-        return
-    state[UPLOADS] += 1
-    try:
-        state[UPLOADED] = keep_upload(services.get().uploads, file.name, file.getbuffer())
-    except OSError as error:
-        state[ERROR] = f"The file was not kept. {error}"
-
-
-def _empty(run: RunInfo | None) -> None:
+def _empty(run: RunInfo) -> None:
     how = "A live run on CUDA can record one with **Memory snapshot**."
-    if run is not None and refusal(CommandName.MEMORY_SNAPSHOT, run) is None:
+    if refusal(CommandName.MEMORY_SNAPSHOT, run) is None:
         how = "**Memory snapshot** above records the allocations of the next steps."
-    folder = escape_markdown(str(services.get().uploads))
-    note(
-        "memory",
-        f"No snapshots. {how} You can also open any `torch.cuda.memory._dump_snapshot` file, here "
-        f"or from {folder}.",
-    )
+    other = "`stepscope snapshot FILE` opens a file of `torch.cuda.memory._dump_snapshot`."
+    note("memory", f"No snapshots. {how} {other}")
 
 
 def _draw(files: list[SnapshotFile]) -> None:

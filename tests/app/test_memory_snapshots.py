@@ -17,7 +17,7 @@ from tests.support.app_page import record
 from tests.support.snapshots import REAL, live_block, snapshot
 
 STEP_5 = "snapshot-step-5"
-Section = Callable[[str | None], AppTest]
+Section = Callable[[str], AppTest]
 
 
 SECTION = """
@@ -25,15 +25,13 @@ from dashboard import services
 from dashboard.views.memory_snapshots import snapshot_section
 from stepscope.run import read_run
 
-run_id = {run_id!r}
-server = services.get()
-snapshot_section(None if run_id is None else read_run(server.folder(run_id)))
+snapshot_section(read_run(services.get().folder({run_id!r})))
 """
 
 
 @pytest.fixture
 def section(server: services.Services) -> Section:
-    def run(run_id: str | None) -> AppTest:
+    def run(run_id: str) -> AppTest:
         app = AppTest.from_string(SECTION.format(run_id=run_id), default_timeout=60).run()
         assert not app.exception
         return app
@@ -87,14 +85,3 @@ def test_without_one_it_has_how_to_get_it(section: Section, tmp_path: Path) -> N
         app = section(str(status))
         assert not app.selectbox
         assert "`torch.cuda.memory._dump_snapshot`" in texts(app)
-
-
-def test_an_uploaded_file_is_kept_and_shown(section: Section, tmp_path: Path) -> None:
-    app = section(None)
-    app.file_uploader[0].upload("my file.pickle", REAL.read_bytes(), "application/octet-stream")
-    app.run()
-    assert app.selectbox(key="snapshot_chosen").value.name.startswith("my-file-")
-    assert len(app.dataframe) == 1
-    (tmp_path / "snapshots" / "link.pickle").symlink_to("/etc/passwd")
-    app.run()
-    assert len(app.selectbox(key="snapshot_chosen").options) == 1

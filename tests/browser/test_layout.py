@@ -145,22 +145,6 @@ def test_charts_are_whole_and_reached_by_keyboard(open_page: OpenPage, run: str)
     wait_until(lambda: inside(box(label), box(area)), page)  # it may be drawn once more
 
 
-def test_the_list_of_a_heatmap_shows_the_lines_of_a_gpu(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(f"/?run={record(server, GPUS)}")
-    chart = page.get_by_test_id("chart-utilization")
-    drawn = chart.locator(".js-plotly-plot")
-    kinds = "node => node.data.map((trace) => `${trace.type} ${trace.meta ?? trace.z.length}`)"
-    expect(chart.locator(".xtick text").first).to_be_visible()
-    assert drawn.evaluate(kinds) == ["heatmap 8"]
-    gpus = chart.get_by_role("combobox", name="GPU")
-    gpus.select_option("GPU 5")
-    wait_until(lambda: drawn.evaluate(kinds) == ["scatter GPU 5"], page)  # a frame later
-    gpus.select_option("All GPUs")
-    wait_until(lambda: drawn.evaluate(kinds) == ["heatmap 8"], page)
-
-
 def test_the_navigation_names_every_page_and_cuts_no_name(open_page: OpenPage) -> None:
     page = open_page("/")
     navigation = page.get_by_test_id("stTopNav")

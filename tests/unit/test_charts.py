@@ -105,13 +105,6 @@ def test_the_samples_of_a_distributed_run_are_of_all_ranks() -> None:
     assert tiles["samples_per_sec"]["scale"] == 4
 
 
-def test_from_four_gpus_on_a_strip_of_heat_takes_the_place_of_lines() -> None:
-    for count, wanted in ((3, "lines"), (4, "heat"), (8, "heat")):
-        gpus = EIGHT[:count]
-        made = layout(RunView(has_cuda=True, gpus=gpus, training_gpu="GPU-1", kind=RunKind.WATCH))
-        assert {chart(made, name)["kind"] for name in ("utilization", "power")} == {wanted}
-
-
 def test_the_scripts_own_metrics_and_each_optimizers_loss_are_drawn() -> None:
     made = layout(WATCHED)
     losses = ["train/loss", "train/loss.optimizer1", "val/loss"]

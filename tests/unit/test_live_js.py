@@ -156,10 +156,6 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
         ("ema([0, 1], 0.5)[1]", 2 / 3),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: 200}})", 50.0),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: null}})", None),
-        (
-            "heatRow([0, 1, 2, 3, 8], [10, 30, null, 50, 90], [0, 8], 4, [0, 1, 2, 3, 99])",
-            [20, 50, None, 90],
-        ),
         ("change('a', 'B', null, 2 ** 20)", "a n/a → 1.00 MiB"),
         ("[withUnit(0.0211, 's'), withUnit(0.0189, 'TFLOP/s')]", ["21.1 ms", "18.9 GFLOP/s"]),
         ("latestEver({v: {a: {odd: [null, 'NaN'], mean: [3, null]}}}, 'a')", "NaN"),

@@ -40,7 +40,7 @@ def rows(*found: Gpu, ours: dict[int, str] | None = None) -> list[Row]:
 
 def values(device: DeviceState) -> dict[str, str]:
     """Return the readings of a GPU by their label."""
-    found = value_rows(device, "cuda:0")
+    found = value_rows(device)
     assert all(row["Meaning"] for row in found)
     return {row["Value"]: row["Reading"] for row in found}
 
