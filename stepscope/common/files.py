@@ -7,12 +7,15 @@ Only the recorder writes into a folder of another user: other code checks `is_ow
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import pickle
 import secrets
+import select
 import stat
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -167,3 +170,65 @@ def is_network_filesystem(path: Path) -> bool:
         if path.is_relative_to(mount.mountpoint):  # a later mount is on top, or covers an earlier
             kind = mount.fstype
     return bool(kind) and kind not in LOCAL_FILE_SYSTEMS
+
+
+TOUCHED, REPLACED = 0x4, 0x80
+"""IN_ATTRIB and IN_MOVED_TO of <sys/inotify.h>: folder changes that may end a sleep."""
+
+
+class WakeableSleep:
+    """Sleep of one thread that any thread ends by `wake`.
+
+    With `sees_touches`, `os.utime(folder)`, or with REPLACED a file moved into it, also ends the
+    sleep; False without inotify instances (128 a user by default). Raises OSError.
+    """
+
+    def __init__(self, folder: Path, change: int = TOUCHED) -> None:
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Closed only with the object: a late `wake` must not write into a file that reuses it.
+        weakref.finalize(self, os.close, self._event).atexit = False
+        self._touches = _inotify(folder, change)
+        self.sees_touches = self._touches is not None
+        self._poll = select.poll()
+        self._poll.register(self._event, select.POLLIN)
+        if self._touches is not None:
+            self._close_touches = weakref.finalize(self, os.close, self._touches)
+            self._close_touches.atexit = False
+            self._poll.register(self._touches, select.POLLIN)
+
+    def wake(self) -> None:
+        """End the present or the next sleep. Thread-safe."""
+        with contextlib.suppress(OSError):  # a script that becomes a daemon closes all files
+            os.eventfd_write(self._event, 1)
+
+    def sleep(self, timeout_s: float) -> bool:
+        """Sleep for `timeout_s`, until `wake`, or until a touch; return True only for `wake`."""
+        ready = dict(self._poll.poll(max(0.0, 1e3 * timeout_s)))
+        if self._event not in ready:
+            return False
+        os.eventfd_read(self._event)
+        return True
+
+    def forget_touches(self) -> None:
+        """Discard past touches, so that they do not end the next sleep."""
+        if self._touches is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._touches, 4096)
+
+    def close(self) -> None:
+        """Close the inotify instance; call it in the thread that sleeps."""
+        if self._touches is not None:
+            self._close_touches()
+            self._touches = None
+
+
+def _inotify(folder: Path, change: int) -> int | None:
+    """Return an inotify descriptor for this change of the folder; None without one."""
+    libc = ctypes.CDLL(None)
+    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(folder), change) < 0:
+        os.close(descriptor)
+        return None
+    return int(descriptor)

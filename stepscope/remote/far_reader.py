@@ -241,6 +241,7 @@ class FarReader:
                         "VALUES (?, ?, ?, ?)",
                         (number, time.time(), name, args),
                     )
+                os.utime(folder)  # wakes the run's writer thread
         except UNREADABLE as error:
             refused = "The command was not stored on the remote host: " + describe(error)
         return [run, number, refused]

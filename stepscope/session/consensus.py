@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from stepscope.store.commands import Command
 
-VOTE_TIMEOUT_S = 5.0  # Votes usually arrive within half a second.
+VOTE_TIMEOUT_S = 5.0  # Votes usually arrive within milliseconds.
 MAX_HOLD_FACTOR = 4.0
 """Longest wait of a training thread for a decision, as a multiple of the vote timeout."""
 MAX_CLOSED = 8  # Number of closed proposals that are kept for slow readers.

@@ -1,7 +1,7 @@
 """Commands of one rank of a job, executed by all ranks at the same step (`consensus.py`).
 
-A thread polls the files of the protocol. A training thread in a collective and a writer thread that
-waits for the disk do not delay it.
+A thread sleeps until a file of the protocol is replaced. A training thread in a collective and a
+writer thread that waits for the disk do not delay it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.common.files import (
+    REPLACED,
+    WakeableSleep,
     atomic_write,
     is_network_filesystem,
     read_regular_file,
@@ -25,14 +27,16 @@ from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
 from stepscope.run.rank_info import find_rank
 from stepscope.session.consensus import VOTE_TIMEOUT_S, Coordinator, Participant, Proposal
-from stepscope.store.commands import POLL_S, Command, CommandQueue, WakeableSleep
+from stepscope.store.commands import Command, CommandQueue
 
 if TYPE_CHECKING:
     from stepscope.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-BUSY_POLL_S = 0.02  # Interval of reading while a command is pending.
+POLL_S = 0.25
+"""Interval of reading while a command is pending, or if changes of a file are not reported."""
+IDLE_S = 3600.0
 NETWORK_VOTE_TIMEOUT_S = 30.0  # A network disk shows a change some seconds later.
 JOIN_S = 2.0
 MAX_FILE_BYTES = 2**20
@@ -73,7 +77,9 @@ class JobCommands(Participant, CommandQueue):
         self._proposals_file = folder / "proposals.json"  # The proposals of rank 0.
         self._votes_folder = folder / "votes"
         self._votes_folder.mkdir(parents=True, exist_ok=True)
-        network = is_network_filesystem(folder)
+        # Where others replace the files that this rank reads.
+        watched = folder if self._number else self._votes_folder
+        network = is_network_filesystem(watched)
         timeout_s = NETWORK_VOTE_TIMEOUT_S if network else VOTE_TIMEOUT_S
         super().__init__(step, lead=lead, flag=recorder.request_boundary, vote_timeout_s=timeout_s)
         self._coordinator = Coordinator(vote_timeout_s=timeout_s)
@@ -81,7 +87,8 @@ class JobCommands(Participant, CommandQueue):
         self._came = threading.Event()
         self._closing = False
         self._failed = False
-        self._sleeper = WakeableSleep()
+        self._sleeper = WakeableSleep(watched, REPLACED)
+        self._is_notified = self._sleeper.sees_touches and not network
         self._wake = self._sleeper.wake
         self._thread = threading.Thread(target=self._work, name="stepscope-agreement", daemon=True)
         self._thread.start()
@@ -117,15 +124,17 @@ class JobCommands(Participant, CommandQueue):
                 if not self._failed:
                     log.exception("stepscope: the ranks may not agree on a command")
                 self._failed = is_busy = True
-            self._sleeper.sleep(BUSY_POLL_S if is_busy else POLL_S)
+            self._sleeper.sleep(POLL_S if is_busy or not self._is_notified else IDLE_S)
+            self._sleeper.forget_touches()  # later touches end the next sleep
+        self._sleeper.close()
 
     def _follow(self) -> bool:
-        """Vote and note decisions; return True while a decision is missing."""
+        """Vote and note decisions; return False: a replaced file wakes the thread."""
         self._handle(read_file(self._proposals_file, list[Proposal]) or [])
         votes = self.votes
         if votes != self._written and self._write(self._votes_path(self._number), votes):
             self._written = votes
-        return bool(votes)
+        return False
 
     def _coordinate(self) -> bool:
         """Propose and decide; return True while a proposal is open. Rank 0 only."""

@@ -7,36 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from enum import StrEnum
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
 log = logging.getLogger(__name__)
-
-POLL_S = 0.2  # Interval in which a run looks for commands.
-
-
-class WakeableSleep:
-    """Sleep of one thread that any thread or signal handler ends by `wake`."""
-
-    def __init__(self) -> None:
-        # Its `put` may interrupt itself, unlike Event.set: a signal handler may wake, too.
-        self._wakes: SimpleQueue[None] = SimpleQueue()
-
-    def wake(self) -> None:
-        """End the present or the next sleep. Thread-safe."""
-        self._wakes.put(None)
-
-    def sleep(self, timeout_s: float) -> bool:
-        """Sleep for `timeout_s` or until `wake`; return True for `wake`."""
-        try:
-            self._wakes.get(timeout=max(0.0, timeout_s))
-        except Empty:
-            return False
-        while not self._wakes.empty():
-            self._wakes.get()
-        return True
 
 
 class CommandName(StrEnum):

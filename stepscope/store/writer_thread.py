@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.clock import clock
-from stepscope.common.files import atomic_write
+from stepscope.common.files import WakeableSleep, atomic_write
 from stepscope.common.json_values import first_line
 from stepscope.common.metrics import BY_KEY
 from stepscope.run import HEARTBEAT_S, RUN_JSON, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, schema, store_name
 from stepscope.store.blocks import STEPS, Event, find_broken_losses, join
-from stepscope.store.commands import POLL_S, WakeableSleep
 from stepscope.store.final_values import final_values
 from stepscope.store.ring import RingBuffer
 
@@ -87,7 +86,7 @@ class WriterThread:
             undo.callback(self._ballast.unlink, missing_ok=True)
             # Random bytes: a file system may compress zeros.
             atomic_write(self._ballast, os.urandom(BALLAST_BYTES), durable=False)
-            self._sleeper = WakeableSleep()
+            self._sleeper = WakeableSleep(folder)  # touched by `send_command`
             self.wake = self._sleeper.wake
             self.ring = RingBuffer(folder / f"rank{rank}.ring")
             undo.callback(self.ring.delete)
@@ -139,14 +138,14 @@ class WriterThread:
                 self._log_once("the writer failed and retries", error, traceback=True)
                 self._closing.wait(RETRY_S)
         self._store.close()
+        self._sleeper.close()
         if self.ring.waiting() <= 0:  # else `recover` stores the rows
             with contextlib.suppress(OSError):  # such as a folder that was moved away
                 self.ring.delete()
 
     def _serve(self) -> None:
         """Sleep, then write what is due."""
-        next_due = min(self._next_flush, self._next_beat)
-        woken = self._sleeper.sleep(min(POLL_S, next_due - time.monotonic()))
+        woken = self._sleeper.sleep(min(self._next_flush, self._next_beat) - time.monotonic())
         if self._closing.is_set():
             return
         now = time.monotonic()
@@ -159,6 +158,7 @@ class WriterThread:
             self._poll_observer()
         if woken or is_due:
             self._beat()
+        self._sleeper.forget_touches()  # before the poll: a later touch has a later command
         self._poll_commands()
 
     def _end(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.session import job_commands
 from stepscope.session.job_commands import JobCommands
-from stepscope.store.commands import Command, CommandName, WakeableSleep
+from stepscope.store.commands import Command, CommandName
 from stepscope.store.recorder import Recorder
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.waiting import wait_until
@@ -88,7 +88,7 @@ def test_a_command_is_served_at_the_highest_vote(ranks: list[Rank]) -> None:
 
 
 def test_many_commands_at_once_are_all_served_in_order(ranks: list[Rank]) -> None:
-    count = 8
+    count = 40
     for number in range(count):
         ranks[0].commands.offer(Command(number, CommandName.EMPTY_CACHE, {}))
     trainings = [threading.Thread(target=serve, args=(rank, count)) for rank in ranks]
@@ -130,11 +130,3 @@ def test_the_end_of_number_0_withdraws_what_is_open(ranks: list[Rank]) -> None:
     assert ranks[0].recorder.flagged.wait(PATIENCE_S)
     ranks[0].commands.close()
     assert ranks[0].recorder.texts == ["Empty cache: withdrawn on all ranks: the run has ended"]
-
-
-def test_one_or_more_wakes_end_one_sleep() -> None:
-    sleeper = WakeableSleep()
-    sleeper.wake()
-    sleeper.wake()
-    assert sleeper.sleep(PATIENCE_S)
-    assert not sleeper.sleep(0.0)
