@@ -206,7 +206,7 @@ CUDA = {
     "cuda-jobs": Family(
         paths=("simulator/", "stepscope/distributed/", "stepscope/session/"),
         files=(
-            *_gpu("agreement", "hang", "stragglers"),
+            *_gpu("hang", "stragglers"),
             "simulator/test_nccl.py",
         ),
         core=("simulator/test_nccl.py",),

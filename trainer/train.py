@@ -32,9 +32,8 @@ from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import casts_weights, reshard, whole
 from trainer.training.loaders import Loader, make_loader
 from trainer.training.model import InputFormat, ParallelModel, compiled, prepare
-from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, run_flags
-from trainer.training.rank_info import TrainerRank
+from trainer.training.rank_info import TrainerRank, TrainPhaseTimer
 from trainer.training.run_log import RunLog, observe_memory
 from trainer.training.state import TrainState
 from trainer.training.warmup import StepFunction, full_batch_size, run_warmup

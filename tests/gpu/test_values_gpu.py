@@ -221,14 +221,3 @@ def test_nothing_that_is_gathered_enters_a_graph(clock: Clock) -> None:
     reader.flush()
     wanted = [{"train/loss": 0.0}, {"train/loss": 1.0}, {}, {"train/loss": 3.0}]
     assert [row for _, row in reader.rows] == wanted
-
-
-def test_values_of_a_side_stream_are_waited_for_from_another(clock: Clock) -> None:
-    reader, loss = Reader(), torch.zeros((), device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(LATE_CYCLES)
-        for step in range(3):
-            reader.log(step, loss.fill_(step + 1))
-    reader.flush()
-    assert reader.rows == [(step, {"train/loss": step + 1}) for step in range(3)]

@@ -470,31 +470,28 @@ def test_channels_last_is_refused_for_five_dimensions() -> None:
 
 
 class Flat(nn.Module):
-    """Flattens with view(), after layers with random numbers and running statistics."""
+    """Flattens with view()."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.norm = nn.Sequential(nn.Dropout(), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.convolution = nn.Conv2d(3, 4, 3)
         self.last = nn.Linear(4 * 36, 1)
 
     def forward(self, batch: Tensor) -> Any:
-        out = self.norm(batch)
+        out = self.convolution(batch)
         return self.last(out.view(out.size(0), -1))
 
 
 def test_channels_last_is_undone_for_a_model_that_views_outputs() -> None:
-    def run() -> tuple[list[float], list[Tensor]]:
+    def run() -> list[float]:
         model = Flat()
         optimizer = torch.optim.AdamW(model.parameters())
-        losses = train(model, optimizer, DataLoader(data((3, 8, 8)), batch_size=8))
-        return losses, list(model.buffers())
+        return train(model, optimizer, DataLoader(data((3, 8, 8)), batch_size=8))
 
-    bare, buffers = run()
+    bare = run()
     with applied("channels_last") as found:
-        losses, others = run()
-        assert losses == bare
-        assert all(map(torch.equal, buffers, others))
+        assert run() == bare
         assert found.state("channels_last") == "refused"
         assert "view size is not compatible" in found.text("channels_last")
 

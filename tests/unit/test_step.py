@@ -15,8 +15,8 @@ from trainer.config import Precision, RunConfig
 from trainer.train import TrainStep
 from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
 from trainer.training.model import InputFormat, prepare
-from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, grad_scaler, run_flags
+from trainer.training.rank_info import TrainPhaseTimer
 
 CPU = torch.device("cpu")
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
 from stepscope.distributed.rendezvous import launch
 from stepscope.gpu.source import DeviceSource, NullSource, open_source
 from stepscope.session.session import GpuEntry, gpu_entry
+from stepscope.store.cuda_readback import MetricRow
+from stepscope.watch.hooks.patching import HookGuard
 from trainer.config import RunConfig, Strategy
 from trainer.errors import RunFailedError
 from trainer.training.config_validation import TrainDevice, validate
@@ -180,3 +185,30 @@ def _too_few(count: int, config: RunConfig) -> str:
         f"devices_per_node: each rank needs its own GPU, and torch can use {count} of this "
         f"machine, got {config.devices_per_node}. Lower it to {max(1, count)}."
     )
+
+
+class TrainPhaseTimer:
+    """Sums forward, backward and optimizer times of a step's micro-batches, to find stragglers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._forward_s = self._backward_s = self._optimizer_s = 0.0
+        self._ddp, self._guard = DdpTiming(), HookGuard(DDP_METRICS)
+        if isinstance(model, DistributedDataParallel):
+            self._ddp.attach(model)
+
+    def add(self, began_s: float, forwarded_s: float, ended_s: float) -> None:
+        """Add a micro-batch by its host times in seconds; its update ends now."""
+        self._forward_s += forwarded_s - began_s
+        self._backward_s += ended_s - forwarded_s
+        self._optimizer_s += time.perf_counter() - ended_s
+
+    def take(self) -> MetricRow:
+        """Return the times of the step in seconds by metric key, and reset them."""
+        row: MetricRow = {
+            "perf/forward": self._forward_s,
+            "perf/backward": self._backward_s,
+            "perf/optimizer": self._optimizer_s,
+        }
+        self._forward_s = self._backward_s = self._optimizer_s = 0.0
+        self._guard.call(self._ddp.add, row, time.perf_counter())
+        return row
