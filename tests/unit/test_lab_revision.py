@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from stepscope.lab.command import UsageError
 from stepscope.lab.revision import RevisionError, check_links, moved, repository, resolve, unpack
 from stepscope.lab.script_plan import parse_variant
+from stepscope.watch.trial import _foreign_module
 from tests.support.git_repository import commit, content, git
 
 
@@ -115,3 +119,37 @@ def test_a_path_moves_into_the_revision(top: Path, tmp_path: Path) -> None:
     for path in (top / "more.py", tmp_path / "train.py", top / "../train.py"):
         with pytest.raises(RevisionError, match="is not in the re"):
             moved(path, top, tree)
+
+
+@pytest.mark.parametrize(
+    ("file", "foreign"),
+    [
+        ("mine/part.py", True),
+        ("linked/part.py", True),  # a link to the repository
+        ("mine/runs/tree/part.py", False),
+        ("mine/runs/tree/data/part.py", False),  # below a link of the revision
+        ("mine/.venv/lib/part.py", False),
+        ("mine/lib/site-packages/part.py", False),
+        ("mine2/part.py", False),
+    ],
+)
+def test_modules_of_the_users_tree_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, foreign: bool
+) -> None:
+    """The tree is inside the repository, as the folders of sweeps are."""
+    root = tmp_path.resolve()
+    tree = root / "mine/runs/tree"
+    (root / "mine/data").mkdir(parents=True)
+    tree.mkdir(parents=True)
+    (root / "linked").symlink_to(root / "mine")
+    (tree / "data").symlink_to(root / "mine/data")
+    module, relative = ModuleType("a_part"), ModuleType("relative")
+    module.__file__, relative.__file__ = os.path.join(root, file), "_ops.py"
+    monkeypatch.chdir(root / "mine")
+    with monkeypatch.context() as patch:  # pytest itself needs its modules
+        patch.setattr(sys, "modules", {"a_part": module, "relative": relative, "none": None})
+        patch.setattr(sys, "prefix", str(root / "mine/.venv"))
+        patch.setattr(sys, "base_prefix", str(root))  # contains the repository
+        found = _foreign_module(str(root / "mine"), str(tree))
+    assert (found is not None) is foreign
+    assert found is None or "a_part" in found

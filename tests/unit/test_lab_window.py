@@ -97,3 +97,11 @@ def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None
     # Validation between two steps does not count.
     paused = ranks_of([[1.0, 12.0], [1.0, 12.0]], [[1.0, 1.0], [1.0, 1.0]])
     assert steps_together(paused)[0].tolist() == [1.0, 1.0]
+
+
+def test_a_pause_every_few_steps_counts_without_a_loader() -> None:
+    """Such a script has no epochs; a median over steps would not see its slow ones."""
+    seconds = np.where(np.arange(200) % 4 == 3, 21.0, 1.0)
+    none = np.full(200, np.nan)
+    assert rate(seconds, np.ones(200), none) == pytest.approx(4 / 24)
+    assert rate(seconds, np.ones(200), none) == rate(seconds, np.ones(200), ONE_EPOCH[:200])

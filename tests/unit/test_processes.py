@@ -26,7 +26,7 @@ from stepscope.gpu.process_memory import (
     ProcessMemoryTracker,
     shares,
 )
-from stepscope.gpu.processes import GpuProcess, GpuProcessList, program_of
+from stepscope.gpu.processes import COMMAND_LIMIT, GpuProcess, GpuProcessList, program_of
 from stepscope.gpu.source import DeviceSource
 from tests.support.fake_machine import process as fake_process
 from tests.support.fake_nvml import FakeClock
@@ -198,3 +198,12 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
     source.listed[A] = None
     sharing.update(A, {})
     assert sharing.changed() == {}
+
+
+def test_a_number_that_is_used_again_is_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = reader(ME)
+    first = read()
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: ["x" * 5000])
+    assert read() == first, "read once"
+    monkeypatch.setattr(psutil.Process, "__eq__", lambda process, other: False)
+    assert read().command == "x" * COMMAND_LIMIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import time
@@ -312,3 +313,12 @@ def test_a_host_cannot_make_its_run_a_local_one(link: Link) -> None:
     change(near / "run.json", mirror={"age_s": 1e10})
     with pytest.raises(Exception, match="mirror"):
         read_run(near)
+
+
+def test_the_end_of_a_rank_makes_lists_read_the_run_again(link: Link) -> None:
+    folder = write_run(link.far / "r", LIVE | {"world_size": 2})
+    link.ask("r")
+    before = (link.near / "r" / "run.json").stat().st_mtime_ns
+    shutil.copy(folder / "run.json", folder / "rank1.json")
+    link.ask("r")
+    assert (link.near / "r" / "run.json").stat().st_mtime_ns > before

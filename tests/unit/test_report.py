@@ -228,3 +228,8 @@ def test_the_command_writes_runs_and_a_sweep(tmp_path: Path) -> None:
     assert main(["report", str(folder), "-o", str(out)]) == 0
     (folder / "sweep.json").write_text(json.dumps({"status": "finished"}))
     assert main(["report", str(folder), "-o", str(out)]) == 1
+
+
+def test_common_words_and_short_names_stay() -> None:
+    text = "Example: train for one step; bo has no memory."
+    assert Scrubber(frozenset({"memory", "Example"}), frozenset({"train", "bo"}))(text) == text

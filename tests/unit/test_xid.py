@@ -118,3 +118,11 @@ def test_gpus_in_mig_mode_are_watched_for_their_instances(bench: Bench) -> None:
     bench.library.xids.append((B, 31, XID))
     assert bench.watches[0].stop()
     assert bench.events.empty(), "an event after the stop is dropped"
+
+
+def test_a_refusal_of_one_gpu_has_a_reason_and_the_others_are_watched(bench: Bench) -> None:
+    bench.library.gpus[0].errors = {REGISTER: 3}
+    bench.library.xids = [(B, 31, XID)]
+    watch = bench.watch()
+    assert bench.next().uuid == B
+    assert (watch.reason(A), watch.reason(B)) == (NOT_BY_GPU, None)
