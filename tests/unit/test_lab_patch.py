@@ -138,3 +138,10 @@ def test_optimizers_of_two_classes_are_changed() -> None:
     one_line = source.replace("p)\nb", "p); b")
     found = patched(one_line, replace(both, places=places[:1]))
     assert (found.diff, found.by_hand[0].lines) == ("", lines)
+
+
+def test_a_call_in_another_file_is_changed_by_hand() -> None:
+    places = [CallPlace("other/model.py", 3)]
+    entry = replace(setting("fused", True, None, "AdamW(..., fused=True)"), places=places)
+    found = patched(IMPORTS + "x = AdamW(p)\n", entry)
+    assert (found.diff, found.by_hand[0].where) == ("", "model.py, line 3")

@@ -24,6 +24,7 @@ from stepscope.lab.folder import (
     read_trials,
 )
 from stepscope.lab.plan import Variant, write_plan
+from stepscope.lab.statistics import estimate_effects
 from stepscope.lab.sweep_runner import SweepRunner
 from stepscope.lab.verdict_text import closing, progress_line, table
 from trainer.config import RunConfig, Workload
@@ -409,3 +410,22 @@ def test_reports_escape_the_texts_of_a_foreign_folder(tmp_path: Path) -> None:
         tmp_path, {"channels_last": 0.1}, evil, LAST, variant(pin_memory=True), answers=answers
     )
     assert "\x1b" not in "".join([*table(found), *closing(found), progress_line(found)])
+
+
+def test_a_decided_variant_keeps_its_share_and_its_variance() -> None:
+    noise = random.Random(5)
+    samples = []
+    for number in range(1, 9):
+        for name in ("baseline", "same", "open"):
+            rate = 1000.0 * (1 + (0.03 + noise.gauss(0, 0.02)) * (name == "open"))
+            metrics = {"samples_per_sec": rate, "loss": 1.0, "loss_finite": True}
+            samples.append(Trial(contest="variants", round=number, name=name, metrics=metrics))
+    rules = plan().rules
+    comparison = VariantComparison("variants", "baseline", ("same", "open"))
+    state = replay_comparison(comparison, samples, rules, seed=0)
+    assert not state.is_open("same")
+    assert state.speed["same"].rounds == 5
+    ratios = [math.log(one.metrics["samples_per_sec"] / 1000) for one in samples[2::3]]
+    kept = estimate_effects({"same": [0.0] * 8, "open": ratios}, rules)["open"]
+    found = state.speed["open"]
+    assert (found.low, found.high) == (pytest.approx(kept.low), pytest.approx(kept.high))

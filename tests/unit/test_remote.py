@@ -24,6 +24,7 @@ from stepscope.remote.source import parse_source
 from stepscope.run import RunStatus, is_own, read_run
 from stepscope.store import STORE_NAME, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
+from stepscope.store.reader import send_command
 from tests.support.recorded_runs import write_run
 from tests.support.run_folders import block_of_rows
 
@@ -322,3 +323,23 @@ def test_the_end_of_a_rank_makes_lists_read_the_run_again(link: Link) -> None:
     shutil.copy(folder / "run.json", folder / "rank1.json")
     link.ask("r")
     assert (link.near / "r" / "run.json").stat().st_mtime_ns > before
+
+
+@pytest.mark.parametrize("refused", [None, "The run has ended."])
+def test_an_ended_command_is_not_delivered_again(link: Link, refused: str | None) -> None:
+    write_run(link.far / "r", LIVE)
+    link.ask("r")
+    number = send_command(link.near / "r", "mark", {})
+    assert [command[:3] for command in link.mirror.commands(["r"])] == [("r", number, "mark")]
+    link.mirror.end_command("r", number, refused)
+    assert link.mirror.commands(["r"]) == []
+
+
+def test_a_locked_store_is_read_later_and_never_without_its_lock(link: Link) -> None:
+    folder = write_run(link.far / "r", LIVE, steps=STEPS)
+    with closing(sqlite3.connect(folder / STORE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        link.ask("r")
+        assert not (link.near / "r" / STORE_NAME).exists()
+    link.ask("r")
+    assert rows(link.near / "r") == rows(folder)
