@@ -128,3 +128,17 @@ def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     assert "set_to_none" in stdout
     assert "set_to_none" in stderr
     assert found["status"] == "finished"
+
+
+TWO_RANKS = {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"}
+
+
+def test_a_trial_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> None:
+    answer = TrialProcess("trainer.lab.trial_run", tmp_path).take(job(changes=TWO_RANKS), 150)
+    metrics = answer["metrics"]
+    assert metrics["steps"] == 60
+    # The last step of an epoch may have fewer.
+    samples_per_step = metrics["samples_per_sec"] * metrics["step_time"]
+    assert 0.8 * 2 * 32 < samples_per_step <= 2 * 32 + 1e-6
+    assert metrics["peak_process"] > 2**26
+    assert answer["machine"]["torch"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +15,11 @@ from stepscope.lab import script_trial, torchrun
 from stepscope.lab.measurement import measured
 from stepscope.lab.script_plan import ScriptPlan, parse_variant, script_command
 from stepscope.run import process_identity, write_run_json
+from stepscope.watch import trial
 from stepscope.watch.trial import TRIAL
 from tests.support.recorded_runs import CREATED, write_run
+from tests.support.run_folders import RankFolder
+from tests.support.trial_sessions import TrialSession
 
 SECONDS = (0.1, 0.15)
 WATTS = {"GPU-a": 100.0, "GPU-b": 60.0}
@@ -110,3 +116,26 @@ def test_secrets_are_not_shown_and_the_ranks_are(
         "--api-key '(hidden)'",
     ]
     assert variants[0].changes == {"env:HF_TOKEN": "x2"}
+
+
+def test_a_rank_waits_for_the_last_step_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RankFolder(tmp_path)
+    for rank, status in ((0, "finished"), (1, "running")):
+        folder.rank(rank, status, created=CREATED, world_size=2)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(trial, "rank_and_size", lambda: (0, 2))
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        folder.rank(1, "finished", created=CREATED, world_size=2)
+
+    monkeypatch.setattr(trial, "time", SimpleNamespace(sleep=sleep))
+    session = TrialSession(folder.folder, world_size=2)
+    limit = session.limit(ranks=2, parent=123)
+    session.boundary(limit, step=3)
+    with pytest.raises(SystemExit):
+        session.boundary(limit, step=4)
+    assert len(waits) == 1
