@@ -22,7 +22,8 @@ class Checkpoint(ModelSetting):
     )
     works_in_ddp = True
     _is_active = False
-    _calls = _runs = 0
+    _calls = 0
+    _runs = 0  # of the blocks, with those in backward()
 
     def problem(self, subject: Training) -> str | None:
         model = subject.model

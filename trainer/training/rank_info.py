@@ -191,8 +191,11 @@ class TrainPhaseTimer:
     """Sums forward, backward and optimizer times of a step's micro-batches, to find stragglers."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._forward_s = self._backward_s = self._optimizer_s = 0.0
-        self._ddp, self._guard = DdpTiming(), HookGuard(DDP_METRICS)
+        self._forward_s = 0.0
+        self._backward_s = 0.0
+        self._optimizer_s = 0.0
+        self._ddp = DdpTiming()
+        self._guard = HookGuard(DDP_METRICS)
         if isinstance(model, DistributedDataParallel):
             self._ddp.attach(model)
 
@@ -209,6 +212,8 @@ class TrainPhaseTimer:
             "perf/backward": self._backward_s,
             "perf/optimizer": self._optimizer_s,
         }
-        self._forward_s = self._backward_s = self._optimizer_s = 0.0
+        self._forward_s = 0.0
+        self._backward_s = 0.0
+        self._optimizer_s = 0.0
         self._guard.call(self._ddp.add, row, time.perf_counter())
         return row
