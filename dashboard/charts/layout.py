@@ -60,6 +60,9 @@ def _charts(content: RunView) -> list[Json]:
         charts.append(chart(f"custom:{key}", title, [trace(key)], group="custom"))
     if content.gpus:
         charts.append(_power(content))
+    if len(content.gpus) > 1:
+        used = gpu_traces(content, "gpu/mem_used", "used", style="peak")
+        charts.append(chart("gpu_memory", "GPU memory", used, y=y_axis(Unit.BYTES), group="more"))
     charts.append(_throughput(content))
     if content.kind is RunKind.TRAINER:  # FLOPs of scripts are not counted
         charts.append(_flops(content))
@@ -119,7 +122,7 @@ def _memory(content: RunView) -> Json:
         traces = [trace(key, "peak") for key in keys]
         training = training_gpu(content)
         if training is not None:
-            traces += gpu_traces(content, "gpu/mem_used", "device used", style="peak")
+            traces.append(trace("gpu/mem_used", "peak", gpu=training, label="device used"))
             traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
     else:
         traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]

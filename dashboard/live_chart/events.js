@@ -46,12 +46,12 @@ export const isCleared = (event) => event.data?.state === "cleared";
 export const levelOf = (event) => LEVELS[event.data?.level] || "Warning";
 
 // Returns the alerts that were raised and not cleared since, oldest first. A rule has one alert for
-// each rank, GPU and metric.
+// each GPU and metric.
 export function activeAlerts(events) {
   const active = new Map();
   for (const event of events.filter(isAlert)) {
-    const { rank = 0, rule, uuid, metric } = event.data ?? {};
-    const key = [rank, rule, uuid, metric].join("|");
+    const { rule, uuid, metric } = event.data ?? {};
+    const key = [rule, uuid, metric].join("|");
     active.delete(key);
     if (!isCleared(event)) active.set(key, event);
   }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import streamlit as st
@@ -27,7 +26,7 @@ from stepscope.store import STORE_NAME, StoreError
 MAX_RUNS = 50
 MAX_UNSCROLLED = 30  # rows of a table without a scroll bar
 CHOSEN = "compare_runs"
-AXES = {"step": "Step", "time": "Time since start (s)", "date": "Time", "samples": "Samples"}
+AXES = {"step": "Step", "time": "Time since start (s)", "samples": "Samples"}
 FIRST_METRICS = ("train/loss", "perf/step_time", "memory/allocated", "process/rss")
 EACH = "each run"
 OWN = "group of the runs"
@@ -81,12 +80,6 @@ def chosen_runs(server: Services) -> list[RunInfo]:
     return found
 
 
-def local_ms(created: float, seconds: Any) -> Any:
-    """Return times since the start as local time in milliseconds, as Plotly's date axes have it."""
-    offset = datetime.fromtimestamp(created).astimezone().utcoffset()
-    return 1e3 * (created + seconds + (offset.total_seconds() if offset else 0.0))
-
-
 def charts(each: Sequence[RunFigures], lines: Sequence[Lines], names: Sequence[str]) -> None:
     """Draw the selected metrics over one axis; several runs of one name are a group."""
     keys = list(dict.fromkeys(key for found in lines for key in found))
@@ -105,12 +98,10 @@ def charts(each: Sequence[RunFigures], lines: Sequence[Lines], names: Sequence[s
             scale = one.samples_per_step if axis == "samples" else 1.0
             if key in found and scale is not None:
                 step, seconds, values = found[key]
-                x = {"time": seconds, "date": local_ms(one.run.created, seconds)}
-                line = RunLine(x.get(axis, step * scale), values / size)
+                line = RunLine(seconds if axis == "time" else step * scale, values / size)
                 drawn.setdefault(name, []).append(line)
         if drawn:
             figure = overlay(drawn, AXES[axis], title, weight, log=log)
-            figure["layout"]["xaxis"]["type"] = "date" if axis == "date" else "linear"
             parts.plot(figure, f"compare_{key}", alt=f"{title} of {len(each)} runs")
         else:
             st.caption(f"No run has {escape_markdown(title)} over this axis.")

@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from stepscope.run import RunKind
-from tests.support.app_page import OpenPage, drawn_components, header, text_of, trigger
+from tests.support.app_page import OpenPage, text_of, trigger
 from tests.support.breakdown_rows import GPU, PROCESSES, device, process, sample
 from tests.support.recorded_runs import write_run
 
@@ -29,12 +29,6 @@ def cuda_run(root: Path, **run_json: Any) -> None:
     rows = [process(tick) for tick in range(20)]
     gpu = [device(tick) for tick in range(20)]
     write_run(root / "cuda", ON_GPU | run_json, gpu=GPU, samples=rows, devices=gpu)
-
-
-def test_a_missing_run_is_named(page: OpenPage) -> None:
-    app = page(tab="memory", run="20990101-000000-never")
-    assert "20990101" in header(app)["trouble"]
-    assert len(drawn_components(app)) == 1
 
 
 def test_each_run_has_its_breakdown_and_the_address_follows(page: OpenPage, tmp_path: Path) -> None:

@@ -241,10 +241,8 @@ def test_alerts_that_were_raised_and_not_cleared_are_active(js: Script) -> None:
         *(alert(4, "hot", "cleared", uuid="GPU-a"), alert(5, "no_step", "cleared")),
         *(alert(6, "no_step"), {"id": 7, "kind": "alert", "text": "of another program"}),
         {"id": 8, "kind": "nan", "data": {"rule": "x"}},
-        # Each rank has its own alerts.
-        *(alert(9, "loss"), alert(10, "loss", rank=1), alert(11, "loss", "cleared")),
     ]
-    assert js("activeAlerts(events).map(({id}) => id)", events=events) == [2, 6, 7, 10]
+    assert js("activeAlerts(events).map(({id}) => id)", events=events) == [2, 6, 7]
 
 
 @pytest.mark.parametrize(
