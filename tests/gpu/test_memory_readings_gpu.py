@@ -17,7 +17,6 @@ import torch
 from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
-from tests.support.run_values import metric
 
 SHORT_STEPS = 50
 CYCLES_A_SECOND = 2_000_000_000
@@ -91,19 +90,3 @@ def test_no_thread_waits_while_torch_waits_for_memory(live: ScriptSession, step_
         stalled_s = retry_allocation()
     assert stalled_s > 0.3, "it did not wait for the device"
     assert beat.longest_s < stalled_s / 2
-
-
-def test_the_curve_inside_a_long_step_is_recorded(live: ScriptSession) -> None:
-    live.train_on(0)
-    before, kept = torch.cuda.memory_allocated(), []
-    for _ in range(5):
-        time.sleep(0.4)
-        kept.append(fill(0.02))
-        live.readings.read_if_requested()
-    time.sleep(0.4)
-    live.boundary()
-    live.close(RunStatus.FINISHED)
-    allocated = metric(live.recorder.folder, "memory/allocated", "samples")
-    size = (torch.cuda.memory_allocated() - before) // len(kept)
-    levels = {int(value) - before for value in allocated if value == value}
-    assert {size, 2 * size, 3 * size, 4 * size} <= levels

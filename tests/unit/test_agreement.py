@@ -48,13 +48,12 @@ class Rank:
     served: list[tuple[int, int, int]] = field(default_factory=list)
     """Id of the command, step, and which boundary of the step."""
     paused: bool = False
-    finished: bool = False
 
     def __post_init__(self) -> None:
         self.member = Participant(lambda: self.step, lead=self.lead, clock=self.clock)
 
-    def train(self, job: Job, steps: int) -> Iterator[None]:
-        while self.step < steps:
+    def train(self, job: Job) -> Iterator[None]:
+        while True:
             # The collective of a step: nobody ends it before all have entered it.
             job.entered[self.number] = self.step + 1
             while any(entered <= self.step for entered in job.entered.values()):
@@ -69,7 +68,6 @@ class Rank:
                     yield
                 if looked:
                     yield from self.serve(boundary)
-        self.finished = True
 
     def serve(self, boundary: int) -> Iterator[None]:
         while True:
@@ -86,13 +84,13 @@ class Rank:
 class Job:
     """Ranks, number 0's thread, and files that are read some time after they are written."""
 
-    def __init__(self, ranks: int, lead: int, boundaries: int, steps: int) -> None:
+    def __init__(self, ranks: int, lead: int, boundaries: int) -> None:
         self.clock = Clock()
         self.leader = Coordinator()
         self.closed: list[Proposal] = []
         self.entered = dict.fromkeys(range(ranks), 0)
         self.ranks = [Rank(number, lead, self.clock, boundaries) for number in range(ranks)]
-        self.trainings = [rank.train(self, steps) for rank in self.ranks]
+        self.trainings = [rank.train(self) for rank in self.ranks]
         self.published: list[Proposal] = []
 
     def lead(self) -> None:
@@ -104,7 +102,7 @@ class Job:
         own.published = dict(own.member.votes)
         if (proposal := leader.open) is not None:
             id_ = proposal.command.id
-            taking_part = [r.published for r in self.ranks if not (r.number and r.finished)]
+            taking_part = [rank.published for rank in self.ranks]
             votes = [published[id_] for published in taking_part if id_ in published]
             missing = ["a rank"] * (len(taking_part) - len(votes))
             if (closed := leader.closed(self.clock(), votes, missing)) is not None:
@@ -166,7 +164,7 @@ ASKED = st.dictionaries(st.integers(0, 400), NAMES, max_size=6)
 def test_all_ranks_serve_every_command_at_the_same_boundary(
     actions: list[int], asked: dict[int, CommandName], ranks: int, lead: int, boundaries: int
 ) -> None:
-    job = Job(ranks, lead, boundaries, steps=10**9)
+    job = Job(ranks, lead, boundaries)
     follow(job, actions, asked, None)
     job.leader.submit(command(10**6, CommandName.RESUME))
     job.settle()
@@ -186,7 +184,7 @@ def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
     actions: list[int], asked: dict[int, CommandName], ranks: int, dying: int
 ) -> None:
     """The others sit in a collective then, all at the same step: what they served is the same."""
-    job = Job(ranks, LOOK_AFTER, 1, steps=10**9)
+    job = Job(ranks, LOOK_AFTER, 1)
     follow(job, actions, {**asked, 401: CommandName.RESUME}, dying)
     job.ranks[-1].alive = False
     job.settle()
@@ -201,20 +199,6 @@ def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
     ]
     for rank in job.ranks[:-1]:
         assert not rank.member.votes, "a rank is held by a command that nobody decides"
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(ACTIONS, ASKED, st.integers(1, 12))
-def test_trainings_that_end_leave_nobody_waiting(
-    actions: list[int], asked: dict[int, CommandName], steps: int
-) -> None:
-    job = Job(3, LOOK_AFTER, 1, steps)
-    follow(job, actions, {**asked, 401: CommandName.RESUME}, None)
-    job.settle()
-    assert all(rank.finished for rank in job.ranks)
-    served = [rank.served for rank in job.ranks]
-    longest = max(served, key=len)  # a rank that has ended executes nothing any more
-    assert all(one == longest[: len(one)] for one in served)
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,6 @@ def figures(**more: Any) -> StepAverages:
     return StepAverages(**plain | more)
 
 
-def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
-    found = verdict(figures(data_wait=0.063, device_time=0.034, utilization=0.4), gpu())
-    assert found.kind == "input-bound"
-    assert found.share == pytest.approx(0.063 / 0.066)
-    assert found.phase == "data"
-    assert found.next is not None
-    assert (found.next.name, found.next.value) == ("num_workers", 4)
-
-
 def on_cpu(data_wait: float | None, **more: Any) -> StepAverages:
     return StepAverages(steps=100, step_time=0.1, data_wait=data_wait, **more)
 

@@ -108,12 +108,6 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
     assert bench.recorder.events == [("empty_cache", refused, {"ok": False})]
 
 
-def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:
-    with pytest.raises(RunStoppedError):
-        bench.serve(CommandName.STOP, CommandName.MARK)
-    assert [kept.name for kept in bench.recorder.asked] == [CommandName.MARK]
-
-
 class History:
     """Stands for torch's history of allocations; fair as to calls and their order, no more."""
 

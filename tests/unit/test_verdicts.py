@@ -36,10 +36,6 @@ def ask(folder: Path, status: RunStatus = RunStatus.RUNNING) -> dict[str, Any] |
     return find(replace(read_run(folder), status=status), [CPU]).line
 
 
-def test_young_runs_have_none(tmp_path: Path) -> None:
-    assert ask(write_run(tmp_path / "a", steps=rows(0.06, count=10))) is None
-
-
 @pytest.mark.parametrize(
     ("loss", "status", "is_broken"),
     [
