@@ -124,7 +124,6 @@ _NOTHING_LEFT = {
     "launch-bound": "All launch settings are in use: a larger batch or model fills the gaps.",
     "compute-bound": "All compute settings are in use: try a smaller model or another device.",
     "throttled": _COOL,
-    "cpu-contention": "End other programs on this host, or use fewer DataLoader workers.",
 }
 
 

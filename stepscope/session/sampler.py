@@ -176,16 +176,15 @@ class Sampler:
         no_allocator = allocator.reason()
         if self.readings.index is None:
             no_allocator = "the run has used no CUDA device"
-        optional = {
-            "split": None if no_allocator else allocator.split_reason(),
-        }
-        capabilities = {
+        capabilities: dict[str, Any] = {
             "nvml": self._source.reason,
             "allocator": no_allocator,
             "parts": self.readings.parts.reason,
             "missing": missing,
-            **{key: reason for key, reason in optional.items() if reason is not None},
         }
+        split = None if no_allocator else allocator.split_reason()
+        if split is not None:
+            capabilities["split"] = split
         if capabilities != self._capabilities:
             self._capabilities = capabilities
             self._recorder.describe(capabilities=capabilities)
