@@ -119,6 +119,15 @@ def test_a_boundary_that_fails_to_read_is_told_in_the_sampler(
         bench.readings.take()
 
 
+def test_without_a_device_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, None)
+    bench.steps(3, 1.0)
+    assert (bench.reads, any(bench.taken), bench.readings.wanted) == ([], False, False)
+    bench.readings.begin(1)
+    bench.steps(3, 1.0)
+    assert bench.taken[-1]
+
+
 def cuda(stats: Callable[[int], dict[str, Any]]) -> SimpleNamespace:
     return SimpleNamespace(
         cuda=SimpleNamespace(
