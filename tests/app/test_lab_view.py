@@ -205,6 +205,7 @@ def test_a_running_sweep_blocks_the_start(lab: OpenPage, server: Services, page:
     store(server.runs, sweep("running", updated=time.time() + 3, **identity))
     app = lab()
     assert start_refused(app, "Start sweep") == server.busy_reason(ServerActivity.SWEEP)
+    assert not label(app, "button", "Start sweep").help, "it would open under the pointer"
     (bar,) = app.get("progress")
     assert bar.proto.value == int(100 * 17 / 96)
     assert start_refused(page()) == server.busy_reason(ServerActivity.RUN) is not None

@@ -26,7 +26,7 @@ EXAMPLES = ("cpu-training", "two-simulated-gpus")  # finished with look-only but
 SWEEP = "20261122-061500-digits-mlp-ab12"
 ADDRESSES = {
     "/?run=cpu-training&tab=memory": ".st-key-breakdown .js-plotly-plot",
-    "/?run=job&tab=ranks": ".js-plotly-plot",
+    "/?run=job&tab=ranks": "[data-testid=stDataFrame]",
     "/runs": "[data-testid=stDataFrame]",
     "/compare?runs=h100,cpu-training": ".js-plotly-plot",
     f"/lab?sweep={SWEEP}": ".st-key-lab_patch",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
 
 import numpy as np
@@ -29,7 +28,7 @@ from tests.support.browser_page import (
     wait_until,
     welcome,
 )
-from tests.support.server import STOP_S, Server
+from tests.support.server import Server
 
 LONG = "/?epochs=5000"
 
@@ -219,18 +218,3 @@ def test_tabs_share_one_run_and_one_sampler_and_closing_them_stops_nothing(
     button(other, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     expect(button(page, "Start run")).to_be_enabled()
-
-
-def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(f"{LONG}&runner=process")
-    start(page)
-    server.process.send_signal(signal.SIGINT)
-    server.process.wait(STOP_S)
-    run = read_run(run_folder(server))
-    assert run.status is RunStatus.STOPPED
-    with StoreReader(run.folder) as reader:
-        (steps,) = [info for info in reader.series() if info.stream == "steps"]
-        assert reader.read(steps.id, 0, steps.rows, 1).step[-1] == run.run_json["step"]
-    page.goto("about:blank")

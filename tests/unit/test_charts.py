@@ -99,6 +99,19 @@ def test_tiles_have_the_gpus_that_the_run_trains_on() -> None:
         assert labels == ["GPU 0", "GPU 1", "GPU 2"]
 
 
+def test_the_memory_chart_has_the_training_gpu_and_another_chart_all_of_them() -> None:
+    made = layout(RunView(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2"))
+    drawn = {name: chart(made, name)["traces"] for name in ("memory", "gpu_memory")}
+    used = {
+        name: [line["series"] for line in lines if line["metric"] == "gpu/mem_used"]
+        for name, lines in drawn.items()
+    }
+    assert used == {
+        "memory": ["devices/GPU-2"],
+        "gpu_memory": [f"devices/{gpu.uuid}" for gpu in EIGHT],
+    }
+
+
 def test_the_samples_of_a_distributed_run_are_of_all_ranks() -> None:
     """The tiles of a job of 4 ranks showed the samples/s of rank 0."""
     tiles = {tile["id"]: tile for tile in layout(replace(CUDA, ranks=4))["kpis"]}

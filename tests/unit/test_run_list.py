@@ -130,14 +130,6 @@ def test_the_store_of_a_mirrored_run_grows_in_place(tmp_path: Path, reads: list[
     assert reads == ["far", "far"]
 
 
-def test_the_first_folder_with_an_id_has_the_run(tmp_path: Path) -> None:
-    for root in ("own", "other"):
-        write(tmp_path / root, "a")
-    runs = RunList(tmp_path / "own", tmp_path / "other")
-    assert len(runs.fresh().runs) == 1
-    assert [row.root for row in runs.rows()] == [str(tmp_path / "own")]
-
-
 def test_unreadable_runs_are_named_hide_no_other_and_are_logged_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

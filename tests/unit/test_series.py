@@ -14,7 +14,7 @@ import pytest
 
 from dashboard.charts import series
 from dashboard.charts.run_view import state as state_of
-from dashboard.charts.series import SeriesCursor, keys_of
+from dashboard.charts.series import SeriesCursor
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Event
@@ -192,18 +192,12 @@ def test_malformed_cursors_are_rejected(text: str) -> None:
 def test_the_optimizers_lines_are_sent_while_somebody_looks(tmp_path: Path) -> None:
     keys = ("train/loss", "train/lr", "train/lr.optimizer1")
     fill(tmp_path, 100, keys).close()
-    assert set(answer(tmp_path)["series"]["steps"]["v"]) == {"train/loss"}
+    folded = answer(tmp_path)["series"]["steps"]
+    assert set(folded["v"]) == {"train/loss"}
+    assert folded["last"]["train/lr"] == 99, "the newest value stands beside the folded charts"
     for names, count in ((["Adam"], 2), (["Adam", "SGD"], 3)):
         shown = answer(tmp_path, more=True, optimizers=names)["series"]["steps"]["v"]
         assert set(shown) == set(keys[:count])
-
-
-def test_folded_charts_are_sent_when_asked_for() -> None:
-    run = RunInfo(Path("run"), RunStatus.RUNNING, None, 0.0, {"created": 0.0, "kind": "init"})
-    for asked in (False, True):
-        keys = keys_of(run, asked)
-        assert ("gpu/temp" in keys.drawn) is asked
-        assert "gpu/temp" in keys.last, "the newest value stands beside the folded charts"
 
 
 def test_a_scripts_own_metrics_and_the_losses_of_its_optimizers_are_sent(tmp_path: Path) -> None:
