@@ -114,14 +114,26 @@ class ChannelsLast(ModelSetting):
         self, subject: Training, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call the converted model; repeat the call without the setting if the model views."""
-        self._store_in(self._torch.channels_last, subject)
+        torch = self._torch
+        self._store_in(torch.channels_last, subject)
+        buffers = [(buffer, buffer.clone()) for buffer in subject.model.buffers()]
+        devices = [subject.device] if subject.device.type == "cuda" else []
+        cpu_state = torch.get_rng_state()
+        gpu_states = [torch.cuda.get_rng_state(device) for device in devices]
         try:
             return self._converted_call(call, args, kwargs)
         except RuntimeError as error:
             if "view size is not compatible" not in str(error):
                 raise
             self.failed = f"The model needs contiguous outputs: {error}"[:300]
-        self._store_in(self._torch.contiguous_format, subject)
+        # The random numbers and running statistics are those of before.
+        self._store_in(torch.contiguous_format, subject)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        torch.set_rng_state(cpu_state)
+        for device, state in zip(devices, gpu_states, strict=True):
+            torch.cuda.set_rng_state(state, device)
         return call(*args, **kwargs)
 
     def _store_in(self, layout: Any, subject: Training) -> None:

@@ -470,28 +470,31 @@ def test_channels_last_is_refused_for_five_dimensions() -> None:
 
 
 class Flat(nn.Module):
-    """Flattens with view()."""
+    """Flattens with view(), after layers with random numbers and running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.convolution = nn.Conv2d(3, 4, 3)
+        self.norm = nn.Sequential(nn.Dropout(), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
         self.last = nn.Linear(4 * 36, 1)
 
     def forward(self, batch: Tensor) -> Any:
-        out = self.convolution(batch)
+        out = self.norm(batch)
         return self.last(out.view(out.size(0), -1))
 
 
 def test_channels_last_is_undone_for_a_model_that_views_outputs() -> None:
-    def run() -> list[float]:
+    def run() -> tuple[list[float], list[Tensor]]:
         model = Flat()
         optimizer = torch.optim.AdamW(model.parameters())
-        return train(model, optimizer, DataLoader(data((3, 8, 8)), batch_size=8))
+        losses = train(model, optimizer, DataLoader(data((3, 8, 8)), batch_size=8))
+        return losses, list(model.buffers())
 
-    bare = run()
+    bare, buffers = run()
     with applied("channels_last") as found:
-        assert run() == bare
+        losses, others = run()
+        assert losses == bare
+        assert all(map(torch.equal, buffers, others))
         assert found.state("channels_last") == "refused"
         assert "view size is not compatible" in found.text("channels_last")
 
