@@ -12,11 +12,10 @@ from dashboard.controls.run_picker import picked_run
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live
-from dashboard.views.code_lines import code_lines
 from dashboard.views.memory_probe import estimate_buttons, estimate_panel
 from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_memory import memory_tab
-from dashboard.views.run_tabs import details_tab, logs_tab, profile_section, ranks_tab
+from dashboard.views.run_tabs import code_lines, details_tab, logs_tab, profile_section, ranks_tab
 from stepscope.run import RunError, RunKind, read_metadata, read_run
 from trainer.config import checkpoints
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
 import traceback
 import weakref
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stepscope.alerts import settings as alert_settings
 from stepscope.alerts.monitor import AlertMonitor
@@ -33,14 +36,98 @@ from stepscope.run import RunStatus, rank_file
 from stepscope.run.folder import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.status import RunOutcome, with_cause
 from stepscope.run_setup import setup_of
+from stepscope.session.code_sampler import CodeSampler, TrainingThread
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.job_commands import JobCommands
 from stepscope.session.sampler import Sampler
 from stepscope.session.stop import handlers_wait
-from stepscope.session.training_observer import TrainingObserver
+from stepscope.session.training_facts import WRITE_S, Compilation, TrainingFacts, facts_file
 from stepscope.store import StoreError
 from stepscope.store.commands import Command
 from stepscope.store.recorder import CommandName, Recorder
+
+SWITCH = "STEPSCOPE_CODE_LINES"
+"""Environment variable; "off" disables the sampling of Python stacks."""
+MAX_COMPILATIONS = 20  # that are kept with their reason
+MAX_REASON = 300
+
+
+class TrainingObserver:
+    """Facts of one process. `observe` runs in the sampler's thread; hooks add to `facts`.
+
+    The hooks' objects in `facts` belong to the training thread: a file may show one step of them
+    more in one number than in another.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        step: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.thread = TrainingThread()
+        self.facts = TrainingFacts()
+        self._file = facts_file(folder, number)
+        self._step = step
+        self._clock = clock
+        self._code = None
+        if os.environ.get(SWITCH) != "off":
+            self._code = CodeSampler(self.thread, step, clock)
+        self._write_at = clock()
+        self._written = b""
+        self._newest_compilation = 0
+
+    def sample_code(self, late_s: float) -> None:
+        """Take one sample, whose time was `late_s` ago."""
+        if self._code is not None:
+            self._code.tick(late_s)
+
+    def observe(self, _values: Mapping[str, float]) -> None:
+        """Write the facts if they are due."""
+        now = self._clock()
+        if now >= self._write_at:
+            self._write_at = now + WRITE_S
+            self.write()
+
+    def write(self) -> None:
+        """Replace the file if the facts have changed; logs an error of the disk."""
+        self._find_compilations()
+        if self._code is not None:
+            self.facts.periods, self.facts.lines = self._code.results()
+        content = msgspec.json.encode(self.facts)
+        if content == self._written or content == _EMPTY:
+            return
+        try:
+            atomic_write(self._file, content, durable=False)
+            self._written = content
+        except OSError as error:
+            log.debug("stepscope: %s could not be written: %s", self._file.name, error)
+
+    def _find_compilations(self) -> None:
+        """Add the compilations that torch has counted since the last call."""
+        utils: Any = sys.modules.get("torch._dynamo.utils")
+        if utils is None:
+            return
+        # Private names of torch, which another version may not have.
+        with suppress(AttributeError, KeyError, TypeError):
+            found = int(utils.counters["stats"]["unique_graphs"])
+            facts = self.facts
+            if found == facts.compilation_count:
+                return
+            facts.compilation_count = found
+            for metrics in utils.get_compilation_metrics():
+                began = int(metrics.start_time_us)
+                if began <= self._newest_compilation or metrics.co_name is None:
+                    continue
+                self._newest_compilation = began
+                reason = str(metrics.recompile_reason or "")[:MAX_REASON]
+                facts.compilations.append(Compilation(step=self._step(), reason=reason))
+            del facts.compilations[:-MAX_COMPILATIONS]
+
+
+_EMPTY = msgspec.json.encode(TrainingFacts())
+
 
 log = logging.getLogger(__name__)
 

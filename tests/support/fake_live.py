@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.memory.model_states import ModelStateTracker
 from stepscope.memory.oom.observer import BatchMemory
 from stepscope.session.sampler import BoundarySampler
-from stepscope.session.training_observer import TrainingObserver
+from stepscope.session.session import TrainingObserver
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.installed_hooks import installed
 
