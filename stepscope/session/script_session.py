@@ -16,7 +16,7 @@ from stepscope.distributed.rendezvous import RankContext
 from stepscope.gpu.device_info import DeviceInfo
 from stepscope.gpu.source import DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.host.environment import warn_if_unsupported
-from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run import RunInfo, RunKind, RunStatus, is_run_id
 from stepscope.run.status import RunOutcome
 from stepscope.session.code_state import CodeStateReader, imported_packages
 from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
@@ -62,6 +62,9 @@ class ScriptSession(Session):
         if place.world_size > 1:
             self.open_nccl_pipe()
         recorder.describe(**place.described())
+        if replaced := take_replaced_run():
+            recorder.describe(replaces=replaced)
+            recorder.event("mark", f"Continues run {replaced}: its process became this one.")
         self.oom.attach()
         try:
             if place.number == 0 and script_folder is not None:
@@ -229,26 +232,47 @@ def _gpu(cuda_index: int) -> GpuEntry:
     return gpu_entry(uuid, properties.name, properties.total_memory)
 
 
+REPLACED_RUN = "STEPSCOPE_REPLACED_RUN"
+"""Environment variable of the new program: the id of the run that ended."""
 MAX_TEXT = 200  # characters of the new command in a reason
 
 
-def handle_exec(end: Callable[[str], None]) -> None:
-    """Call `end` with the reason when this process becomes another program."""
+EndRun = Callable[[str], str | None]
+"""Ends the run of this process for a reason; returns the run's id, or None if it has ended."""
+
+
+def handle_exec(end: EndRun) -> None:
+    """Call `end` when this process becomes another program."""
     pid = os.getpid()
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.exec" and pid == os.getpid():
-            _before_exec(end, *arguments[:2])
+            _before_exec(end, *arguments)
 
     sys.addaudithook(audit)
 
 
-def _before_exec(end: Callable[[str], None], path: Any, arguments: Any) -> None:
+def take_replaced_run() -> str | None:
+    """Return the id of the run whose process became this one; None without one."""
+    run_id = os.environ.pop(REPLACED_RUN, "")
+    return run_id if is_run_id(run_id) else None
+
+
+def _before_exec(
+    end: EndRun, path: Any, arguments: Any, environment: Mapping[Any, Any] | None
+) -> None:
+    """End the run, and tell its id to the new program. Raises OSError."""
     try:
         # `os.execvp` tries the folders of PATH one after the other.
         if not os.path.isfile(path) or not os.access(path, os.X_OK):
             return
         named = shlex.join(without_secrets([os.fsdecode(word) for word in arguments]))[:MAX_TEXT]
-        end(f"The script replaced its process by: {named}")
+        run_id = end(f"The script replaced its process by: {named}")
     except Exception as error:  # noqa: BLE001 - the script must still become the program
         log.warning("stepscope: the run could not be closed before os.exec: %s", error)
+        return
+    if run_id is None:  # closed before, such as in the call below
+        return
+    if environment is not None:
+        os.execve(path, arguments, {**environment, REPLACED_RUN: run_id})
+    os.environ[REPLACED_RUN] = run_id

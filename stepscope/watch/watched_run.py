@@ -74,12 +74,14 @@ class WatchedRun:
                     say(f"stepscope: setting {named} {entry['state']}: {entry['text']}")
         self.session.close(self.outcome.status, self.outcome.reason)
 
-    def close_before_exec(self, reason: str) -> None:
-        """End the run because its process becomes another program."""
-        if not self.given_away:
-            self.outcome = RunOutcome(reason=reason)
-            self.close()
-            self.given_away = True
+    def close_before_exec(self, reason: str) -> str | None:
+        """End the run because its process becomes another program; return its id, once."""
+        if self.session is None or self.given_away:
+            return None
+        self.outcome = RunOutcome(reason=reason)
+        self.close()
+        self.given_away = True
+        return self.session.recorder.folder.name
 
 
 def begin(

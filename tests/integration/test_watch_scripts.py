@@ -229,6 +229,7 @@ def test_a_script_that_replaces_its_process_has_two_finished_runs(
     assert first.status is second.status is RunStatus.FINISHED
     assert first.reason is not None
     assert first.reason.startswith("The script replaced its process by: ")
+    assert second.run_json["replaces"] == first.id
     assert (first.run_json["step"], second.run_json["step"]) == (0, 7)
     assert first.run_json["tags"] == second.run_json["tags"] == ["t"]
 
