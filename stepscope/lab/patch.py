@@ -26,8 +26,6 @@ WHERE = {
     "bf16": "around the forward pass and the loss",
     "channels_last": "after the model is on its device, and for each batch of images",
     "compile": "after the model and its optimizer are constructed",
-    "gc_off": "before the training loop, and in it",
-    "set_to_none": "in the training loop",
 }
 PATCH_JSON = "patch.json"
 PATCH_DIFF = "patch.diff"

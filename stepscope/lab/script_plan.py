@@ -170,11 +170,11 @@ def tuning_candidates(cores: int) -> list[str]:
     workers = f"num_workers={max(1, min(4, cores))}"
     return [
         *("tf32", "bf16", workers, "fused", "channels_last", "cudnn_benchmark"),
-        *("set_to_none", f"{workers} pin_memory", f"{workers} persistent_workers"),
+        *(f"{workers} pin_memory", f"{workers} persistent_workers"),
         f"{workers} pin_memory non_blocking",
         *("pin_memory", "persistent_workers", "prefetch_factor=4"),
         *((f"threads={cores // 2}",) if cores > 1 else ()),
-        *("gc_off=20", "compile"),
+        "compile",
     ]
 
 

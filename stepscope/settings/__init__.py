@@ -24,14 +24,12 @@ SETTINGS: Mapping[str, type[Setting]] = {
         model.ChannelsLast,
         autocast.Bf16,
         optimizer.Fused,
-        optimizer.SetToNone,
         loader.NumWorkers,  # before the settings that need workers
         loader.PinMemory,
         loader.PersistentWorkers,
         loader.PrefetchFactor,
         loader.NonBlocking,
         process.Threads,
-        process.GcOff,
     )
 }
 """All settings by name, in the order in which they are applied at one moment."""

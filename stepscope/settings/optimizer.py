@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, ClassVar
+from typing import Any
 
 from stepscope.settings.setting import Moment, Setting
 
@@ -101,31 +101,3 @@ def _is_fused(optimizer: Any) -> bool:
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [one for group in optimizer.param_groups for one in group["params"]]
-
-
-class SetToNone(Setting):
-    name = "set_to_none"
-    code = "optimizer.zero_grad(set_to_none=True)"
-    moment = Moment.OPTIMIZER
-    ALREADY: ClassVar[str] = "The script already calls zero_grad(set_to_none=True), the default."
-    _active = False
-    _calls = _changed = 0
-
-    def enter(self, subject: Any) -> None:
-        self._active = True
-
-    def zero_grad(self, given: bool) -> bool:
-        """Return the argument for one call of `zero_grad(set_to_none=given)`."""
-        self._calls += 1
-        self._changed += self._active and not given
-        if self.is_probe and given:
-            self._applies = False
-            self.refusals = {None: self.ALREADY}
-        return given or self._active
-
-    def evidence(self) -> tuple[bool, str]:
-        if not self._calls:
-            return False, "The script does not call Optimizer.zero_grad()."
-        if not self._changed:
-            return False, self.ALREADY
-        return True, f"{self._changed} of {self._calls} calls of zero_grad() were changed."

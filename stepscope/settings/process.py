@@ -1,8 +1,7 @@
-"""Settings of the process: backend flags, threads, allocator and garbage collection."""
+"""Settings of the process: backend flags and threads."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
@@ -85,31 +84,3 @@ class Threads(Setting):
     def evidence(self) -> tuple[bool, str]:
         count = self._torch.get_num_threads()
         return count == self.value, f"torch.get_num_threads() is {count}."
-
-
-class GcOff(Setting):
-    name = "gc_off"
-    code = "gc.disable()  # before the loop\nif step % {value} == 0: gc.collect()"
-    moment = Moment.TRAINING
-    bounds = (1, 1_000_000)
-    default = 100
-    _steps = _collected = 0
-
-    def problem(self, subject: Training) -> str | None:
-        return None if gc.isenabled() else "The script has already disabled garbage collection."
-
-    def enter(self, subject: Training) -> None:
-        gc.disable()
-
-    def after_step(self, optimizer: Any) -> None:
-        self._steps += 1
-        if self._steps % self.value == 0 and not gc.isenabled():
-            gc.collect()
-            self._collected += 1
-
-    def evidence(self) -> tuple[bool, str]:
-        if gc.isenabled():
-            return False, "The script has enabled garbage collection again."
-        if not self._collected:
-            return False, f"No collection in {self._steps} steps. Run more steps, or use gc_off=N."
-        return True, f"gc.isenabled() is False; {self._collected} collections, {self._steps} steps."

@@ -91,8 +91,6 @@ class Setting:
     moment: ClassVar[Moment]
     bounds: ClassVar[tuple[int, int] | None] = None
     """The least and the largest value; None for a setting without a value."""
-    default: ClassVar[int | None] = None
-    """The value without a `=`; None if the setting needs one."""
 
     def __init__(self, text: str | None = None) -> None:
         """Parse the value. Raises SettingError."""
@@ -111,8 +109,6 @@ class Setting:
             if text is None:
                 return True
             raise SettingError(f"{self.name}: takes no value, got {text!r:.80}. Remove it.")
-        if text is None and self.default is not None:
-            return self.default
         least, most = self.bounds
         if text is None or not text.isdecimal() or not least <= int(text[:9]) <= most:
             raise SettingError(

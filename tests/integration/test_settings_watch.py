@@ -41,14 +41,14 @@ sys.exit(3)
 def test_what_happened_is_printed_and_recorded(tmp_path: Path) -> None:
     script, runs = tmp_path / "train.py", tmp_path / "runs"
     script.write_text(HOSTILE)
-    watch = [*AS_MODULE, "--with", "tf32 num_workers=2", "--with", "gc_off=2 fused", str(script)]
+    watch = [*AS_MODULE, "--with", "tf32 num_workers=2", "--with", "threads=3 fused", str(script)]
     seen = run(watch, runs, PYTHONWARNINGS="error")
     assert seen.returncode == 3, seen.stderr
     assert float(seen.stdout) > 0
     [folder] = run_folders(runs)
     entries = {entry["name"]: entry for entry in read_run(folder).run_json["settings"]}
     states = {name: entry["state"] for name, entry in entries.items()}
-    effective = dict.fromkeys(["fused", "num_workers", "gc_off"], "in effect")
+    effective = dict.fromkeys(["fused", "num_workers", "threads"], "in effect")
     assert states == {"tf32": "refused", **effective}
     assert entries["fused"]["places"] == [{"file": str(script), "line": 11}]
     assert entries["num_workers"]["places"] == [{"file": str(script), "line": 12}]

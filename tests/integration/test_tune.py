@@ -49,7 +49,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -> None:
     before, sweep, faster = content(mine), tmp_path / "sweep", tmp_path / "faster.py"
-    settings = ["--settings", "channels_last,set_to_none,num_workers=4"]
+    settings = ["--settings", "channels_last,pin_memory,num_workers=4"]
     command = [*TUNE, *SHORT, *settings, "--folder", str(sweep), "--apply", str(faster)]
     done = run_python(*command, "train.py", cwd=mine, timeout_s=280)
     assert done.returncode == 0, done.stderr

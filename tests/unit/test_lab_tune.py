@@ -19,7 +19,7 @@ from stepscope.lab.plan import write_plan
 from stepscope.lab.script_plan import TunePlan, parse_variant, script_command
 from stepscope.lab.sweep_runner import SweepRunner
 
-NAMES = ("fused", "bf16", "set_to_none", "num_workers=2", "num_workers=2 persistent_workers")
+NAMES = ("fused", "bf16", "channels_last", "num_workers=2", "num_workers=2 persistent_workers")
 ENTRY = {"value": True, "lines": ["a"], "places": []}
 
 
@@ -47,9 +47,9 @@ class SimulatedTrials:
         seconds = 60.0 if len(self.names) == self.slow else 4.0
         self.seconds += seconds
         self.names.append(changes)
-        late = {**ENTRY, "name": "set_to_none", "state": "refused", "text": "the default"}
-        if "set_to_none" in changes:  # seen only when it is applied
-            return {"reason": "set_to_none refused", "settings": [late], "seconds": 4.0}
+        late = {**ENTRY, "name": "channels_last", "state": "refused", "text": "the default"}
+        if "channels_last" in changes:  # seen only when it is applied
+            return {"reason": "channels_last refused", "settings": [late], "seconds": 4.0}
         rate = 100 * math.exp(self._random.gauss(0, self.noise))
         rate *= math.prod(1 + self._effects.get(name, 0.0) for name in changes)
         values = {"samples_per_sec": rate, "step_time": 1 / rate, "loss": 0.5, "loss_finite": True}
@@ -94,7 +94,7 @@ def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
     assert sweep["best"]["low"] < 0.8 < sweep["best"]["high"]
     assert trials.seconds <= 8 * 60
     assert trials.names.count(["bf16"]) == 0
-    assert trials.names.count(["set_to_none"]) == 1  # a refusal is final
+    assert trials.names.count(["channels_last"]) == 1  # a refusal is final
     verdicts = {one["name"]: one["verdict"] for one in sweep["variants"]}
     assert verdicts["num_workers=2 persistent_workers"] != "impossible"  # it brings the workers
     trials = read_trials(tmp_path / "sweep")

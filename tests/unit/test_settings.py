@@ -47,14 +47,12 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     loader: DataLoader[Any] | None = None,
     forward: Callable[[Tensor], Tensor] | None = None,
-    *,
-    set_to_none: bool = True,
 ) -> list[float]:
     """Train over the loader and return the losses."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for (batch,) in loader or DataLoader(data(), batch_size=8):
-        optimizer.zero_grad(set_to_none=set_to_none)
+        optimizer.zero_grad()
         loss = forward(batch) if forward else model(batch).pow(2).mean()
         loss.backward()
         optimizer.step()
@@ -247,44 +245,6 @@ def test_fused_is_refused(make: Callable[[Any], torch.optim.Optimizer], reason: 
         make(network().parameters())
         assert found.state("fused") == "refused"
         assert reason in found.text("fused")
-
-
-def test_set_to_none_changes_only_calls_that_zero() -> None:
-    bare = train(network(), set_to_none=False)
-    with applied("set_to_none") as found:
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        assert train(model, optimizer, set_to_none=False) == bare
-        optimizer.zero_grad(set_to_none=False)
-        assert all(p.grad is None for p in model.parameters())
-        assert found.state("set_to_none") == "in effect"
-
-
-def test_garbage_is_collected_at_boundaries_only() -> None:
-    bare = train(network())
-    with applied("gc_off=2") as found:
-        assert train(network()) == bare
-        assert not gc.isenabled()
-        assert "2 collections, 4 steps" in found.text("gc_off")
-        gc.enable()
-        assert found.state("gc_off") == "refused"
-    assert gc.isenabled()
-    with applied(f"gc_off={STEPS + 1}") as found:  # no step has the cost of a collection
-        train(network())
-        assert found.state("gc_off") == "refused"
-
-
-class Collected(TensorDataset):
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return (torch.tensor([float(gc.isenabled())] * 4),)
-
-
-def test_garbage_is_collected_in_forked_workers() -> None:
-    with applied("gc_off"):
-        train(network())
-        loader = DataLoader(Collected(torch.zeros(1)), num_workers=1)
-        assert [batch.tolist() for (batch,) in loader] == [[[1.0] * 4]]
-        assert not gc.isenabled()
 
 
 def test_threads_are_read_back() -> None:
@@ -547,10 +507,10 @@ def test_a_model_that_cannot_be_compiled_trains_uncompiled(
 
 
 def test_a_model_that_the_script_compiles_is_refused() -> None:
-    with applied("compile bf16 gc_off=2") as found:
+    with applied("compile bf16 fused") as found:
         model = torch.compile(network(), backend="eager")
         train(model)  # type: ignore[arg-type]
-        assert found.states() == {"compile": "refused", "bf16": "refused", "gc_off": "in effect"}
+        assert found.states() == {"compile": "refused", "bf16": "refused", "fused": "in effect"}
     torch.compiler.reset()
 
 
@@ -558,9 +518,9 @@ def test_a_model_that_the_script_compiles_is_refused() -> None:
     "damage", [{"state": "fast"}, {"places": [{"file": 1, "line": 2}]}, {"lines": "x"}]
 )
 def test_damaged_entries_of_a_run_are_missing(damage: dict[str, Any]) -> None:
-    with applied("gc_off") as found:
-        entry = found["gc_off"]
-    assert [one.name for one in applied_settings({"settings": [entry]})] == ["gc_off"]
+    with applied("num_workers=2") as found:
+        entry = found["num_workers"]
+    assert [one.name for one in applied_settings({"settings": [entry]})] == ["num_workers"]
     assert applied_settings({"settings": [entry | damage]}) == []
 
 
@@ -568,7 +528,7 @@ def test_a_setting_that_fails_does_not_end_the_script(monkeypatch: pytest.Monkey
     def broken(*_: Any) -> None:
         raise RuntimeError("lost")
 
-    monkeypatch.setattr(SETTINGS["gc_off"], "enter", broken)
-    with applied("gc_off") as found:
+    monkeypatch.setattr(SETTINGS["fused"], "enter", broken)
+    with applied("fused") as found:
         assert len(train(network())) == STEPS
-        assert found.text("gc_off") == "Failed with RuntimeError: lost"
+        assert found.text("fused") == "Failed with RuntimeError: lost"

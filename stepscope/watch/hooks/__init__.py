@@ -29,7 +29,6 @@ children and DataLoader workers. docs/watch.md lists the limits.
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import resource
@@ -42,7 +41,6 @@ from stepscope.common.secrets import is_secret
 from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.host.environment import warn_if_unsupported
 from stepscope.session.script_session import ScriptSession
-from stepscope.settings.process import GcOff
 from stepscope.watch.hooks import dataloader, loss, optimizer
 from stepscope.watch.hooks.patching import Function, HookGuard, PostImportHook, replace_call
 from stepscope.watch.hooks.settings import SettingHooks
@@ -95,8 +93,6 @@ class TorchHooks:
         self._state.close()
         if self.applied is not None:
             self.applied.is_active = False
-            if any(isinstance(one, GcOff) and one.places for one in self.applied.settings):
-                gc.enable()
 
     def _attach(self, torch: ModuleType) -> None:
         self._has_torch = True

@@ -86,7 +86,6 @@ class LossHook:
     def around_zero_grad(self, original: Function) -> Function:
         state = self._state
         guard = self._guard
-        applied = state.applied
 
         def zero_grad(optimizer: Any, set_to_none: bool = True) -> Any:
             if not state.attribution.made:  # one that was copied, or made before the hooks
@@ -98,8 +97,6 @@ class LossHook:
                     guard.call(state.drop_loss, optimizer)
                 else:
                     state.loss = None
-            if applied is not None:
-                set_to_none = applied.set_to_none(set_to_none)
             return original(optimizer, set_to_none)
 
         return zero_grad

@@ -20,7 +20,6 @@ from stepscope.settings import Setting
 from stepscope.settings.autocast import Bf16
 from stepscope.settings.loader import LoaderSetting, NonBlocking
 from stepscope.settings.model import ModelSetting
-from stepscope.settings.optimizer import SetToNone
 from stepscope.settings.setting import Moment, Training, script_place
 from stepscope.watch.hooks.patching import (
     Function,
@@ -130,13 +129,6 @@ class SettingHooks:
         if not self._awaits_model:
             self._refuse_models("A later optimizer was constructed after the first step.")
         self._apply(Moment.OPTIMIZER, optimizer)
-
-    def set_to_none(self, given: bool) -> bool:
-        """Return the argument for one call of `zero_grad(set_to_none=given)`."""
-        for setting in self.settings if self.is_active else ():
-            if isinstance(setting, SetToNone):
-                given = setting.zero_grad(given)
-        return given
 
     def before_backward(self, tensors: Any) -> None:
         """Act before `torch.autograd.backward(tensors)`, in any thread."""
