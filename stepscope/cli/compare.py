@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stepscope.cli import CommandError
-from stepscope.cli.arguments import add_json, named_runs
+from stepscope.cli.arguments import add_json
+from stepscope.cli.named_runs import named_runs
 from stepscope.common.formatting import printable
 from stepscope.compare.comparison import (
     MIN_RUNS,

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from stepscope.cli import CommandError
-from stepscope.cli.arguments import add_json, add_run, named_runs
+from stepscope.cli.arguments import add_json
+from stepscope.cli.named_runs import add_run, named_runs
 from stepscope.common.formatting import printable
 from stepscope.diagnosis.code_time import TABLE, line_shares, table_note
 from stepscope.diagnosis.findings import (

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from stepscope.cli import CommandError
-from stepscope.cli.arguments import add_output, add_run, cannot_write, named_runs, number_type
+from stepscope.cli.arguments import add_output, cannot_write, number_type
+from stepscope.cli.named_runs import add_run, named_runs
 from stepscope.common.metrics import Stream
 from stepscope.export.tables import export
 from stepscope.store import StoreError

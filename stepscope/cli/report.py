@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from stepscope.cli import CommandError
-from stepscope.cli.arguments import add_output, add_run, cannot_write, named_runs
+from stepscope.cli.arguments import add_output, cannot_write
+from stepscope.cli.named_runs import add_run, named_runs
 from stepscope.common.files import atomic_write
 from stepscope.compare.report_page import ReportError
 from stepscope.compare.reports import run_report, sweep_report

@@ -148,19 +148,10 @@ def test_a_loader_inside_a_loader_is_waited_for_once(live: FakeLive, clock: Fake
     assert live.values("train/epoch") == [], "such a stream may never end"
 
 
-class Sample:
-    """What a collate function of the script's own may return."""
-
-    def __init__(self) -> None:
-        self.name = "x"
-        self.pixels = torch.zeros(7, 2)
-
-
 @pytest.mark.parametrize(
     ("batch", "samples"),
     [
         ({"text": ["a", "b"], "ids": torch.zeros(4, 2)}, 4),
-        (Sample(), 7),
         (np.zeros((5, 2)), 5),
         ([torch.zeros(100), torch.zeros(90)], None),  # samples of different lengths
     ],

@@ -22,7 +22,6 @@ OF_A_RUN = (
 OF_ALL = (
     ["runs"],
     ["gc", "--keep-days", "0"],
-    ["export", "--all", "--format", "parquet", "--output", "exported"],
 )
 
 
