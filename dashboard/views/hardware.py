@@ -30,6 +30,7 @@ DIFFERENCE = (
     "most of the chip may be idle. SM, tensor and DRAM activity show how much of it worked "
     "(Hopper and newer)."
 )
+# Of the chart. A string here would be drawn: Streamlit shows the expressions of a page's script.
 DRAWN = (
     "gpu/util",
     "gpu/sm_active",
@@ -44,7 +45,6 @@ DRAWN = (
     "gpu/nvlink_tx",
     "gpu/nvlink_rx",
 )
-"""The metrics that the chart offers."""
 COLUMNS = {
     "GPU": parts.text(pinned=True, help="nvidia-smi's index; torch may number GPUs differently."),
     "Torch": parts.text(help="torch's name of the GPU in this server."),

@@ -40,6 +40,7 @@ def test_the_page_has_a_row_for_every_gpu_or_why_there_is_none(
     reason = None if count else "The NVIDIA driver is not loaded."
     sees(FakeSource(gpus(count)) if reason is None else NullSource(reason))
     app = at_address(page, "hardware")
+    assert app.markdown[0].value.startswith("**"), "no string of the page's script is drawn"
     if reason is not None:
         assert "driver is not loaded" in app.info[0].value
         assert not app.dataframe
