@@ -32,7 +32,7 @@ COMMANDS = {
     "diagnose": "diagnose a run: what its steps wait for, what ended it, what to try next",
     "compare": "compare runs of a change with runs of its baseline",
     "snapshot": "list the live allocations of a PyTorch memory snapshot, or compare two",
-    "export": "write a run's values as csv, json, parquet or TensorBoard event files",
+    "export": "write a run's values as csv, parquet or TensorBoard event files",
     "report": "write runs, or a sweep, as one HTML file without external references",
     "gc": "delete old runs of this user",
     "exporter": "serve metrics of this machine's GPUs and of live runs to Prometheus",
