@@ -70,7 +70,7 @@ def test_a_workload_that_cannot_be_built_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: bool
 ) -> None:
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "labels.csv").write_text("file,label\nmissing.png,cat\nother.png,dog\n")
+    (tmp_path / "broken" / "labels.csv").write_text("path,label\nmissing.png,cat\nother.png,dog\n")
     monkeypatch.setenv("STEPSCOPE_DATA", str(tmp_path))
     output = measured(Workload.IMAGES, search=search, dataset="broken/labels.csv")
     assert output.state is ChildState.FAILED
