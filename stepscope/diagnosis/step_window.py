@@ -140,7 +140,8 @@ def _mean(values: Floats, least: float | None = None) -> float | None:
 
 MIN_TREND_STEPS = 12 * STRETCHES
 MAX_BUCKETS = 1024  # of the step times of a run
-MIN_SPAN_S = 3.0
+MIN_SPAN_S, MIN_STEADY_SPAN_S = 3.0, 1.0
+"""Minimum spans: of any rise, and of one from each stretch to the next."""
 MIN_RATIO, MIN_SURE_RATIO = 1.5, 1.2
 """Minimum ratio of the step time at the end to that at the start: of medians, and of quartiles."""
 BUSY, MIN_BUSY_RATIO = 0.05, 2.0
@@ -167,17 +168,26 @@ def find_slowdown(reader: StoreReader, facts: TrainingFacts | None) -> Slowdown 
     block = reader.read(info.id, FIRST_STEPS, info.rows, bucket)
     times = block.with_keys((STEP_TIME,)).mean[0]
     timed = np.flatnonzero(np.isfinite(times) & (times > 0))
-    if len(timed) < MIN_TREND_STEPS or block.ts[timed[-1]] - block.ts[timed[0]] < MIN_SPAN_S:
+    if len(timed) < MIN_TREND_STEPS:
+        return None
+    span_s = float(block.ts[timed[-1]] - block.ts[timed[0]])
+    is_steady = bool((np.diff(_medians(times[timed])) > 0).all())
+    if span_s < (MIN_STEADY_SPAN_S if is_steady else MIN_SPAN_S):
         return None
     found = slowdown_of(times[timed])
     # Other programs of the host may take the core: that is contention.
     return found if facts is None or is_of_script(facts) else None
 
 
+def _medians(times: Floats) -> Floats:
+    """Return the median of each stretch of the step times."""
+    return np.array([np.median(stretch) for stretch in np.array_split(times, STRETCHES)])
+
+
 def slowdown_of(times: Floats) -> Slowdown | None:
     """Return the slowdown of step times (n,) in seconds; None if none is certain."""
     stretches = np.array_split(times, STRETCHES)
-    medians = np.array([np.median(stretch) for stretch in stretches])
+    medians = _medians(times)
     start_s, end_s = float(medians[0]), float(medians[-1])
     # Half of the steps at the start are below, and half of those at the end above these.
     usual_start_s = float(np.quantile(stretches[0], 0.75))

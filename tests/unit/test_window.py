@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.results import MIN_STEPS, BottleneckKind, StepAverages
-from stepscope.diagnosis.step_window import recent_figures
+from stepscope.diagnosis.step_window import find_slowdown, recent_figures
 from stepscope.distributed.stragglers.step_phases import FIRST_STEPS
 from stepscope.run import read_run
 from stepscope.run_setup import setup_of
@@ -128,3 +128,22 @@ def test_the_setup_of_a_foreign_run_json_is_read_with_care() -> None:
     known = setup_of(good)
     assert (known.cores, known.capability, known.in_memory) == (8, (9, 0), True)
     assert setup_of({"kind": "watch", "config": {"pin_memory": True}}).is_on("pin_memory") is False
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steady", "is_told"), [(1.5, True, True), (1.5, False, False), (6.0, False, True)]
+)
+def test_a_short_run_is_slowing_down_only_if_each_stretch_is_slower(
+    tmp_path: Path, seconds: float, steady: bool, is_told: bool
+) -> None:
+    count = 160
+    rise = [i if steady else (0 if i < count / 2 else count) for i in range(count)]
+    times = [1 + 6 * each / count for each in rise]
+    scale = seconds / sum(times)
+    rows: list[Row] = []
+    now = 0.0
+    for number, each in enumerate(times, 1):
+        now += scale * each
+        rows.append((now, number, {"perf/step_time": scale * each}))
+    with StoreReader(write_run(tmp_path / "run", steps=rows)) as reader:
+        assert (find_slowdown(reader, None) is not None) is is_told
