@@ -124,7 +124,7 @@ class CodeSampler:
         step = self._step()
         if not thread.ident or step < FIRST_STEP:
             return
-        # Each read below releases the GIL: the thread goes on.
+        # First: each read below releases the GIL, and the thread continues.
         place = self._place(thread)
         asleep = self._read_times(thread.native_id)
         late_s -= self._read_own_delay()
@@ -154,7 +154,7 @@ class CodeSampler:
     def _read_times(self, native_id: int) -> float:
         """Add the thread's times since the last tick; return the fraction that it was asleep."""
         now = self._clock()
-        scheduled = _thread_times(native_id)
+        scheduled = thread_times(native_id)
         if scheduled is None:
             self._last = None
             return 0.0
@@ -170,7 +170,7 @@ class CodeSampler:
 
     def _read_own_delay(self) -> float:
         """Return how long the calling thread was without a core since the last call."""
-        scheduled = _thread_times(threading.get_native_id())
+        scheduled = thread_times(threading.get_native_id())
         if scheduled is None:
             return math.inf
         before_s = self._own_delay_s
@@ -264,7 +264,7 @@ class CodeSampler:
         return known
 
 
-def _thread_times(native_id: int) -> tuple[float, float] | None:
+def thread_times(native_id: int) -> tuple[float, float] | None:
     """Return the seconds of a thread on a core, and ready to run without one; None if unknown."""
     try:
         with open(f"/proc/self/task/{native_id}/schedstat", "rb") as file:

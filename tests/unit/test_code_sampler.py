@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from stepscope.diagnosis.code_time import line_that_grew
+from stepscope.session import code_sampler
 from stepscope.session.code_sampler import (
     FIRST_STEP,
     CodeSampler,
@@ -105,6 +107,21 @@ def test_a_sample_that_waited_for_the_gil_means_the_code_before_its_call(
         sampler.tick()
         _, lines = sampler.results()
     assert sum(sum(line.counts) for line in lines if line.before) == before
+
+
+def test_a_sample_that_waited_for_a_core_means_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler's own thread was ready to run for all of the 2 ms, without a core."""
+    delays = itertools.count(0.0, 0.002)
+    monkeypatch.setattr(code_sampler, "thread_times", lambda native_id: (0.0, next(delays)))
+    step = FIRST_STEP
+    with waiting(lambda entered, leave: (entered.set(), leave.wait())) as training:
+        sampler = CodeSampler(training, lambda: step)
+        for _ in range(3):
+            sampler.tick(0.002)
+        step += 1
+        sampler.tick()
+        _, lines = sampler.results()
+    assert [line.before for line in lines] == [False]
 
 
 def test_what_follows_the_last_step_does_not_count() -> None:
